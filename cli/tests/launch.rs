@@ -37,7 +37,7 @@ fn the_first_failure_gives_the_exit_code_and_its_name() {
     assert_eq!(output.status.code(), Some(65), "{err}");
     assert!(
         err.contains(
-            "worker 1 failed first: exit code 65 (a data, model or checkpoint file that cannot be used)"
+            "worker 1 failed first: exit code 65 (a data, model or checkpoint file is missing or damaged)"
         ),
         "{err}"
     );

@@ -80,8 +80,8 @@ fn static_for_all_is_told_where_it_does_not_fit() {
     let output = plan("fc6.weight 4096x25088\nscale ?\n", &flags);
     let table = text(&output.stdout);
     assert_eq!(row(&table, "fc6.weight")[4], "static");
-    assert!(table.contains("392.0 MiB x 2 workers do not fit what is left (128.0 MiB)"), "{table}");
-    assert!(table.contains("what has no room travels by slot"), "{table}");
+    assert!(table.contains("392.0 MiB x 2 workers do not fit the remaining 128.0 MiB"), "{table}");
+    assert!(table.contains("tensors without room use slots"), "{table}");
     assert!(table.contains("any length x 2 workers") && !table.contains("TiB"), "{table}");
     assert!(table.contains("128.0 MiB of 128.0 MiB for key buffers"), "{table}");
 }

@@ -87,7 +87,7 @@ impl PieceAt {
 
 /// A frame that is not one. Its sender is to blame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the frame of a call is cut short, or says more than it may")]
+#[error("malformed call frame: it is truncated, or longer than its header allows")]
 pub struct BadFrame;
 
 /// Writes frames.

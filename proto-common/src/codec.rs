@@ -39,7 +39,7 @@ pub use config::{Codec, CodecError, Compression};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Malformed {
     /// Another length than the chunk's.
-    #[error("{have} bytes, {want} are an encoded chunk")]
+    #[error("an encoded chunk has {have} bytes, expected {want}")]
     Length {
         /// Bytes there.
         have: usize,
@@ -47,25 +47,25 @@ pub enum Malformed {
         want: usize,
     },
     /// A scale, step or value that is not a finite number, or a scale below 0.
-    #[error("number {at} is not finite, or is a scale below 0")]
+    #[error("number {at} of an encoded chunk is not finite, or is a negative scale")]
     Number {
         /// Its place.
         at: usize,
     },
     /// Two bits that stand for nothing.
-    #[error("word {at} has a code that stands for nothing")]
+    #[error("word {at} of an encoded chunk has an unknown code")]
     Code {
         /// Which word.
         at: usize,
     },
     /// Places that do not rise, or lie beyond the chunk.
-    #[error("place {at} does not rise, or lies beyond the chunk")]
+    #[error("index {at} of an encoded chunk does not increase, or is beyond the chunk")]
     Place {
         /// Which of the places.
         at: usize,
     },
     /// Something behind the last element.
-    #[error("what is left of the last word is not 0")]
+    #[error("the unused bits of the last word of an encoded chunk are not 0")]
     Tail,
 }
 

@@ -1,5 +1,5 @@
-//! Settings: every key with its default, bounds and meaning in one place. Reading files, the environment
-//! and command lines belongs to the `daemon` crate; here text has become a value and is validated once.
+//! Settings: every key with its default, bounds and meaning in one place. The `daemon` crate reads files, the environment
+//! and command lines; this module receives typed values and validates them once.
 
 mod checkpoint;
 mod cluster;
@@ -17,56 +17,57 @@ use thiserror::Error;
 
 /// A setting that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("setting {key} = {} is wrong: {fix}", shown(value))]
+#[error("invalid setting {key} = {}: {fix}", shown(value))]
 pub struct SettingError {
     /// Dotted name of the setting.
     pub key: &'static str,
-    /// What was given.
+    /// The value that was given.
     pub value: String,
-    /// What would be right.
+    /// Which values are valid.
     pub fix: String,
 }
 
-/// Everything that can be set, in the sections of `gradwire.toml`.
+/// All settings, in the sections of `gradwire.toml`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Id of the job; processes of other jobs are refused.
+    /// Id of the job. The scheduler refuses processes of other jobs.
     #[cfg_attr(feature = "schema", schemars(with = "u64"))]
     pub job: JobId,
-    /// Where the scheduler is.
+    /// The scheduler's address.
     pub scheduler: SchedulerSettings,
-    /// The cluster's shape; only the scheduler's values count.
+    /// The cluster's shape. The scheduler's values apply to all members.
     pub cluster: ClusterSettings,
-    /// Which drivers may be used.
+    /// Which transports may be used.
     pub transport: Policies,
-    /// The RDMA device, for the verbs driver.
+    /// The RDMA device that the verbs transport uses.
     pub verbs: VerbsSettings,
-    /// Bounds of every wait.
+    /// Timeouts.
     pub deadlines: DeadlineSettings,
-    /// This process on the network.
+    /// Addresses of this process.
     pub node: NodeSettings,
-    /// Memory and queues.
+    /// Memory and queue sizes.
     pub memory: MemorySettings,
-    /// Checkpoints: where, when, and what to start from.
+    /// Checkpoints: where and when to write them, and which one to restore.
     pub checkpoint: CheckpointSettings,
-    /// Who may speak to this process.
+    /// Authentication and encryption.
     pub security: SecuritySettings,
     /// Logs.
     pub log: LogSettings,
 }
 
-/// Where the scheduler is.
+/// The scheduler's address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerSettings {
-    /// Host name or address that members connect to, and that the scheduler binds.
+    /// Host name or address that members connect to. The scheduler binds it unless `scheduler.bind` is set.
     pub host: String,
-    /// Address that the scheduler binds, where it differs from `host`: a name of several addresses, or of none of its own.
+    /// Address that the scheduler binds. Set it if `host` is a name with several addresses, or an address that is not the
+    /// scheduler machine's own (a load balancer, a Kubernetes service).
     pub bind: Option<String>,
-    /// TCP port; 0 lets the system choose (the scheduler logs and writes it).
+    /// TCP port. 0: the operating system chooses a free port, and the scheduler logs it.
     pub port: u16,
 }
 
@@ -81,26 +82,27 @@ impl Default for SchedulerSettings {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct VerbsSettings {
-    /// Its name (`rdma link` lists them); the first one unless said.
+    /// Name of the RDMA device (`rdma link` lists them). Default: the first device.
     pub device: Option<String>,
-    /// Its port.
+    /// Port of the RDMA device.
     pub port: u8,
-    /// Index of the address to use; a routable RoCEv2 address of a network interface unless said.
+    /// GID index, which selects the source address. Default: a routable RoCEv2 address of a network interface.
     pub gid_index: Option<u8>,
-    /// The largest packet, a power of two from 256 to 4096; the port's own unless said. Peers use the smaller one.
+    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096. Default: the port's active MTU. Two peers use the smaller of their values.
     pub mtu_bytes: Option<u32>,
-    /// A packet without answer is sent again after 4.096 microseconds times 2 to this power: 16 is 0.27 s a try, and 1.9 s
-    /// in all with six retries (devices may take four times as long).
+    /// Retransmission timeout: the device retransmits an unacknowledged packet after 4.096 microseconds times 2 to this
+    /// power. 16 is 0.27 s per attempt, and 1.9 s in total with six retries (devices may take up to four times as long).
     pub timeout: u8,
-    /// So often, before the peer counts as dead: with `timeout` this bounds how long a dead peer goes unnoticed while
-    /// something is under way to it. One whose process died is noticed by its connection, at once.
+    /// Retransmissions before the connection fails. Together with `timeout`, this bounds how long an unreachable host goes
+    /// undetected while data is in flight. The crash of a process is detected at once, through its control connection.
     pub retries: u8,
-    /// So often a peer that is short of receives is asked again; 7 means for ever, as it is slow and not dead.
+    /// Retries after a receiver-not-ready (RNR) answer; 7 means without limit.
     pub rnr_retries: u8,
-    /// Traffic class of the packets.
+    /// Traffic class of the packets (for RoCE: DSCP in the upper six bits, ECN in the lower two).
     pub traffic_class: u8,
-    /// Notices by flag words that are polled, where the peer has it on, too, instead of by immediates: data threads then
-    /// never sleep, and rely on an order of arrival that devices keep and no specification promises.
+    /// Signal arrivals by flag words in memory that data threads poll, instead of by immediate data. Used only if both peers
+    /// have it on. Data threads then never sleep, and rely on in-order arrival, which devices keep but no specification
+    /// guarantees.
     pub tail_flags: bool,
 }
 
@@ -120,33 +122,33 @@ impl Default for VerbsSettings {
     }
 }
 
-/// Bounds of every wait, in milliseconds.
+/// Timeouts, in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct DeadlineSettings {
-    /// Reaching the scheduler, from start.
+    /// Connecting to the scheduler, counted from the start of the process.
     pub connect_ms: u64,
-    /// From registration until all members are there.
+    /// Waiting for all members of the job to register.
     pub assemble_ms: u64,
-    /// One push, pull or push_pull; a declaration's wait for servers.
+    /// One push, pull or push_pull, and waiting for servers to allocate a declared tensor.
     pub operation_ms: u64,
-    /// A barrier, from a member's coming until all are there.
+    /// A barrier: from the arrival of a member until all members have arrived.
     pub barrier_ms: u64,
-    /// A connection's first message; slow strangers are dropped after it.
+    /// The first message and the TLS handshake of a new connection. The connection is closed afterwards.
     pub handshake_ms: u64,
-    /// Heartbeat period.
+    /// Interval between heartbeats.
     pub heartbeat_ms: u64,
-    /// A member silent for this long is dead.
+    /// A member that has sent nothing for this long counts as failed. At least 3 times `heartbeat_ms`.
     pub silence_ms: u64,
-    /// Draining after SIGTERM or at the end.
+    /// Finishing outstanding work after SIGTERM or at the end of the job.
     pub drain_ms: u64,
-    /// A worker that died, with `cluster.worker_loss = "wait"`, has this long to come again. With `"continue"` servers have this
-    /// long to say from which rounds on one that comes counts; else it is taken out.
+    /// With `cluster.worker_loss = "wait"`: how long the job waits for a failed worker to rejoin. With `"continue"`: how
+    /// long servers may take to report the rounds from which a rejoining worker contributes; afterwards it is removed.
     pub rejoin_ms: u64,
-    /// Members go on without a scheduler for this long, and look for another one at its address; 0: they end at once.
+    /// How long members continue without a scheduler while they try to reconnect at its address. 0: they exit at once.
     pub scheduler_ms: u64,
-    /// A server that is told to go, while others are there to take over what it has, waits this long for that.
+    /// How long a server that was asked to leave waits for its shards to move to other servers.
     pub move_ms: u64,
 }
 
@@ -168,23 +170,23 @@ impl Default for DeadlineSettings {
     }
 }
 
-/// This process on the network.
+/// Addresses of this process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct NodeSettings {
-    /// Address to bind the data plane's bootstrap and data connections to.
+    /// Address that this process binds for data connections of its peers.
     pub bind: String,
-    /// Address that peers use to reach this process, where it differs from `bind`.
+    /// Address that peers use to reach this process. Default: `bind`.
     pub advertise: Option<String>,
-    /// Port of the bootstrap listener (servers); 0 lets the system choose.
+    /// TCP port for data connections (servers). 0: the operating system chooses a free port.
     pub port: u16,
-    /// Address and port of the HTTP endpoints; an empty string turns them off.
+    /// HOST:PORT of the HTTP endpoints (`/metrics`, `/status`, …). An empty string turns them off.
     pub http: String,
-    /// The rank this process would like; 4294967295: the highest that is free.
+    /// Requested rank. Default: the scheduler assigns the lowest free rank. 4294967295 requests the highest free rank.
     pub rank: Option<u32>,
-    /// The tcp driver uses unix sockets with peers of the same host (network namespace) and user, where both
-    /// sides have this on; false keeps it on TCP.
+    /// The tcp transport uses Unix sockets between peers of the same host (network namespace) and user, if both have this
+    /// on. false: it always uses TCP.
     pub unix_sockets: bool,
 }
 
@@ -201,43 +203,42 @@ impl Default for NodeSettings {
     }
 }
 
-/// Memory and queues.
+/// Memory and queue sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct MemorySettings {
-    /// Slots of a server's inbox, per lane, shared by all workers.
+    /// Receive slots of a server per lane, shared by all workers.
     pub inbox_slots: u32,
-    /// Slots of a worker's inbox for results, per lane and server.
+    /// Receive slots of a worker for results, per lane and server.
     pub result_slots: u32,
-    /// Slots that a server has, per lane, for each server whose chunks it has copies of.
+    /// Receive slots of a server per lane, for each server whose chunks it replicates.
     pub replica_slots: u32,
-    /// Bytes a server may use, per lane, to keep contributions that came before their turn or that it reads out of
-    /// workers' memory; half of it at most for key buffers that workers write into. Taken as it is used; an RDMA device
-    /// pins it.
+    /// Bytes per lane in which a server buffers contributions that arrive before their turn or that it reads from workers'
+    /// memory. At most half of it is used for key buffers that workers write into. Allocated on demand; an RDMA device pins it.
     pub spill_bytes: u64,
-    /// Bytes of calls that a server keeps, per lane: bodies of requests until they are answered, and long replies until the
-    /// worker has them. No body is larger. Taken as it is used.
+    /// Bytes per lane in which a server buffers calls: request bodies until they are answered, and long replies until the
+    /// worker has received them. Also the size limit of one body. Allocated on demand.
     pub call_bytes: u64,
-    /// Bytes of rows of sparse tables that a server keeps, per lane, with what finds them. Beyond that a table with a limit of
-    /// its own gives its oldest rows up for new ones; others make none, and pushes to rows that are not there are errors. 0:
-    /// half of the machine's memory (or of the control group's), divided among the lanes. Taken as it is used.
+    /// Bytes per lane for rows of sparse tables and their index at a server. When they are used up, a table with a row limit
+    /// evicts its oldest rows; other tables create no new rows, and pushes to missing rows fail. 0: half of the memory of the
+    /// machine or control group, divided by the number of lanes. Allocated on demand.
     pub table_bytes: u64,
-    /// Bytes of a worker's pool of registered memory for buffers.
+    /// Bytes of a worker's pool of registered buffers.
     pub pool_bytes: u64,
-    /// Bytes that may be registered with an RDMA device: a hard budget for this process.
+    /// Upper limit of the bytes that this process registers with an RDMA device.
     pub registered_bytes: u64,
-    /// Operations a worker may have in flight on one lane; more wait in the caller.
+    /// Operations that a worker may have in flight per lane. Further calls block until one completes.
     pub operations: u32,
-    /// Microseconds a data thread spins before it sleeps.
+    /// Microseconds that an idle data thread spins before it sleeps.
     pub spin_us: u64,
-    /// A worker's pool is of huge pages, where so many are free. Peers on this host do not map those, so it needs
-    /// `transport.shm = "off"`.
+    /// Allocate a worker's pool from huge pages if enough are free. Peers on the same host cannot map huge pages, so this
+    /// requires `transport.shm = "off"`.
     pub huge_pages: bool,
-    /// Buffers of a trainer's own that its worker remembers, to send them from where they lie from their second
-    /// push on; 0 copies always.
+    /// How many of the program's own buffers a worker keeps registered. From their second push on, they are sent without a
+    /// copy. 0: always copy.
     pub registration_cache: u32,
-    /// Bytes of those that stay registered; what is larger by itself is copied always.
+    /// Upper limit of the bytes of those buffers. A buffer larger than this is always copied.
     pub registration_cache_bytes: u64,
 }
 
@@ -266,17 +267,17 @@ impl Default for MemorySettings {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct LogSettings {
-    /// A tracing filter, such as `info` or `info,fabric=debug`.
+    /// Log filter: a level, or levels per module, such as `info` or `info,fabric=debug`.
     pub filter: String,
-    /// One JSON object a line instead of text.
+    /// Log one JSON object per line instead of text.
     pub json: bool,
-    /// An operation (at workers) or a round of a chunk (at servers) that takes longer than so many milliseconds is logged, with what
-    /// its time went for; 0: none is.
+    /// Log operations (at workers) and rounds of a chunk (at servers) that take longer than this many milliseconds, with
+    /// where the time was spent. 0: off.
     pub slow_ms: u64,
-    /// Events that each data thread keeps of what it did last, 64 bytes each, for `gradwire trace` and for crashes: 16384 is a good
-    /// number. 0: none, because recording them costs the smallest operations some hundredths of their time.
+    /// Size of each data thread's flight recorder in events of 64 bytes, for `gradwire trace` and crash dumps; 16384 is a good
+    /// value. 0: off. Recording slows the smallest operations by a few percent.
     pub recorder_events: u32,
-    /// A directory for what a process did last, where it panics, fails, or receives SIGUSR1; empty: none.
+    /// Directory to which a process dumps its flight recorder when it panics, fails or receives SIGUSR1. Empty: no dumps.
     pub dump_directory: String,
 }
 
@@ -292,10 +293,10 @@ impl Default for LogSettings {
     }
 }
 
-/// Why an address that others reach is refused, and what to do.
-const BEYOND_LOOPBACK: &str = "beyond loopback both sides show certificates: make them with `gradwire certs init` and `gradwire \
-    certs issue`, then set security.ca, security.certificate and security.key; or use a loopback address; or, where every \
-    process that reaches this network is trusted, set security.mode = \"off\"";
+/// Why an address that other hosts can reach is rejected, and what to do.
+const BEYOND_LOOPBACK: &str = "addresses other than loopback require certificates: create them with `gradwire certs init` and \
+    `gradwire certs issue`, then set security.ca, security.certificate and security.key; or use a loopback address; or, if \
+    every process on this network is trusted, set security.mode = \"off\"";
 
 fn wrong<T>(
     key: &'static str,
@@ -318,7 +319,7 @@ fn within<T: PartialOrd + std::fmt::Display + Copy>(
 }
 
 impl Settings {
-    /// Checks every bound, and the relations of what members use. Called once, after all sources are merged.
+    /// Checks every bound, and relations between settings that members use. Called once, after all sources are merged.
     pub fn validate(&self) -> Result<(), SettingError> {
         let cluster = &self.cluster;
         cluster.validate()?;
@@ -331,13 +332,18 @@ impl Settings {
         within("memory.result_slots", memory.result_slots, 1, 64)?;
         within("memory.registration_cache", memory.registration_cache, 0, 1 << 16)?;
         if memory.huge_pages && self.transport.of(Driver::Shm) != Policy::Off {
-            let fix = "set transport.shm = \"off\" with it: peers on one host do not map huge pages";
+            let fix =
+                "it requires transport.shm = \"off\", because peers on the same host cannot map huge pages";
             return wrong("memory.huge_pages", true, fix);
         }
         within("memory.operations", memory.operations, 1, 1 << 20)?;
         within("memory.spin_us", memory.spin_us, 0, 1_000_000)?;
         if memory.spill_bytes < cluster.chunk_bytes {
-            return wrong("memory.spill_bytes", memory.spill_bytes, "it must hold at least one chunk");
+            return wrong(
+                "memory.spill_bytes",
+                memory.spill_bytes,
+                "it must be at least cluster.chunk_bytes",
+            );
         }
         if memory.table_bytes != 0 {
             within("memory.table_bytes", memory.table_bytes, 1 << 20, 1 << 50)?;
@@ -347,25 +353,29 @@ impl Settings {
         within("log.recorder_events", self.log.recorder_events, 0, 1 << 20)?;
         self.verbs.validate()?;
         if self.scheduler.host.is_empty() {
-            return wrong("scheduler.host", "\"\"", "name the scheduler's host");
+            return wrong("scheduler.host", "\"\"", "set it to the scheduler's host name or address");
         }
         self.check_loopback("node.bind", &self.node.bind)?;
         if !self.node.http.is_empty() {
             let Some((host, _)) = self.node.http.rsplit_once(':') else {
-                let fix = "use host:port, such as 127.0.0.1:0, or leave it empty for no HTTP";
+                let fix = "use HOST:PORT, such as 127.0.0.1:0, or an empty string for no HTTP";
                 return wrong("node.http", &self.node.http, fix);
             };
             self.check_loopback("node.http", host)?;
         }
         let required = Driver::ALL.iter().filter(|driver| self.transport.of(**driver) == Policy::Require);
         if required.count() > 1 {
-            return wrong("transport", "several drivers", "require one driver only; prefer the others");
+            return wrong(
+                "transport",
+                "several transports",
+                "set at most one of transport.shm, transport.tcp and transport.verbs to require",
+            );
         }
         Ok(())
     }
 
-    /// The cluster's shape is the scheduler's to say, so it has to be whole. It binds `scheduler.bind` or `scheduler.host`: the
-    /// same rule holds there.
+    /// Checks the settings of a scheduler: the whole cluster shape, and the address that it binds (`scheduler.bind` or
+    /// `scheduler.host`).
     pub fn validate_scheduler(&self) -> Result<(), SettingError> {
         self.validate()?;
         self.cluster.validate_shape()?;
@@ -375,7 +385,7 @@ impl Settings {
         }
     }
 
-    /// Members speak to the scheduler where `scheduler.host` says: the same rule holds there.
+    /// Checks the settings of a member: it connects to `scheduler.host`, which needs certificates beyond loopback.
     pub fn validate_member(&self) -> Result<(), SettingError> {
         self.validate()?;
         self.check_loopback("scheduler.host", &self.scheduler.host)
@@ -391,7 +401,7 @@ impl Settings {
         wrong(key, host, BEYOND_LOOPBACK)
     }
 
-    /// The shape that the scheduler gives to all members.
+    /// The shape that the scheduler sends to all members.
     #[must_use]
     pub fn shape(&self) -> ClusterShape {
         ClusterShape {
@@ -416,9 +426,9 @@ impl Settings {
 impl VerbsSettings {
     fn validate(&self) -> Result<(), SettingError> {
         within("verbs.port", self.port, 1, u8::MAX)?;
-        // 0 would be for ever.
+        // 0 would mean without limit.
         within("verbs.timeout", self.timeout, 1, 31)?;
-        // Some devices take 7 for "for ever".
+        // Some devices interpret 7 as "without limit".
         within("verbs.retries", self.retries, 1, 6)?;
         within("verbs.rnr_retries", self.rnr_retries, 0, 7)?;
         match self.mtu_bytes {
@@ -565,7 +575,7 @@ mod tests {
             let mut settings = Settings::default();
             settings.node.http = http.into();
             let fix = settings.validate().err().map(|error| error.fix);
-            assert_eq!(fix.is_some_and(|fix| fix.contains("host:port")), wrong, "{http:?}");
+            assert_eq!(fix.is_some_and(|fix| fix.contains("HOST:PORT")), wrong, "{http:?}");
         }
     }
 

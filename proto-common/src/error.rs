@@ -1,93 +1,93 @@
-//! Errors sorted by whose fault it was, and the exit codes that processes end with. Libraries return
-//! errors; only `main` turns one into an exit code.
+//! Classes of errors by their origin, and the exit codes of processes. Libraries return errors; only `main` turns one into
+//! an exit code.
 
 use crate::ids::{MemberId, Role};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Whose fault an error is.
+/// The origin of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Blame {
-    /// The caller passed something that cannot be served: fix the call or the settings.
+    /// The caller passed an invalid argument or setting: fix the call or the settings.
     Caller,
-    /// A peer broke the protocol: it is refused and its connection closed.
+    /// A peer violated the protocol: its connection is closed.
     Peer,
     /// The environment: network, memory, a port in use.
     Environment,
-    /// A member died or did not answer in time.
+    /// A member failed or did not answer in time.
     Membership,
-    /// A bug of ours.
+    /// A bug in Gradwire.
     Internal,
 }
 
-/// Documented exit codes. One table for every process.
+/// Documented exit codes, the same for every program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ExitCode {
-    /// Done.
+    /// Success.
     Ok = 0,
-    /// Anything without a code of its own.
+    /// An error without a specific code.
     Failure = 1,
-    /// Bad command line.
+    /// Invalid command line.
     Usage = 2,
-    /// A data, model or checkpoint file that cannot be used.
+    /// A data, model or checkpoint file is missing or damaged.
     BadData = 65,
-    /// The scheduler cannot be reached, or was lost.
+    /// The scheduler is unreachable.
     SchedulerUnreachable = 69,
-    /// A bug of ours.
+    /// A bug in Gradwire.
     Internal = 70,
-    /// A member of the cluster died.
+    /// A member of the cluster failed.
     MemberDied = 71,
-    /// A deadline passed.
+    /// An operation timed out.
     Deadline = 72,
-    /// The cluster refused this process (wrong job, a worker too many, a version of its own).
+    /// The cluster refused this process (wrong job, too many workers, another version).
     Refused = 73,
-    /// Bind or other I/O failed.
+    /// An I/O error, such as a port that is in use.
     Io = 74,
-    /// A transport that is required cannot be had, or memory cannot be registered for the one in use.
+    /// A required transport is unavailable, or memory cannot be registered for the transport in use.
     Transport = 75,
-    /// Bad settings.
+    /// Invalid settings.
     Config = 78,
 }
 
 impl ExitCode {
-    /// Every code with the text that `--help` and the docs show.
+    /// Every code with the text that `--help` and the documentation show.
     pub const TABLE: [(Self, &'static str); 12] = [
         (Self::Ok, "done"),
-        (Self::Failure, "an error without a code of its own"),
-        (Self::Usage, "bad command line"),
-        (Self::BadData, "a data, model or checkpoint file that cannot be used"),
-        (Self::SchedulerUnreachable, "the scheduler cannot be reached, or was lost"),
-        (Self::Internal, "a bug of Gradwire"),
-        (Self::MemberDied, "a member of the cluster died"),
-        (Self::Deadline, "a deadline passed"),
+        (Self::Failure, "an error without a specific code"),
+        (Self::Usage, "invalid command line"),
+        (Self::BadData, "a data, model or checkpoint file is missing or damaged"),
+        (Self::SchedulerUnreachable, "the scheduler is unreachable"),
+        (Self::Internal, "a bug in Gradwire"),
+        (Self::MemberDied, "a member of the cluster failed"),
+        (Self::Deadline, "an operation timed out"),
         (Self::Refused, "the cluster refused this process"),
-        (Self::Io, "bind or other I/O failed"),
-        (Self::Transport, "a required transport, or memory for the one in use, cannot be had"),
-        (Self::Config, "bad settings"),
+        (Self::Io, "an I/O error, such as a port that is in use"),
+        (Self::Transport, "a required transport is unavailable, or memory cannot be registered for it"),
+        (Self::Config, "invalid settings"),
     ];
 }
 
-/// Why a member is gone.
+/// Why a member failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeathCause {
-    /// Its control connection closed without a goodbye.
+    /// Its control connection closed before it had left the job.
     ConnectionLost,
-    /// It sent nothing for this long.
+    /// It sent nothing for longer than `deadlines.silence_ms`.
     Silent {
-        /// Milliseconds since its last sign of life.
+        /// Milliseconds since its last message.
         silent_ms: u64,
     },
-    /// With it went what nobody else has, or could be waited for no longer.
+    /// The cluster cannot continue without it: its state is lost, or the wait for it ended.
     Beyond {
-        /// How it died.
+        /// How it failed.
         cause: Box<DeathCause>,
-        /// What that means, and what to do.
+        /// The consequence, and what to do.
         what: String,
     },
-    /// It said that it failed.
+    /// It reported a failure.
     Failed {
-        /// Its own words.
+        /// The reason that it reported.
         reason: String,
     },
 }
@@ -95,15 +95,15 @@ pub enum DeathCause {
 impl fmt::Display for DeathCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ConnectionLost => f.write_str("its control connection closed without a goodbye"),
-            Self::Silent { silent_ms } => write!(f, "no sign of life for {silent_ms} ms"),
+            Self::ConnectionLost => f.write_str("its control connection closed unexpectedly"),
+            Self::Silent { silent_ms } => write!(f, "no heartbeat for {silent_ms} ms"),
             Self::Beyond { cause, what } => write!(f, "{cause}; {what}"),
-            Self::Failed { reason } => write!(f, "it failed: {reason}"),
+            Self::Failed { reason } => write!(f, "it reported: {reason}"),
         }
     }
 }
 
-/// A member that died, as every other process reports it.
+/// A failed member, as every other process reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Death {
     /// Who.
@@ -117,7 +117,7 @@ impl fmt::Display for Death {
         match &self.cause {
             // What a member's own link to it says is a whole sentence.
             DeathCause::Failed { reason } if self.member.role == Role::Scheduler => f.write_str(reason),
-            cause => write!(f, "{} died: {cause}", self.member),
+            cause => write!(f, "{} failed: {cause}", self.member),
         }
     }
 }
@@ -132,7 +132,7 @@ mod tests {
         let death = |role, cause| Death { member: MemberId { role, rank: Rank(1) }, cause }.to_string();
         let failed = || DeathCause::Failed { reason: "the scheduler is lost".into() };
         assert_eq!(death(Role::Scheduler, failed()), "the scheduler is lost");
-        assert_eq!(death(Role::Worker, failed()), "worker 1 died: it failed: the scheduler is lost");
-        assert!(death(Role::Server, DeathCause::ConnectionLost).starts_with("server 1 died: its control"));
+        assert_eq!(death(Role::Worker, failed()), "worker 1 failed: it reported: the scheduler is lost");
+        assert!(death(Role::Server, DeathCause::ConnectionLost).starts_with("server 1 failed: its control"));
     }
 }

@@ -52,7 +52,7 @@ impl FromStr for Mode {
             _ => {
                 let bound = text.strip_prefix("bounded:").and_then(|bound| bound.parse().ok());
                 bound.map(Self::Bounded).ok_or_else(|| {
-                    format!("{text:?} is no mode; use sync, async, or bounded:N with N contributions, such as bounded:3")
+                    format!("invalid mode {text:?}: use sync, async, or bounded:N with N contributions, such as bounded:3")
                 })
             }
         }
@@ -81,13 +81,12 @@ pub fn backup_fault(backup: u32, workers: u32, deterministic: bool) -> Option<St
         return None;
     }
     if deterministic {
-        let why =
-            "which workers are the first of a round is chance, so that two runs do not give the same bits";
-        return Some(format!("{backup} backup workers: {why}; set cluster.deterministic = false with them"));
+        let why = "with backup workers, two runs do not give bit-identical results, because the first contributions of a round are random";
+        return Some(format!("{why}; set cluster.deterministic = false"));
     }
     let most = workers.saturating_sub(1);
     (backup > most).then(|| {
-        format!("{backup} backup workers of {workers}: somebody has to contribute; use at most {most}")
+        format!("{backup} of {workers} workers cannot be backup workers, because one must contribute; use at most {most}")
     })
 }
 
@@ -139,9 +138,7 @@ impl TensorSpec {
     pub(crate) fn mode_fault(&self) -> Option<String> {
         let (mode, backup) = (self.settled_mode(), self.settled_backup());
         if backup > 0 && !mode.has_rounds() {
-            return Some(format!(
-                "mode {mode} waits for no round, so it has no backup workers; use mode sync"
-            ));
+            return Some(format!("mode {mode} has no rounds and therefore no backup workers; use mode sync"));
         }
         if mode.has_rounds() && (backup == 0 || !self.dynamic) {
             return None;

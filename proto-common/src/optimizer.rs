@@ -124,10 +124,12 @@ const fn one() -> f32 {
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum OptimizerError {
     /// A rule that has a step size of its own for each weight, and would divide by one that ends at 0.
-    #[error("optimizer {0} adapts its step to each weight and takes no schedule; leave it constant")]
+    #[error(
+        "optimizer {0} takes no learning-rate schedule, because it adapts its step per weight: use a constant rate"
+    )]
     Scheduled(&'static str),
     /// A constant is out of range.
-    #[error("optimizer constant {name} = {value} is out of range; it must be finite and {range}")]
+    #[error("optimizer parameter {name} = {value} is out of range: it must be finite and {range}")]
     OutOfRange {
         /// Which constant.
         name: &'static str,
@@ -321,7 +323,7 @@ fn within(name: &'static str, value: f32, range: Range) -> Result<(), OptimizerE
         Range::NotNegative => (value >= 0.0, "at least 0"),
         // A subnormal one, as a divisor, makes infinity of a small number.
         Range::Positive => (value > 0.0 && value.is_normal(), "above 0"),
-        Range::Share => ((0.0..1.0).contains(&value), "in 0..1"),
+        Range::Share => ((0.0..1.0).contains(&value), "from 0 to below 1"),
         Range::UpToOne => ((0.0..=1.0).contains(&value), "from 0 to 1"),
     };
     if ok && value.is_finite() { Ok(()) } else { Err(OptimizerError::OutOfRange { name, value, range }) }

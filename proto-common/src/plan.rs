@@ -204,13 +204,13 @@ fn planned(placement: Placement, why: impl Into<String>) -> Planned {
 
 fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     if facts.checksums {
-        return planned(Placement::Slot, "payloads carry checksums, which cover slots only");
+        return planned(Placement::Slot, "payload checksums (transport.payload_checksum) require slots");
     }
     if subject.coded {
-        return planned(Placement::Slot, "its contributions are encoded, which servers check in slots only");
+        return planned(Placement::Slot, "encoded contributions require slots");
     }
     if let Some(fixed) = facts.policy.fixed() {
-        let why = format!("set: transport.placement = {fixed}");
+        let why = format!("set by transport.placement = {fixed}");
         return if fixed == Placement::Static {
             static_by_setting(subject, facts, left_bytes, why)
         } else {
@@ -219,7 +219,7 @@ fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     }
     let over_shm = facts.drivers.iter().all(|driver| *driver == Driver::Shm);
     if home_of(subject.key).is_some() && !over_shm {
-        return planned(Placement::Slot, "rows travel in batches");
+        return planned(Placement::Slot, "rows are sent in batches");
     }
     if subject.is_dynamic() {
         return planned(Placement::RendezvousRead, "its length may change between operations");
@@ -227,9 +227,9 @@ fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     if !facts.drivers.contains(&Driver::Verbs) {
         let shm = facts.drivers.iter().all(|driver| *driver == Driver::Shm);
         if shm && subject.bytes_max().is_some_and(|bytes| bytes >= IN_PLACE_BYTES_MIN) {
-            return planned(Placement::RendezvousRead, "over shm servers reduce it where it lies");
+            return planned(Placement::RendezvousRead, "over shm, servers reduce it in the worker's memory");
         }
-        let why = if shm { "small: copied into its batch" } else { "over tcp batches are fastest" };
+        let why = if shm { "small: copied into a batch" } else { "over tcp batches are fastest" };
         return planned(Placement::Slot, why);
     }
     remote(subject, facts, left_bytes)
@@ -239,7 +239,7 @@ fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
 fn static_by_setting(subject: &Subject, facts: &Facts, left_bytes: u64, set: String) -> Planned {
     let wanted_bytes = buffer_bytes(subject, facts);
     let why = if wanted_bytes > left_bytes {
-        format!("{set}; {}: what has no room travels by slot", no_room(subject, facts, left_bytes))
+        format!("{set}; {}: tensors without room use slots", no_room(subject, facts, left_bytes))
     } else {
         set
     };
@@ -250,7 +250,7 @@ fn static_by_setting(subject: &Subject, facts: &Facts, left_bytes: u64, set: Str
 fn no_room(subject: &Subject, facts: &Facts, left_bytes: u64) -> String {
     let (left, budget) = (size(left_bytes), size(facts.budget_bytes));
     let what = for_writers(subject, facts);
-    format!("{what} do not fit what is left ({left}) of the budget of {budget} a server")
+    format!("{what} do not fit the remaining {left} of the key-buffer budget of {budget} per server")
 }
 
 fn for_writers(subject: &Subject, facts: &Facts) -> String {
@@ -267,11 +267,11 @@ fn remote(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     let bytes = subject.bytes_max().unwrap_or(u64::MAX);
     // One write for many costs less than a buffer each.
     if bytes < facts.chunk_bytes {
-        return planned(Placement::Slot, format!("less than a chunk ({}): shares batches", size(bytes)));
+        return planned(Placement::Slot, format!("smaller than a chunk ({}): shares batches", size(bytes)));
     }
     match subject.trace {
         Some(trace) if trace.contributions == 0 => {
-            return planned(Placement::Slot, "nothing was contributed to it in the first iteration");
+            return planned(Placement::Slot, "no contribution in the first iteration");
         }
         Some(trace) if trace.bytes_min != trace.bytes_max => {
             return planned(Placement::RendezvousRead, "the length changed between operations");
@@ -280,13 +280,13 @@ fn remote(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     }
     let (writers, buffer_bytes) = (writers(subject, facts), buffer_bytes(subject, facts));
     if writers == 1 {
-        return planned(Placement::Slot, "one worker: what it sends is reduced where it lands");
+        return planned(Placement::Slot, "one worker: its contribution is reduced where it arrives");
     }
     if buffer_bytes > left_bytes {
         return planned(Placement::Slot, no_room(subject, facts, left_bytes));
     }
     let (what, budget) = (for_writers(subject, facts), size(facts.budget_bytes));
-    let why = format!("{what} fit the budget of {budget} a server");
+    let why = format!("{what} fit the key-buffer budget of {budget} per server");
     Planned { buffer_bytes, ..planned(Placement::Static, why) }
 }
 

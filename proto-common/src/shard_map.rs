@@ -64,7 +64,9 @@ pub struct MapUpdate {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum MapError {
     /// Decided by an older scheduler.
-    #[error("shard map update has epoch {got}, {have} is in force; a deposed scheduler is still talking")]
+    #[error(
+        "shard map update is outdated: it has epoch {got}, the current epoch is {have}; a replaced scheduler is still running, stop it"
+    )]
     OldTerm {
         /// Epoch of the update.
         got: Epoch,
@@ -72,7 +74,7 @@ pub enum MapError {
         have: Epoch,
     },
     /// A tensor's ranges do not cover its chunks exactly.
-    #[error("shard map update covers tensor {key} wrongly: {what}")]
+    #[error("invalid shard map update for tensor {key}: {what}")]
     BadCover {
         /// The tensor.
         key: Key,
@@ -182,7 +184,7 @@ impl ShardMap {
         if let Some(key) = ranges.keys().next() {
             return Err(MapError::BadCover {
                 key: *key,
-                what: "ranges of a tensor that is not in the update".into(),
+                what: "the update has ranges but no declaration of this tensor".into(),
             });
         }
         self.tensors.extend(entries);
@@ -288,11 +290,14 @@ fn check_cover(spec: &TensorSpec, ranges: &[KeyRange], chunk_bytes: u64) -> Resu
         next += u64::from(range.chunks);
     }
     if spec.optimizer.needs_norms() && ranges.len() > 1 {
-        return bad(format!("its rule needs norms over all of it, and it lies in {} ranges", ranges.len()));
+        return bad(format!(
+            "its update rule needs norms of the whole tensor, but it is split into {} ranges",
+            ranges.len()
+        ));
     }
     let chunks = spec.chunk_count(chunk_bytes);
     if next != chunks {
-        return bad(format!("{next} of {chunks} chunks are covered"));
+        return bad(format!("the ranges cover {next} of {chunks} chunks"));
     }
     Ok(())
 }

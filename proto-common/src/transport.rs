@@ -1,15 +1,15 @@
-//! Which driver two peers use: a pure choice from both sides' policies and offers, with the reason.
+//! Selection of the transport between two peers, from both sides' policies and capabilities, with the reason.
 
 use crate::plan::PlacementPolicy;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use thiserror::Error;
 
-/// A fabric driver.
+/// A transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Driver {
-    /// Shared memory between processes of one host.
+    /// Shared memory between processes of one host and one user.
     Shm,
     /// RDMA verbs.
     Verbs,
@@ -18,7 +18,7 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// In the order of preference where policies leave a choice.
+    /// All transports in order of preference.
     pub const ALL: [Self; 3] = [Self::Shm, Self::Verbs, Self::Tcp];
 }
 
@@ -32,36 +32,36 @@ impl fmt::Display for Driver {
     }
 }
 
-/// The contract for one driver.
+/// The policy for one transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// This driver or none: a peer that cannot is refused.
+    /// Use only this transport. Peers that cannot use it are refused.
     Require,
-    /// Use it where both sides can.
+    /// Use it if both sides can.
     Prefer,
     /// Never use it.
     Off,
 }
 
-/// The contract for all drivers.
+/// The policies for all transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Policies {
-    /// Shared memory.
+    /// Shared memory, between processes of one host and one user.
     pub shm: Policy,
     /// RDMA verbs.
     pub verbs: Policy,
     /// TCP.
     pub tcp: Policy,
-    /// Workers put a checksum (CRC32C) over the payload of what they send by another driver than shared memory;
-    /// servers check it before any of it is reduced, and what changed on the way is sent again. Costs a pass over
-    /// the bytes at each end; header and table have their checksum in any case. Such payloads travel in slots only,
-    /// whatever their tensors' placement: no checksum covers what is read or written one-sided. Workers' setting only.
+    /// Protect payloads with a CRC32C checksum on every transport except shared memory. Servers verify the checksum before
+    /// they reduce, and corrupted payloads are sent again. Costs one pass over the bytes at each end. Headers always have a
+    /// checksum. With it, all tensors use placement `slot`. A setting of workers.
     pub payload_checksum: bool,
-    /// How contributions travel: `auto` chooses for each tensor, the others are for all. Workers' setting only.
+    /// How contributions are transferred: `auto` selects a placement per tensor; any other value applies to all tensors. A
+    /// setting of workers.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub placement: PlacementPolicy,
 }
@@ -79,7 +79,7 @@ impl Default for Policies {
 }
 
 impl Policies {
-    /// Only this driver.
+    /// Requires one transport and turns the others off.
     #[must_use]
     pub fn only(driver: Driver) -> Self {
         let policy = |d| if d == driver { Policy::Require } else { Policy::Off };
@@ -87,7 +87,7 @@ impl Policies {
         Self { shm, verbs, tcp, ..Self::default() }
     }
 
-    /// The policy for one driver.
+    /// The policy for one transport.
     #[must_use]
     pub fn of(&self, driver: Driver) -> Policy {
         match driver {
@@ -98,46 +98,46 @@ impl Policies {
     }
 }
 
-/// What one side can do, and why not where it cannot.
+/// The capabilities of one side, with reasons for what it cannot do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
-    /// Identity of the host as far as shared memory reaches (boot id and network namespace).
+    /// Identity of the host for shared memory (boot id and network namespace).
     pub host: String,
-    /// Effective user id: shared memory is for one user's processes.
+    /// Effective user id: shared memory is used between processes of one user.
     pub uid: u32,
-    /// The contract.
+    /// The policies.
     pub policies: Policies,
-    /// Drivers that cannot be opened here, with the reason.
+    /// Transports that are unavailable here, with the reason.
     pub missing: Vec<(Driver, String)>,
 }
 
-/// The driver chosen and why.
+/// The selected transport and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
-    /// The driver.
+    /// The transport.
     pub driver: Driver,
-    /// Why this one; and why not the ones before it.
+    /// Why this transport was selected, and why preferred ones were not.
     pub why: String,
 }
 
-/// No driver satisfies both contracts.
+/// No transport satisfies both sides' policies.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[error(
-    "no transport satisfies both sides: {reasons}; set transport.<driver> = \"prefer\" on both sides, or mend the cause"
+    "no transport satisfies both sides: {reasons}; set transport.<name> = \"prefer\" on both sides, or fix the cause"
 )]
 pub struct NoTransport {
-    /// Why each driver was ruled out.
+    /// Why each transport was ruled out.
     pub reasons: String,
 }
 
-/// Chooses the driver between a worker (`a`) and a server (`b`).
+/// Selects the transport between a worker (`a`) and a server (`b`).
 pub fn choose(a: &Offer, b: &Offer) -> Result<Choice, NoTransport> {
     let mut ruled_out: Vec<String> = Vec::new();
     for driver in Driver::ALL {
         match obstacle(driver, a, b) {
             None => {
                 let why = match ruled_out.is_empty() {
-                    true => format!("{driver}: first choice, both sides can"),
+                    true => format!("{driver}: first choice, available on both sides"),
                     false => format!("{driver}: {}", ruled_out.join("; ")),
                 };
                 return Ok(Choice { driver, why });
@@ -148,7 +148,7 @@ pub fn choose(a: &Offer, b: &Offer) -> Result<Choice, NoTransport> {
     Err(NoTransport { reasons: ruled_out.join("; ") })
 }
 
-/// Why a worker (`a`) and a server (`b`) cannot use a driver; none where they can.
+/// Why a worker (`a`) and a server (`b`) cannot use a transport; `None` if they can.
 #[must_use]
 pub fn obstacle(driver: Driver, a: &Offer, b: &Offer) -> Option<String> {
     // A requirement explains more than an "off" that goes with it.
@@ -160,7 +160,7 @@ pub fn obstacle(driver: Driver, a: &Offer, b: &Offer) -> Option<String> {
     }
     for (side, offer) in [("worker", a), ("server", b)] {
         if offer.policies.of(driver) == Policy::Off {
-            return Some(format!("off by the {side}'s setting"));
+            return Some(format!("turned off in the {side}'s settings"));
         }
         if let Some((_, reason)) = offer.missing.iter().find(|(d, _)| *d == driver) {
             return Some(reason.clone());

@@ -228,7 +228,7 @@ def test_a_dead_server_ends_what_waits_for_it(transport: str) -> None:
                 client.push_pull(tensor, gradient).wait()
         assert time.monotonic() - began < 10 and isinstance(died.value, ConnectionError)
         if died.value.code == "died":
-            for words in ("server 1 died", "tensors 1", "there is no checkpoint", "cluster.replicas = 1"):
+            for words in ("server 1 failed", "tensors 1", "there is no checkpoint", "cluster.replicas = 1"):
                 assert words in str(died.value)
         assert isinstance(died.value, gradwire.OperationError) and died.value.exit_code > 0
         client.close()

@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn endings_in_words() {
-        assert_eq!(ending(ExitStatus::from_raw(71 << 8)).1, "exit code 71 (a member of the cluster died)");
+        assert_eq!(ending(ExitStatus::from_raw(71 << 8)).1, "exit code 71 (a member of the cluster failed)");
         assert_eq!(ending(ExitStatus::from_raw(3 << 8)), (3, "exit code 3".into()));
         assert_eq!(ending(ExitStatus::from_raw(9)), (137, "killed by signal 9".into()));
     }

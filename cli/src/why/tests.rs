@@ -241,7 +241,7 @@ fn other_things_that_hold_a_job_up() {
             "the job waits for members, for 1 min 5 s: server 1",
         ),
         (json!({ "phase": "rebuilding", "missing": members }), "a new scheduler waits for the members"),
-        (json!({ "phase": "ending", "ending": "server 0 died" }), "the job ends: server 0 died"),
+        (json!({ "phase": "ending", "ending": "server 0 failed" }), "the job ends: server 0 died"),
         (json!({ "recovery": { "awaited": [2] } }), "rounds wait for the return of worker 2, which died"),
         (
             json!({ "stragglers": [{ "worker": 1, "behind": 3, "waited_for_percent": 90 }] }),

@@ -103,7 +103,7 @@ fn errors_name_origin_key_and_fix() {
     assert!(placement.contains("fast") && placement.contains("GRADWIRE_TRANSPORT__PLACEMENT"), "{placement}");
     assert!(placement.contains(&format!("use {}", PLACEMENTS.join(", "))), "{placement}");
     let mode = said(&[("GRADWIRE_CLUSTER__MODE", "bsp")]);
-    assert!(mode.contains("\"bsp\" is no mode; use sync") && mode.contains("cluster.mode"), "{mode}");
+    assert!(mode.contains("invalid mode \"bsp\": use sync") && mode.contains("cluster.mode"), "{mode}");
     let mode = said(&[("GRADWIRE_SECURITY__MODE", "open")]);
     assert!(mode.contains("use auto, tls or off"), "{mode}");
     // A default that another setting contradicts has no source.

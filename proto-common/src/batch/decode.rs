@@ -14,7 +14,7 @@ use zerocopy::little_endian::U32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BatchError {
     /// Fewer bytes than the header, or than header and table say.
-    #[error("batch is cut short: {have} bytes, {need} needed")]
+    #[error("batch is truncated: {have} bytes, {need} needed")]
     Truncated {
         /// Bytes there.
         have: usize,
@@ -25,10 +25,10 @@ pub enum BatchError {
     #[error("batch does not start with the magic bytes")]
     BadMagic,
     /// Another version of the format.
-    #[error("batch has format version {0}, this build speaks {BATCH_VERSION}; upgrade the older peer")]
+    #[error("batch has format version {0}, this build uses {BATCH_VERSION}; upgrade the older peer")]
     Version(u16),
     /// Header or table changed on the way.
-    #[error("batch checksum is {computed:08x}, its header says {stated:08x}")]
+    #[error("batch checksum mismatch: computed {computed:08x}, header has {stated:08x}")]
     Checksum {
         /// What the bytes sum to.
         computed: u32,
@@ -37,7 +37,7 @@ pub enum BatchError {
     },
     /// More blocks or grants than allowed.
     #[error(
-        "batch has {blocks} blocks and {grants} grants; at most {BLOCKS_PER_BATCH_MAX} and {GRANTS_PER_BATCH_MAX}"
+        "batch has {blocks} blocks and {grants} grants, the limits are {BLOCKS_PER_BATCH_MAX} and {GRANTS_PER_BATCH_MAX}"
     )]
     TooMany {
         /// Blocks stated.
@@ -65,13 +65,13 @@ pub enum BatchError {
         index: usize,
     },
     /// An inline block that reaches past the payload.
-    #[error("block {index} reaches past the payload")]
+    #[error("block {index} extends beyond the payload")]
     BlockOutOfBounds {
         /// Its place in the table.
         index: usize,
     },
     /// A grant that is no slot.
-    #[error("grant {index} names no slot")]
+    #[error("grant {index} has an invalid slot")]
     BadGrant {
         /// Its place.
         index: usize,

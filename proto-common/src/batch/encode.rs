@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum EncodeError {
     /// The buffer cannot hold the largest prefix.
-    #[error("the prefix buffer has {have} bytes, {TABLE_BYTES_MAX} are needed")]
+    #[error("the prefix buffer is too small: it has {have} bytes, {TABLE_BYTES_MAX} are needed")]
     BufferTooSmall {
         /// Bytes given.
         have: usize,

@@ -45,35 +45,35 @@ pub enum Codec {
 pub enum CodecError {
     /// No such name.
     #[error(
-        "there is no codec {given:?}; use plain, f16, bf16, onebit, twobit:THRESHOLD, topk:SHARE, randomk:SHARE or dither:BITS"
+        "unknown codec {given:?}: use plain, f16, bf16, onebit, twobit:THRESHOLD, topk:SHARE, randomk:SHARE or dither:BITS"
     )]
     Unknown {
-        /// What was given.
+        /// The text that was given.
         given: String,
     },
     /// A number is missing, not wanted, or none.
-    #[error("codec {given:?} is not understood; write {form}")]
+    #[error("invalid codec {given:?}: write {form}")]
     Argument {
-        /// What was given.
+        /// The text that was given.
         given: String,
         /// How it is written.
         form: &'static str,
     },
     /// A number is out of range.
-    #[error("codec {codec}: {name} = {value} is out of range; it must be {range}")]
+    #[error("codec {codec}: {name} = {value} is out of range: it must be {range}")]
     OutOfRange {
         /// Which codec.
         codec: &'static str,
         /// Which number.
         name: &'static str,
-        /// What was given.
+        /// The text that was given.
         value: f32,
         /// What is allowed.
         range: &'static str,
     },
     /// There is nothing to feed back, or to encode after momentum.
     #[error(
-        "codec plain leaves nothing out: use it without error feedback and momentum, or name another codec"
+        "codec plain takes no error feedback and no momentum, because it is lossless: turn them off, or use another codec"
     )]
     Nothing,
 }

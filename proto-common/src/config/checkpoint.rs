@@ -3,20 +3,21 @@
 use super::{SettingError, wrong};
 use serde::{Deserialize, Serialize};
 
-/// Where checkpoints are, when they are written, and which one is read at the start.
+/// Where checkpoints are, when they are written, and which one is restored at the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointSettings {
-    /// Directory that all servers see, or the URL of an object store (`s3://bucket/path`); an empty string: no checkpoints.
+    /// Directory on a file system that all servers share, or the URL of an object store (`s3://bucket/path`). Empty: no
+    /// checkpoints.
     pub directory: String,
-    /// A checkpoint is written of every round whose number is a multiple of this; 0: only when a worker or an operator asks.
+    /// Write a checkpoint of every round whose number is a multiple of this. 0: only when a worker or an operator requests one.
     pub every_rounds: u64,
-    /// So many complete checkpoints are kept, the newest; 0 keeps all.
+    /// How many complete checkpoints to keep; older ones are deleted. 0: keep all.
     pub keep: u32,
-    /// What the job starts from: `none`, `latest` (nothing where there is none), or a checkpoint's name.
+    /// Checkpoint that the job starts from: `none`, `latest` (none if there is no checkpoint yet), or a checkpoint's name.
     pub restore: String,
-    /// Bytes that a server keeps at once of what is copied and not written yet. With no room left rounds wait for the disk.
+    /// Bytes of copied but unwritten chunks that a server buffers. When the buffer is full, rounds wait for the disk.
     pub memory_bytes: u64,
 }
 
@@ -35,14 +36,14 @@ impl Default for CheckpointSettings {
 impl CheckpointSettings {
     pub(super) fn validate(&self) -> Result<(), SettingError> {
         if self.directory.is_empty() && self.every_rounds > 0 {
-            let fix = "set checkpoint.directory with it, or nothing is written";
+            let fix = "it requires checkpoint.directory";
             return wrong("checkpoint.every_rounds", self.every_rounds, fix);
         }
         if self.directory.is_empty() && self.restore != "none" {
-            return wrong("checkpoint.restore", &self.restore, "set checkpoint.directory with it");
+            return wrong("checkpoint.restore", &self.restore, "it requires checkpoint.directory");
         }
         if self.restore.is_empty() {
-            return wrong("checkpoint.restore", "\"\"", "use none, latest, or a checkpoint's name");
+            return wrong("checkpoint.restore", "\"\"", "use none, latest, or the name of a checkpoint");
         }
         Ok(())
     }

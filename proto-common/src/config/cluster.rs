@@ -1,4 +1,4 @@
-//! The settings of a cluster's shape, and what its members' deaths mean.
+//! The settings of the cluster's shape, and of its reaction to failures of members.
 
 use super::{SettingError, within, wrong};
 use crate::limits::{
@@ -12,49 +12,49 @@ use serde::{Deserialize, Serialize};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterSettings {
-    /// How many workers the job has.
+    /// Number of workers.
     pub workers: u32,
-    /// How many servers the job has.
+    /// Number of servers.
     pub servers: u32,
-    /// Bytes moved and reduced at once.
+    /// Size of a chunk in bytes: the unit in which tensors are transferred and reduced. A multiple of 4096.
     pub chunk_bytes: u64,
-    /// Data threads per server; chunks are spread over them.
+    /// Lanes (data threads) per server. Chunks are distributed over them.
     pub lanes: u16,
-    /// Reduce in rank order, so that two runs give the same bits. Counts in mode `sync`: in others contributions are applied
-    /// as they come.
+    /// Reduce contributions in rank order, so that two runs give bit-identical results. Applies in mode `sync`; in other modes
+    /// contributions are applied in order of arrival.
     pub deterministic: bool,
-    /// The mode of tensors that do not say theirs: `sync`, `bounded:N` or `async`.
+    /// Default mode of tensors: `sync`, `bounded:N` or `async`.
     #[serde(with = "crate::mode::by_name")]
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub mode: Mode,
-    /// Rounds of sync tensors that do not say otherwise end without so many of the workers; what comes later to a round is
-    /// dropped.
+    /// Rounds of sync tensors complete without the contributions of this many workers. Later contributions to such a round are
+    /// dropped. A tensor's declaration may override it.
     pub backup_workers: u32,
-    /// Copies of every shard on servers other than its own: 0, or 1. With 1 a server's death costs nothing: its shards go on
-    /// from their copies (`docs/recovery.md`).
+    /// Replicas of every shard on another server: 0 or 1. With 1, no state is lost when a server fails: its replicas take
+    /// over (`docs/recovery.md`).
     pub replicas: u32,
-    /// Places for servers, those in `servers` included: as many may be there at once. A server that comes while training goes on
-    /// takes over shards of others. 0: as many as `servers`.
+    /// Maximum number of servers at the same time. A server that joins during training takes over shards of others. 0: the
+    /// value of `servers`.
     pub servers_max: u32,
-    /// Shards move between servers that are there so that each has as many bytes: when one has come, or gone.
+    /// Move shards when a server joins or leaves, so that all servers hold about the same number of bytes.
     pub rebalance: bool,
-    /// What a worker's death means for the others.
+    /// What happens when a worker fails.
     pub worker_loss: WorkerLoss,
-    /// With fewer workers than this the job ends, whatever `worker_loss` says; those that are waited for count as there.
+    /// The job ends when fewer workers than this remain, whatever `worker_loss` is. Workers that the job waits for are counted.
     pub workers_min: u32,
 }
 
-/// What a worker's death means for the others.
+/// What happens when a worker fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum WorkerLoss {
-    /// The job ends, and everybody is told who died and why.
+    /// The job ends. All members report which worker failed and why.
     #[default]
     Stop,
-    /// Rounds wait for it to come again, for `deadlines.rejoin_ms`; then the job ends.
+    /// Rounds wait until the worker rejoins, for at most `deadlines.rejoin_ms`; then the job ends.
     Wait,
-    /// Rounds go on without it. It may come again, and counts from a round on that the scheduler names.
+    /// Rounds continue without the worker. It may rejoin, and contributes from a round that the scheduler chooses.
     Continue,
 }
 
@@ -78,13 +78,13 @@ impl Default for ClusterSettings {
 }
 
 impl ClusterSettings {
-    /// Places for servers, those that the job starts with included.
+    /// How many servers there may be, including those that the job starts with.
     #[must_use]
     pub fn server_places(&self) -> u32 {
         if self.servers_max == 0 { self.servers } else { self.servers_max }
     }
 
-    /// Bounds of each, for everybody.
+    /// Checks the bounds of each setting.
     pub(super) fn validate(&self) -> Result<(), SettingError> {
         within("cluster.workers", self.workers, 1, WORKERS_MAX)?;
         within("cluster.servers", self.servers, 1, SERVERS_MAX)?;
@@ -97,10 +97,10 @@ impl ClusterSettings {
         within("cluster.workers_min", self.workers_min, 1, WORKERS_MAX)
     }
 
-    /// How they have to fit each other, for the scheduler: members may know some of them only.
+    /// Checks relations between settings, at the scheduler: members may know only some of them.
     pub(super) fn validate_shape(&self) -> Result<(), SettingError> {
         if self.replicas > 0 && self.servers < 2 {
-            let fix = "a copy lies on another server: use it with cluster.servers of 2 and more";
+            let fix = "replicas require at least two servers: raise cluster.servers";
             return wrong("cluster.replicas", self.replicas, fix);
         }
         if self.servers_max != 0 {
@@ -113,7 +113,7 @@ impl ClusterSettings {
     fn validate_backup(&self) -> Result<(), SettingError> {
         let backup = self.backup_workers;
         if backup > 0 && !self.mode.has_rounds() {
-            return wrong("cluster.backup_workers", backup, "use it with cluster.mode = \"sync\" only");
+            return wrong("cluster.backup_workers", backup, "backup workers require cluster.mode = \"sync\"");
         }
         match backup_fault(backup, self.workers, self.deterministic) {
             Some(fault) => wrong("cluster.backup_workers", backup, fault),

@@ -1,4 +1,4 @@
-//! Who may speak to this process: the settings of mutual TLS. Reading certificates belongs to the `daemon` crate.
+//! The settings of mutual TLS. The `daemon` crate reads the certificates.
 
 use super::{SettingError, wrong};
 use serde::{Deserialize, Serialize};
@@ -9,12 +9,12 @@ use std::fmt;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum SecurityMode {
-    /// Mutual TLS where certificates are set. Without them loopback only.
+    /// Mutual TLS if certificates are set. Without certificates, loopback addresses only.
     #[default]
     Auto,
     /// Mutual TLS, also on loopback.
     Tls,
-    /// No authentication at all, also beyond loopback. Logged.
+    /// No authentication, on any address. The process logs a warning.
     Off,
 }
 
@@ -28,27 +28,26 @@ impl fmt::Display for SecurityMode {
     }
 }
 
-/// How a line of PEM begins, and what a private key is called there.
+/// Marks of PEM text: the start of a header line, and the label of a private key.
 const PEM_MARKS: [&str; 2] = ["-----BEGIN", "PRIVATE KEY"];
 
-/// Is a setting that may be a file's name or PEM text itself such text? Whatever stands before it (a mark of byte order, attributes
-/// of a bag, quotes): messages show names of files, and are not to show a key.
+/// Returns whether the value of a setting is PEM text rather than a file name, whatever precedes the PEM header (a byte order
+/// mark, bag attributes, quotes). Messages show file names, but must never show a private key.
 #[must_use]
 pub fn is_pem(setting: &str) -> bool {
     setting.contains(['\n', '\r']) || PEM_MARKS.iter().any(|mark| setting.contains(mark))
 }
 
-/// Bytes of a setting's value that messages show. A private key without its marks, on one line, is longer.
+/// Longest value of a setting that messages show, in bytes. A private key without its PEM header, on one line, is longer.
 const SHOWN_BYTES_MAX: usize = 128;
 
-/// A setting's value as messages show it. Text that may be a key is not shown, whatever setting it was given to, nor is what is
-/// too long for a message.
+/// The value of a setting as messages show it. Text that may be a private key and very long text are replaced.
 #[must_use]
 pub fn shown(value: &str) -> &str {
     if is_pem(value) || value.len() > SHOWN_BYTES_MAX { "(text, not shown)" } else { value }
 }
 
-/// Text that no log and no message shows.
+/// Text that logs and messages never show.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
@@ -60,29 +59,30 @@ impl fmt::Debug for Hidden {
     }
 }
 
-/// Who may speak to this process.
+/// Authentication and encryption.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct SecuritySettings {
-    /// `auto`: mutual TLS where certificates are set, and without them loopback only. `tls`: always mutual TLS. `off`: no
-    /// authentication, for networks that strangers do not reach.
+    /// `auto`: mutual TLS if certificates are set; without certificates, loopback addresses only. `tls`: always mutual TLS.
+    /// `off`: no authentication, for networks on which every process is trusted.
     pub mode: SecurityMode,
-    /// Certificate of the cluster's authority, as a file of PEM: who shows a certificate that it has signed, for this job and
-    /// the role that is claimed, is let in. Here and below PEM text itself may stand in place of a file's name.
+    /// Certificate of the cluster's certificate authority (a PEM file). A peer must present a certificate that this authority
+    /// has signed for this job and the peer's role. Here and below, PEM text may be given instead of a file name.
     pub ca: Option<String>,
-    /// This process's certificate, a file of PEM. `gradwire certs issue` makes it.
+    /// This process's certificate (a PEM file). `gradwire certs issue` creates it.
     pub certificate: Option<String>,
-    /// Its private key, a file of PEM that only this process's user or group can read.
+    /// The private key of this process's certificate (a PEM file). Only this process's user or group may be able to read it.
     pub key: Option<Hidden>,
-    /// Encrypt what the tcp driver carries between hosts, too; RDMA devices, which cannot, are then not used. Both sides need it.
+    /// Also encrypt tensor data that the tcp transport carries between hosts. RDMA cannot encrypt and is then not used. Both
+    /// peers must set it.
     pub encrypt_data: bool,
 }
 
-const FIX: &str = "set all of security.ca, security.certificate and security.key; `gradwire certs issue` makes the three files";
+const FIX: &str = "set all of security.ca, security.certificate and security.key; `gradwire certs issue` creates the three files";
 
 impl SecuritySettings {
-    /// Are control connections mutual TLS?
+    /// Returns whether control connections use mutual TLS.
     #[must_use]
     pub fn is_tls(&self) -> bool {
         match self.mode {
@@ -92,7 +92,7 @@ impl SecuritySettings {
         }
     }
 
-    /// Which settings of certificates are set.
+    /// The names of the certificate settings that are set.
     #[must_use]
     pub fn certificates(&self) -> Vec<&'static str> {
         self.named().into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name).collect()
@@ -107,10 +107,10 @@ impl SecuritySettings {
         ]
     }
 
-    /// What has to be set together is.
+    /// Checks that settings that need each other are set together.
     pub(super) fn validate(&self) -> Result<(), SettingError> {
         if !self.is_tls() && self.encrypt_data {
-            let fix = "it needs certificates: keys of data connections travel on control connections, which are open without";
+            let fix = "it requires certificates (security.ca, security.certificate, security.key), because the keys of data connections are exchanged over control connections";
             return wrong("security.encrypt_data", true, fix);
         }
         if !self.is_tls() {
@@ -195,7 +195,7 @@ mod tests {
             assert_eq!(shown(value), "(text, not shown)");
         }
         let wrong = SettingError { key: "job", value: "a PRIVATE KEY".into(), fix: "x".into() };
-        assert_eq!(wrong.to_string(), "setting job = (text, not shown) is wrong: x");
+        assert_eq!(wrong.to_string(), "invalid setting job = (text, not shown): x");
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl Waiting {
     pub fn list(waiting: &[Self], missing: u64) -> String {
         let named: Vec<String> = waiting.iter().map(Self::to_string).collect();
         match missing.saturating_sub(waiting.len() as u64) {
-            0 if named.is_empty() => "the manifest is being written".into(),
+            0 if named.is_empty() => "the manifest, which is being written".into(),
             0 => named.join(", "),
             more => format!("{} and {more} more", named.join(", ")),
         }
@@ -81,12 +81,12 @@ impl fmt::Display for Waiting {
         if version < round {
             write!(
                 f,
-                " ({left} chunks; chunk {chunk} of tensor {key} is at round {version}, not yet at {round})"
+                " ({left} chunks left; chunk {chunk} of tensor {key} is at round {version}, not yet at round {round})"
             )
         } else {
             write!(
                 f,
-                " ({left} chunks to copy; chunk {chunk} of tensor {key} waits for room or for the disk)"
+                " ({left} chunks left to copy; chunk {chunk} of tensor {key} waits for buffer memory or for the disk)"
             )
         }
     }
@@ -182,7 +182,7 @@ pub enum CheckpointNews {
 pub enum SaveError {
     /// There is no place for it.
     #[error(
-        "no checkpoint can be written: checkpoint.directory is not set at the scheduler; set it for all processes"
+        "cannot write a checkpoint: checkpoint.directory is not set at the scheduler; set it for all processes"
     )]
     NoPlace,
     /// It was begun, and something went wrong.
@@ -195,7 +195,7 @@ pub enum SaveError {
     },
     /// It takes longer than its asker waits. It may be complete later.
     #[error(
-        "checkpoint of round {round} is not complete after {waited_ms} ms: {missing} of {parts} parts are missing: {}; ask with a longer timeout, or look at the servers' logs",
+        "checkpoint of round {round} is not complete after {waited_ms} ms: {missing} of {parts} parts are missing: {}; retry with a longer timeout, or check the servers' logs",
         Waiting::list(waiting, *missing)
     )]
     Deadline {
@@ -211,7 +211,7 @@ pub enum SaveError {
         waiting: Vec<Waiting>,
     },
     /// It was not even begun.
-    #[error("no checkpoint was begun within {waited_ms} ms: {why}; ask with a longer timeout")]
+    #[error("no checkpoint was started within {waited_ms} ms: {why}; retry with a longer timeout")]
     NotBegun {
         /// How long was waited.
         waited_ms: u64,
@@ -235,13 +235,13 @@ mod tests {
         let error = SaveError::Deadline { round: 20, waited_ms: 5, missing: 4, parts: 9, waiting };
         let text = error.to_string();
         for words in [
-            "server 0 lane 1 (3 chunks; chunk 2 of tensor 7 is at round 15, not yet at 20)",
-            "server 1 lane 1 (3 chunks to copy; chunk 2 of tensor 7 waits for room or for the disk)",
+            "server 0 lane 1 (3 chunks left; chunk 2 of tensor 7 is at round 15, not yet at round 20)",
+            "server 1 lane 1 (3 chunks left to copy; chunk 2 of tensor 7 waits for buffer memory or for the disk)",
             "server 2 lane 1 and 1 more",
         ] {
             assert!(text.contains(words), "{text}");
         }
         let error = SaveError::Deadline { round: 1, waited_ms: 5, missing: 0, parts: 9, waiting: Vec::new() };
-        assert!(error.to_string().contains("the manifest is being written"));
+        assert!(error.to_string().contains("the manifest, which is being written"));
     }
 }

@@ -11,7 +11,7 @@ use thiserror::Error;
 pub enum CodecError {
     /// Ours is larger than a frame may be.
     #[error(
-        "control message has {bytes} bytes, at most {CONTROL_FRAME_BYTES_MAX} are allowed; declare fewer tensors at once"
+        "control message too large: {bytes} bytes, the limit is {CONTROL_FRAME_BYTES_MAX}; declare fewer tensors at once"
     )]
     TooLarge {
         /// Its bytes.
@@ -24,7 +24,7 @@ pub enum CodecError {
     #[error("malformed control message: {0}")]
     Malformed(String),
     /// The peer's has bytes after its end.
-    #[error("control message of {used} bytes is followed by {extra} stray bytes")]
+    #[error("malformed control message: {extra} extra bytes after {used} bytes")]
     Trailing {
         /// Bytes of the message.
         used: usize,

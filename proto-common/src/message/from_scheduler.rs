@@ -117,9 +117,9 @@ fn places_of(role: &str) -> String {
 pub enum RefusalReason {
     /// Another protocol version. Its bytes are the same in every version: see `version.rs`.
     #[error(
-        "{theirs} cannot join a job whose scheduler is {ours}: all processes of a job run the same release; install it where \
-         the older one is, start the job anew, see docs/upgrading.md (the older one is {})",
-        older(theirs, ours, ("the process that came", "the scheduler"))
+        "{theirs} cannot join a job whose scheduler is {ours}: all processes of a job must run the same release; upgrade {} and \
+         restart the job, see docs/upgrading.md",
+        older(theirs, ours, ("this process", "the scheduler"))
     )]
     Protocol {
         /// The member's.
@@ -129,7 +129,7 @@ pub enum RefusalReason {
     },
     /// Another job.
     #[error(
-        "job {theirs} is not this scheduler's job {ours}; set job to the same value everywhere, or start another scheduler"
+        "job {theirs} is not this scheduler's job {ours}: set job to the same value for all processes, or start another scheduler"
     )]
     Job {
         /// The member's.
@@ -139,7 +139,7 @@ pub enum RefusalReason {
     },
     /// All places are taken.
     #[error(
-        "all {places} places for a {role} are taken; start no more than {places}, or start the job with a larger {} (it cannot be changed while the job runs)",
+        "the job already has {places} {role}s, the maximum: start no more than {places}, or restart the job with a larger {} (it cannot be changed while the job runs)",
         places_of(role)
     )]
     Full {
@@ -150,7 +150,7 @@ pub enum RefusalReason {
     },
     /// The rank asked for is taken or does not exist.
     #[error(
-        "rank {rank} is taken or out of range; leave the rank unset, or give each process its own below {places}"
+        "rank {rank} is taken or out of range: leave node.rank unset, or give each process its own rank below {places}"
     )]
     RankTaken {
         /// The rank.
@@ -160,8 +160,8 @@ pub enum RefusalReason {
     },
     /// It is another scheduler that asks.
     #[error(
-        "a scheduler of job {job} is running there: process {pid}, term {term}, for {} s; stop that one first, or set \
-         scheduler.port to a free port and job to a number of its own",
+        "a scheduler of job {job} is already running there (pid {pid}, term {term}, since {} s): stop it first, or set \
+         scheduler.port to a free port and job to an unused number",
         age_ms / 1000
     )]
     Occupied {
@@ -182,7 +182,7 @@ pub enum RefusalReason {
     Misplaced(String),
     /// Others did not come; this process did nothing wrong.
     #[error(
-        "the job is not complete after {waited_ms} ms, missing: {}; start them, or raise deadlines.assemble_ms",
+        "the job is incomplete after {waited_ms} ms, missing: {}; start them, or raise deadlines.assemble_ms",
         list(missing)
     )]
     Incomplete {
@@ -238,7 +238,7 @@ pub enum DeclareError {
         limit: u64,
     },
     /// A server could not allocate its part.
-    #[error("server {server} could not take its part: {reason}")]
+    #[error("server {server} could not allocate its part: {reason}")]
     Server {
         /// Which server.
         server: Rank,
@@ -246,7 +246,7 @@ pub enum DeclareError {
         reason: String,
     },
     /// A server cannot use its part of the checkpoint that the job begins from.
-    #[error("server {server} could not begin from the checkpoint: {reason}")]
+    #[error("server {server} could not restore the checkpoint: {reason}")]
     Checkpoint {
         /// Which server.
         server: Rank,
@@ -258,7 +258,7 @@ pub enum DeclareError {
     NotNow(String),
     /// Some servers did not say in time that they have allocated. What was declared stays declared.
     #[error(
-        "the declaration timed out after {waited_ms} ms, servers that have not allocated their part: {}; they are alive for the scheduler, but stuck or slow: look there, then declare the same again, or raise deadlines.operation_ms",
+        "the declaration timed out after {waited_ms} ms, waiting for server {}: these servers send heartbeats but have not allocated their part; check their logs, then declare the same again, or raise deadlines.operation_ms",
         list_ranks(servers)
     )]
     Deadline {
@@ -274,7 +274,7 @@ pub enum DeclareError {
 pub enum WaitError {
     /// Some members did not come in time.
     #[error(
-        "barrier {name:?} timed out after {waited_ms} ms, missing: {}; look at their logs and at `gradwire status`, or raise deadlines.barrier_ms",
+        "barrier {name:?} timed out after {waited_ms} ms, missing: {}; check their logs and `gradwire status`, or raise deadlines.barrier_ms",
         list(missing)
     )]
     Deadline {

@@ -70,7 +70,7 @@ pub struct PostReply {
 pub enum PostError {
     /// Nobody there answered in time.
     #[error(
-        "{member} did not answer within {waited_ms} ms: its program has no such handler, or that is slow; look at its log"
+        "{member} did not answer within {waited_ms} ms: its program has no such handler, or the handler is slow; check its log"
     )]
     Deadline {
         /// Who did not.
@@ -79,7 +79,7 @@ pub enum PostError {
         waited_ms: u64,
     },
     /// The handler let it go.
-    #[error("the handler let the message go without an answer")]
+    #[error("the handler returned without a reply")]
     NoReply,
     /// It has left the job.
     #[error("{member} has left the job")]
@@ -88,22 +88,22 @@ pub enum PostError {
         member: MemberId,
     },
     /// Nobody is meant.
-    #[error("there is no such member; name one of the cluster's, or a group that is not empty")]
+    #[error("no such member: name a member of the cluster, or a group that is not empty")]
     Nobody,
     /// The body is too long.
     #[error(
-        "the body has {bytes} bytes, at most {POST_BODY_BYTES_MAX} are allowed; send it as a call to a server, or in parts"
+        "message too large: the body has {bytes} bytes, the limit is {POST_BODY_BYTES_MAX}; send it as a call to a server, or in parts"
     )]
     TooLong {
         /// Its bytes.
         bytes: u64,
     },
     /// Too much is under way.
-    #[error("too many messages are under way; wait for answers before sending more")]
+    #[error("too many messages in flight: wait for replies before you send more")]
     Busy,
     /// An answer that its asker has no room for: it has not read others.
     #[error(
-        "the answer has {bytes} bytes, for which there is no room beside those that are on their way to its asker; ask for less at once"
+        "no room for a reply of {bytes} bytes: too many replies are on their way to the sender of the message; send fewer messages at once"
     )]
     Crowded {
         /// Bytes of its body.
@@ -111,7 +111,7 @@ pub enum PostError {
     },
     /// A handler of messages waits for answers.
     #[error(
-        "a handler of messages cannot wait for answers, which are taken on the thread that it runs on; use `post`, whose callback takes them, or another thread"
+        "a message handler cannot wait for replies, because they arrive on the thread that runs the handler; use `post` with a callback, or wait on another thread"
     )]
     OwnThread,
     /// The cluster is not complete, or is ending.

@@ -83,7 +83,7 @@ fn errors_name_who_is_missing() {
     let error = WaitError::Deadline { name: "start".into(), waited_ms: 10, missing };
     let text = error.to_string();
     assert!(
-        text.starts_with("barrier \"start\" timed out after 10 ms, missing: worker 3, server 0; look"),
+        text.starts_with("barrier \"start\" timed out after 10 ms, missing: worker 3, server 0; check"),
         "{text}"
     );
 }

@@ -120,9 +120,9 @@ mod tests {
         let said = |theirs, ours| RefusalReason::Protocol { theirs, ours }.to_string();
         let text = said(build(7, "0.9.0"), build(8, "1.0.0"));
         let wanted = "Gradwire 0.9.0 (protocol version 7) cannot join a job whose scheduler is Gradwire 1.0.0 (protocol version 8)";
-        assert!(text.contains(wanted) && text.contains("the older one is the process that came"), "{text}");
+        assert!(text.contains(wanted) && text.contains("upgrade this process and restart the job"), "{text}");
         assert!(text.contains("docs/upgrading.md"), "{text}");
-        assert!(said(build(9, ""), build(8, "1")).contains("the older one is the scheduler"));
+        assert!(said(build(9, ""), build(8, "1")).contains("upgrade the scheduler and restart the job"));
     }
 
     #[test]

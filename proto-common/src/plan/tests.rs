@@ -51,7 +51,7 @@ fn over_shared_memory_nothing_is_copied_but_what_is_small() {
     let facts = Facts { drivers: vec![Driver::Shm], ..facts() };
     for (bytes, placement, why) in [
         (IN_PLACE_BYTES_MIN - 4, Placement::Slot, "small"),
-        (IN_PLACE_BYTES_MIN, Placement::RendezvousRead, "reduce it where it lies"),
+        (IN_PLACE_BYTES_MIN, Placement::RendezvousRead, "reduce it in the worker's memory"),
     ] {
         let planned = one(&fixed(1, bytes), &facts);
         assert_eq!(planned.placement, placement);
@@ -66,7 +66,7 @@ fn small_ones_share_batches() {
     let chunk_bytes = facts().chunk_bytes;
     let below = one(&fixed(1, chunk_bytes - 4), &facts());
     assert_eq!(below.placement, Placement::Slot);
-    assert_eq!(below.why, "less than a chunk (256.0 KiB): shares batches");
+    assert_eq!(below.why, "smaller than a chunk (256.0 KiB): shares batches");
     let at = one(&fixed(1, chunk_bytes), &facts());
     assert_eq!(
         (at.placement, at.buffer_bytes),
@@ -79,10 +79,10 @@ fn small_ones_share_batches() {
 fn the_budget_bounds_key_buffers() {
     let planned = one(&fixed(1, 4 * MIB), &facts());
     assert_eq!(planned.placement, Placement::Static);
-    assert_eq!(planned.why, "4.0 MiB x 2 workers fit the budget of 8.0 MiB a server");
+    assert_eq!(planned.why, "4.0 MiB x 2 workers fit the key-buffer budget of 8.0 MiB per server");
     let beyond = one(&fixed(1, 4 * MIB + 4), &facts());
     assert_eq!(beyond.placement, Placement::Slot);
-    assert!(beyond.why.contains("do not fit what is left (8.0 MiB)"), "{beyond:?}");
+    assert!(beyond.why.contains("do not fit the remaining 8.0 MiB"), "{beyond:?}");
     let spent = one(&fixed(1, 4 * MIB), &Facts { spent_bytes: 1, ..facts() });
     assert_eq!(spent.placement, Placement::Slot, "others were placed before");
     let shared = one(&fixed(1, 8 * MIB), &Facts { servers: 2, ..facts() });
@@ -115,7 +115,7 @@ fn the_budget_goes_to_the_small_and_to_the_busy_first() {
 fn a_trace_says_more_than_a_declaration() {
     let idle = one(&traced(1, MIB, 0), &facts());
     assert_eq!(idle.placement, Placement::Slot);
-    assert!(idle.why.contains("nothing was contributed"));
+    assert!(idle.why.contains("no contribution"));
     let mut changing = traced(1, MIB, 2);
     changing.trace = changing.trace.map(|trace| Trace { bytes_min: 8, ..trace });
     let changing = one(&changing, &facts());
@@ -157,7 +157,7 @@ fn what_is_set_counts_and_checksums_count_more() {
         let facts = Facts { policy, drivers: vec![Driver::Shm], ..facts() };
         let planned = one(&fixed(1, 16), &facts);
         assert_eq!(planned.placement, placement);
-        assert_eq!(planned.why, format!("set: transport.placement = {placement}"));
+        assert_eq!(planned.why, format!("set by transport.placement = {placement}"));
         let checked = one(&fixed(1, 16), &Facts { checksums: true, ..facts });
         assert_eq!(checked.placement, Placement::Slot);
     }
@@ -167,14 +167,14 @@ fn what_is_set_counts_and_checksums_count_more() {
 fn static_by_setting_says_what_has_no_room() {
     let facts = Facts { policy: PlacementPolicy::Static, ..facts() };
     let at = one(&fixed(1, 4 * MIB), &facts);
-    assert_eq!((at.buffer_bytes, at.why.as_str()), (8 * MIB, "set: transport.placement = static"));
+    assert_eq!((at.buffer_bytes, at.why.as_str()), (8 * MIB, "set by transport.placement = static"));
     let beyond = one(&fixed(1, 4 * MIB + 4), &facts);
     assert_eq!((beyond.placement, beyond.buffer_bytes), (Placement::Static, 8 * MIB), "what there is");
-    assert!(beyond.why.contains("do not fit what is left (8.0 MiB)"), "{beyond:?}");
-    assert!(beyond.why.ends_with("what has no room travels by slot"), "{beyond:?}");
+    assert!(beyond.why.contains("do not fit the remaining 8.0 MiB"), "{beyond:?}");
+    assert!(beyond.why.ends_with("tensors without room use slots"), "{beyond:?}");
     let unbounded = Subject { dims: vec![Dim::Dynamic { max: None }], ..fixed(2, 4) };
     let both = plan(&[unbounded, fixed(1, 2 * MIB)], &facts);
-    assert!(both[0].why.contains("any length x 2 workers do not fit what is left (4.0 MiB)"), "{both:?}");
+    assert!(both[0].why.contains("any length x 2 workers do not fit the remaining 4.0 MiB"), "{both:?}");
     let spent: u64 = both.iter().map(|planned| planned.buffer_bytes).sum();
     assert_eq!(spent, facts.budget_bytes, "never more than the budget");
 }

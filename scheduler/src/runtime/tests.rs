@@ -166,7 +166,7 @@ async fn a_lost_member_ends_the_job_at_once_for_all() {
     drop(server);
     let failure = verdict(&job.outcome().await).unwrap_err();
     assert_eq!(failure.code(), ExitCode::MemberDied);
-    assert!(failure.to_string().contains("worker 0 died"), "{failure}");
+    assert!(failure.to_string().contains("worker 0 failed"), "{failure}");
 }
 
 #[tokio::test]
@@ -353,7 +353,7 @@ async fn a_member_whose_heartbeats_stop_is_dead_even_if_others_talk_all_the_time
         () = talk => unreachable!("talks for ever"),
     };
     assert!(
-        matches!(&told, FromScheduler::MemberDied(d) if d.to_string().contains("no sign of life")),
+        matches!(&told, FromScheduler::MemberDied(d) if d.to_string().contains("no heartbeat")),
         "{told:?}"
     );
 }
@@ -407,7 +407,7 @@ async fn only_who_is_let_in_may_say_much_at_once() {
             other => assert!(matches!(other, Some(FromScheduler::Roster { .. })), "{other:?}"),
         }
     };
-    assert!(death.contains("worker 0 died") && death.contains("xxx"), "{death}");
+    assert!(death.contains("worker 0 failed") && death.contains("xxx"), "{death}");
 }
 
 #[tokio::test]
@@ -460,6 +460,6 @@ async fn a_second_scheduler_on_the_port_says_cause_and_fix() {
     assert_eq!(error.code(), ExitCode::Io);
     let text = daemon::exit::describe(&error.into());
     assert!(text.contains("scheduler.port") && text.contains("in use"), "{text}");
-    let who = format!("job 0 is running there: process {}, term 1", std::process::id());
+    let who = format!("job 0 is already running there (pid {}, term 1", std::process::id());
     assert!(text.contains(&who), "{text}");
 }

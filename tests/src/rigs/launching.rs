@@ -133,7 +133,7 @@ pub fn fails(bed: &Bed, env: &[(&str, &str)], flags: &[&str]) -> String {
         format!("[ $DMLC_WORKER_ID = 1 ] && {{ echo no data; exit 65; }}; {} 1000 & wait", nap.display());
     let (code, text) = launch(env, flags, &["sh", "-c", &script]);
     assert_eq!(code, 65, "{text}");
-    assert!(text.contains("exit code 65 (a data, model or checkpoint file that cannot be used)"), "{text}");
+    assert!(text.contains("exit code 65 (a data, model or checkpoint file is missing or damaged)"), "{text}");
     assert!(text.contains("worker 1 said last: no data"), "{text}");
     bed.assert_nobody_left();
     text

@@ -105,7 +105,7 @@ fn without_copies_a_dead_server_is_the_end() {
     cluster.servers[1].kill();
     for process in cluster.workers.iter_mut().chain(&mut cluster.servers[..1]) {
         assert_eq!(process.expect_end(PATIENCE), ExitCode::MemberDied as i32, "{}", process.name());
-        assert!(process.log().text().contains("server 1 died"), "{}", process.name());
+        assert!(process.log().text().contains("server 1 failed"), "{}", process.name());
     }
 }
 

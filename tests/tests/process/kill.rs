@@ -34,7 +34,7 @@ struct Blow {
 }
 
 const KILL: Blow =
-    Blow { signal: Signal::KILL, cause: "its control connection closed without a goodbye", bound: BOUND };
+    Blow { signal: Signal::KILL, cause: "its control connection closed unexpectedly", bound: BOUND };
 
 /// Deals the blow to the process with this name; all others must name it.
 fn strike(cluster: &mut Cluster, victim: &str, blow: &Blow) {
@@ -50,7 +50,7 @@ fn strike(cluster: &mut Cluster, victim: &str, blow: &Blow) {
         let code = process.expect_end(left);
         let (wanted, words) = match victim {
             "scheduler" => (ExitCode::SchedulerUnreachable, "the scheduler is lost".to_owned()),
-            member => (ExitCode::MemberDied, format!("{member} died: {}", blow.cause)),
+            member => (ExitCode::MemberDied, format!("{member} failed: {}", blow.cause)),
         };
         assert_eq!(code, wanted as i32, "{} after the end of {victim}", process.name());
         let text = process.log().text();
@@ -81,7 +81,7 @@ fn any_one_killed_over_tcp() {
 #[test]
 fn any_one_stopped_is_named_as_silent() {
     let deadlines = ["--set", "deadlines.heartbeat_ms=100", "--set", "deadlines.silence_ms=1500"];
-    let blow = Blow { signal: Signal::STOP, cause: "no sign of life for ", bound: BOUND };
+    let blow = Blow { signal: Signal::STOP, cause: "no heartbeat for ", bound: BOUND };
     for (victim, transport) in
         [("scheduler", "shm"), ("server 0", "tcp"), ("server 1", "shm"), ("worker 1", "tcp")]
     {

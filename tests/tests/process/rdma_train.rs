@@ -39,7 +39,7 @@ fn several_queues_and_queue_pairs_and_small_chunks() {
 
 #[test]
 fn a_device_is_chosen_where_memory_cannot_be_shared_and_it_is_said_why() {
-    let no_shm = Carrier(&["--set", "transport.shm=off"], "no shm (off by the worker's setting)");
+    let no_shm = Carrier(&["--set", "transport.shm=off"], "no shm (turned off in the worker's settings)");
     assert_eq!(trained(no_shm, 1, 2, &[]), reference(2));
 }
 
@@ -89,7 +89,7 @@ fn whoever_is_killed_is_named_by_all_others() {
             let left = (struck + BOUND).saturating_duration_since(Instant::now());
             assert_eq!(process.expect_end(left), ExitCode::MemberDied as i32, "{}", process.name());
             let text = process.log().text();
-            assert!(text.contains(&format!("{victim} died")), "{}: {text}", process.name());
+            assert!(text.contains(&format!("{victim} failed")), "{}: {text}", process.name());
         }
         println!("fault: {victim} killed over verbs: all others had ended after {:?}", struck.elapsed());
         cluster.assert_no_panic();
@@ -156,7 +156,7 @@ fn is_refused(mut cluster: Cluster, why: &str) {
     let first = ends.iter().position(|end| *end == ExitCode::Transport as i32);
     let first = first.unwrap_or_else(|| panic!("{ends:?}: {}", cluster.workers[0].log().text()));
     let text = cluster.workers[first].log().text();
-    assert!(text.contains(why) && text.contains("mend the cause"), "{text}");
+    assert!(text.contains(why) && text.contains("fix the cause"), "{text}");
 }
 
 /// The first address of a device is its link's own, of IPv6; by default that of IPv4 is taken.

@@ -157,6 +157,7 @@ fn a_second_scheduler_is_refused_and_says_whose_the_port_is() {
     let mut second = another(&cluster, "second scheduler", &[]);
     assert_eq!(second.expect_end(PATIENCE), ExitCode::Io as i32);
     let text = second.log().text();
-    let words = format!("a scheduler of job 0 is running there: process {}, term 1", cluster.scheduler.pid());
+    let words =
+        format!("a scheduler of job 0 is already running there (pid {}, term 1", cluster.scheduler.pid());
     assert!(text.contains(&words) && text.contains("scheduler.port"), "{text}");
 }

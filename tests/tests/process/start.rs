@@ -149,7 +149,7 @@ fn the_doctor_asks_a_scheduler_and_does_not_join() {
 fn strangers_to_the_job_are_refused_and_the_job_goes_on() {
     let mut cluster = Cluster::new(1, 2, &["--job", "7"]);
     let refused = |command: Command, words: &[&str]| fails(command, ExitCode::Refused, words);
-    let job = ["job 8 is not this scheduler's job 7", "set job to the same value everywhere"];
+    let job = ["job 8 is not this scheduler's job 7", "set job to the same value for all processes"];
     refused(cluster.member("gradwire-server", &[], None, &["--job", "8"]), &job);
     refused(cluster.member("gradwire-worker", &["train"], None, &["--job", "8"]), &job);
     let train = ["--job", "7", "--epochs", "1", "--layers", "64,10"];
@@ -163,7 +163,7 @@ fn strangers_to_the_job_are_refused_and_the_job_goes_on() {
         cluster.member("gradwire-worker", &["train"], Some(2), &train),
         &["rank 2 is taken or out of range"],
     );
-    let full = ["all 1 places for a server are taken", "start the job with a larger cluster.servers"];
+    let full = ["the job already has 1 servers, the maximum", "start the job with a larger cluster.servers"];
     refused(cluster.member("gradwire-server", &[], None, &["--job", "7"]), &full);
     cluster.add_trainer(&train);
     for process in cluster.everyone() {
@@ -177,7 +177,7 @@ fn a_worker_too_many_is_refused_while_the_others_train() {
     cluster.add_servers(1, &[]);
     cluster.add_trainer(&["--epochs", "1000000", "--layers", "64,10"]);
     cluster.workers[0].expect_line("epoch       3/", PATIENCE);
-    let words = ["all 1 places for a worker are taken", "start the job with a larger cluster.workers"];
+    let words = ["the job already has 1 workers, the maximum", "start the job with a larger cluster.workers"];
     fails(cluster.member("gradwire-worker", &["train"], None, &[]), ExitCode::Refused, &words);
     assert!(cluster.everyone().all(Process::is_running));
 }
@@ -203,7 +203,7 @@ fn a_transport_that_cannot_be_had() {
         (
             &["--set", "transport.shm=off"],
             &["--transport", "shm"],
-            &["off by the", "shm is required by the", "transport.<driver>"],
+            &["turned off in the", "shm is required by the", "transport.<driver>"],
         ),
     ];
     for (server, worker, words) in cases {
@@ -215,7 +215,7 @@ fn a_transport_that_cannot_be_had() {
             ends(
                 process,
                 ExitCode::MemberDied,
-                &["worker 0 died", "no transport satisfies both sides"],
+                &["worker 0 failed", "no transport satisfies both sides"],
                 AT_ONCE,
             );
         }

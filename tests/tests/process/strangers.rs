@@ -131,7 +131,10 @@ fn messages_out_of_place_are_refused_with_the_reason() {
         (ToScheduler::LinksReady, "came before a registration"),
         (ToScheduler::Goodbye, "came before a registration"),
         (ToScheduler::Register(registration(Role::Scheduler, None)), "a second scheduler cannot join a job"),
-        (ToScheduler::Register(registration(Role::Server, None)), "all 1 places for a server are taken"),
+        (
+            ToScheduler::Register(registration(Role::Server, None)),
+            "the job already has 1 servers, the maximum",
+        ),
     ];
     let mut old = registration(Role::Worker, None);
     old.protocol = 0;
@@ -155,7 +158,7 @@ fn messages_out_of_place_are_refused_with_the_reason() {
 #[test]
 fn members_of_other_versions_are_told_both_versions_and_the_fix() {
     let mut cluster = training();
-    for (protocol, older) in [(PROTOCOL_VERSION + 7, "the scheduler"), (1, "the process that came")] {
+    for (protocol, older) in [(PROTOCOL_VERSION + 7, "the scheduler"), (1, "upgrade this process")] {
         let theirs = Build { protocol, version: "77.0.1".into() };
         let body = opening_of(&theirs);
         let mut stranger = ControlPeer::connect(&cluster.control);
@@ -302,7 +305,7 @@ fn a_registered_worker_that_turns_to_garbage_ends_the_job_by_name() {
     for process in cluster.everyone() {
         assert_eq!(process.expect_end(DROPPED), ExitCode::MemberDied as i32, "{}", process.name());
         let text = process.log().text();
-        assert!(text.contains("worker 1 died: it failed: malformed control message"), "{text}");
+        assert!(text.contains("worker 1 failed: it reported: malformed control message"), "{text}");
     }
     cluster.assert_no_panic();
 }

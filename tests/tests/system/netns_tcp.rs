@@ -93,7 +93,7 @@ fn a_pulled_cable_ends_in_errors_that_name_the_lost() {
         let code = process.expect_end(bound.saturating_sub(cut.elapsed()));
         let (wanted, words) = match process.name() {
             "worker 1" => (ExitCode::SchedulerUnreachable, "the scheduler is lost: no sign of life for"),
-            _ => (ExitCode::MemberDied, "worker 1 died: no sign of life for"),
+            _ => (ExitCode::MemberDied, "worker 1 failed: no heartbeat for"),
         };
         let text = process.log().text();
         let last = text.lines().rfind(|line| line.contains("error: ")).unwrap_or_default();

@@ -176,7 +176,7 @@ static void mistakes(const GradwireClient *client) {
     FAILS(GRADWIRE_CODE_REFUSED, "has no elements", gradwire_declare(client, &spec, 1, &none));
     spec.elements = 1;
     spec.codec = "zip";
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "there is no codec", gradwire_declare(client, &spec, 1, &none));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "unknown codec", gradwire_declare(client, &spec, 1, &none));
     spec.codec = "\xFF";
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "UTF-8", gradwire_declare(client, &spec, 1, &none));
     spec.codec = NULL;

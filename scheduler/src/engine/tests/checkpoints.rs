@@ -295,7 +295,7 @@ fn an_operator_waits_for_another_checkpoint_and_has_a_deadline() {
         .for_each(|p| p.askers.iter_mut().for_each(|a| a.deadline_ms = 0));
     let commands = rig.engine.handle(rig.now_ms, Input::Tick);
     let [(0, Err(error))] = &saved(&commands)[..] else { panic!("{commands:?}") };
-    let words = "server 1 lane 0 (2 chunks; chunk 3 of tensor 1 is at round 3, not yet at 5)";
+    let words = "server 1 lane 0 (2 chunks left; chunk 3 of tensor 1 is at round 3, not yet at round 5)";
     assert!(error.to_string().contains(words), "{error}");
 }
 
@@ -414,7 +414,7 @@ fn one_that_nothing_comes_of_is_given_up_and_the_next_one_goes_on() {
     assert_eq!(orders(&tick(&mut rig, 2 * STALLED_MS_MAX + 1)), [(2, CheckpointOrder::Drop { round: 5 })]);
     let status = rig.engine.status(0).checkpoints;
     assert_eq!((status.writing, status.failed, status.missing), (None, 1, vec![]));
-    let words = "1 of 2 parts are missing: server 1 lane 0 (1 chunks; chunk 3 of tensor 1 is at round 3";
+    let words = "1 of 2 parts are missing: server 1 lane 0 (1 chunks left; chunk 3 of tensor 1 is at round 3";
     assert!(status.failure.as_ref().is_some_and(|why| why.contains(words)), "{:?}", status.failure);
     let begun = ToScheduler::Checkpoint(CheckpointNews::Begun { round: 10 });
     let next = orders(&rig.say(server(0), begun));
@@ -431,7 +431,7 @@ fn a_manifest_that_is_never_written_is_given_up() {
     rig.engine.handle(rig.now_ms, Input::Tick);
     rig.engine.handle(rig.now_ms + STALLED_MS_MAX, Input::Tick);
     let failure = rig.engine.status(0).checkpoints.failure;
-    assert!(failure.is_some_and(|why| why.contains("the manifest is being written")));
+    assert!(failure.is_some_and(|why| why.contains("the manifest, which is being written")));
     // Written after all, it counts.
     rig.engine.handle(rig.now_ms, Input::ManifestWritten { round: 5, result: Ok("round-5".into()) });
     assert_eq!(rig.engine.last_checkpoint.as_deref(), Some("round-5"));

@@ -192,7 +192,7 @@ fn a_stuck_server_is_named_at_each_declarations_own_deadline() {
     let error = result.unwrap_err();
     assert_eq!(request, 1);
     assert_eq!(error, DeclareError::Deadline { waited_ms: TIMEOUT_MS, servers: vec![Rank(0), Rank(2)] });
-    assert!(error.to_string().contains("not allocated their part: 0, 2;"), "{error}");
+    assert!(error.to_string().contains("waiting for server 0, 2:"), "{error}");
     assert!(rig.tick_at(TIMEOUT_MS + 9).is_empty(), "answered once");
     rig.say(server(0), assigned(update.epoch));
     let commands = rig.tick_at(TIMEOUT_MS + 10);

@@ -100,7 +100,7 @@ fn without_copies_the_error_names_what_went_and_what_to_do() {
     let commands = rig.lose(server(1));
     let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
     let text = death.to_string();
-    for words in ["server 1 died", "tensors 7 (w)", "round-000000120", "cluster.replicas = 1"] {
+    for words in ["server 1 failed", "tensors 7 (w)", "round-000000120", "cluster.replicas = 1"] {
         assert!(text.contains(words), "{words}: {text}");
     }
     rig.engine.last_checkpoint = None;

@@ -67,7 +67,7 @@ fn a_worker_too_many_and_a_wrong_rank_are_refused() {
     assert!(refusal(&rig.say_on(2, ToScheduler::Register(taken))).contains("below 2"));
     rig.say_on(3, ToScheduler::Register(register(Role::Worker, 3)));
     let commands = rig.say_on(4, ToScheduler::Register(register(Role::Worker, 4)));
-    assert!(refusal(&commands).contains("all 2 places for a worker are taken"));
+    assert!(refusal(&commands).contains("the job already has 2 workers, the maximum"));
     assert_eq!(commands[1], Command::Close { connection: ConnectionId(4) });
 }
 
@@ -134,7 +134,7 @@ fn who_wants_no_rank_gets_one_when_all_are_there() {
     let again = refusal(&rig.say_on(4, ToScheduler::Register(register(Role::Worker, 3))));
     assert!(again.contains("registered already, and waits for the others"), "{again}");
     let many = refusal(&rig.say_on(5, ToScheduler::Register(register(Role::Worker, 5))));
-    assert!(many.contains("all 2 places for a worker are taken"), "{many}");
+    assert!(many.contains("the job already has 2 workers, the maximum"), "{many}");
     assert_eq!(rig.say_on(1, ToScheduler::Heartbeat(MemberReport::default())).len(), 1, "answered");
     // One that goes counts no more, and nobody has died.
     assert!(rig.handle(Input::Closed { connection: ConnectionId(2), fault: None }).is_empty());
@@ -182,7 +182,7 @@ fn a_job_that_ends_turns_those_away_who_wait_for_a_rank() {
     let wanted = Register { wanted_rank: Some(Rank(0)), ..register(Role::Worker, 2) };
     rig.say_on(2, ToScheduler::Register(wanted));
     let commands = rig.handle(Input::Closed { connection: ConnectionId(2), fault: None });
-    assert!(refusal(&commands).contains("the job is over: worker 0 died"), "{commands:?}");
+    assert!(refusal(&commands).contains("the job is over: worker 0 failed"), "{commands:?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use thiserror::Error;
 pub enum CheckpointError {
     /// The system says no.
     #[error(
-        "cannot {what} {file}: {source}; look whether the directory is there, and at its rights and room"
+        "cannot {what} {file}: {source}; check that the directory exists, its permissions and its free space"
     )]
     Io {
         /// What was tried.
@@ -22,7 +22,7 @@ pub enum CheckpointError {
     },
     /// There is none of this name.
     #[error(
-        "there is no complete checkpoint {name:?} in {place}; `gradwire checkpoint list {place}` shows those that are"
+        "no complete checkpoint {name:?} in {place}; `gradwire checkpoint list {place}` lists the complete ones"
     )]
     Missing {
         /// Its name.
@@ -31,13 +31,13 @@ pub enum CheckpointError {
         place: String,
     },
     /// A name that no checkpoint has.
-    #[error("{name:?} is not a checkpoint's name; names look like round-000000120")]
+    #[error("invalid checkpoint name {name:?}: names look like round-000000120")]
     BadName {
         /// The name.
         name: String,
     },
     /// A place that this build cannot reach.
-    #[error("checkpoints cannot lie at {place}: {why}")]
+    #[error("cannot keep checkpoints at {place}: {why}")]
     BadPlace {
         /// The place.
         place: String,
@@ -46,7 +46,7 @@ pub enum CheckpointError {
     },
     /// The file is of somebody else, or of another release.
     #[error(
-        "{file} is not of a checkpoint of this release: {why}; take another checkpoint, or the release that wrote it"
+        "{file} is not a checkpoint file of this release: {why}; use another checkpoint, or the release that wrote it"
     )]
     Foreign {
         /// Which file.
@@ -56,7 +56,7 @@ pub enum CheckpointError {
     },
     /// The file was complete once, and is not any more.
     #[error(
-        "{file} is damaged: {why}; restore it from a copy, or set checkpoint.restore to an earlier checkpoint (`gradwire checkpoint verify` says which are sound)"
+        "{file} is damaged: {why}; restore it from a copy, or set checkpoint.restore to an earlier checkpoint (`gradwire checkpoint verify` finds the intact ones)"
     )]
     Corrupt {
         /// Which file.
@@ -66,7 +66,7 @@ pub enum CheckpointError {
     },
     /// Which one is the newest cannot be said.
     #[error(
-        "which checkpoint is the newest cannot be said, because it may be {name}: {why}; set checkpoint.restore to the name of the one to begin from, or remove it (`gradwire checkpoint delete {place} {name}`)"
+        "cannot determine the newest checkpoint, because {name} may be it and cannot be read: {why}; set checkpoint.restore to the name of the checkpoint to restore, or delete this one (`gradwire checkpoint delete {place} {name}`)"
     )]
     Unclear {
         /// The one that cannot be read.
@@ -78,7 +78,7 @@ pub enum CheckpointError {
     },
     /// The checkpoint's grid of chunks is not the cluster's.
     #[error(
-        "checkpoint {name} was written with cluster.chunk_bytes = {theirs}, the cluster has {ours}; set it to {theirs}"
+        "checkpoint {name} was written with cluster.chunk_bytes = {theirs}, this cluster has {ours}: set it to {theirs}"
     )]
     ChunkBytes {
         /// The checkpoint.
@@ -90,7 +90,7 @@ pub enum CheckpointError {
     },
     /// A tensor is declared otherwise than it was.
     #[error(
-        "tensor {key} is declared as {ours}, and is {theirs} in checkpoint {name}; declare it as it was, and change its rule afterwards"
+        "tensor {key} is declared as {ours}, but checkpoint {name} has it as {theirs}: declare it as in the checkpoint, and change its rule afterwards"
     )]
     OtherSpec {
         /// Which tensor.
@@ -113,7 +113,7 @@ pub enum CheckpointError {
         header_bytes: u64,
     },
     /// What is to be written does not fit what was said of it: a bug.
-    #[error("internal error while a checkpoint is written: {0}")]
+    #[error("internal error while writing a checkpoint: {0}")]
     Plan(String),
 }
 

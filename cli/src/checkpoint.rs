@@ -11,9 +11,9 @@ use std::fs;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::Arc;
 
-/// Look at checkpoints: list, show, verify, delete; ask a job that runs for one: save
+/// Inspect checkpoints (list, show, verify, delete), or request one from a running job (save)
 ///
-/// DIR is what checkpoint.directory is set to.
+/// DIR is the value of checkpoint.directory.
 #[derive(Args, Debug)]
 pub(crate) struct CheckpointArgs {
     #[command(subcommand)]
@@ -22,21 +22,21 @@ pub(crate) struct CheckpointArgs {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// All checkpoints, the oldest first.
+    /// List all checkpoints, the oldest first.
     List(Place),
-    /// What one has: tensors, tables, parts.
+    /// Show the tensors, tables and parts of a checkpoint.
     Show(One),
-    /// Read all of one, or of all that are complete, and compare every checksum.
+    /// Read one checkpoint, or all complete ones, and verify every checksum.
     Verify(Several),
-    /// Remove one, whether it is complete or not.
+    /// Delete a checkpoint, complete or not.
     Delete(One),
-    /// Have a job that runs write one, of a round that is to come; prints its name when it is complete.
+    /// Request a checkpoint of a future round from a running job, and print its name when it is complete.
     Save(Box<crate::save::SaveArgs>),
 }
 
 #[derive(Args, Debug)]
 struct Place {
-    /// Where checkpoints lie.
+    /// Directory or URL of the checkpoints.
     dir: String,
     /// Print JSON.
     #[arg(long)]
@@ -47,7 +47,7 @@ struct Place {
 struct One {
     #[command(flatten)]
     place: Place,
-    /// Which one, as listed.
+    /// Name of the checkpoint, as `list` shows it.
     name: String,
 }
 
@@ -55,7 +55,7 @@ struct One {
 struct Several {
     #[command(flatten)]
     place: Place,
-    /// Which one; all without it.
+    /// Name of the checkpoint. Default: all complete ones.
     name: Option<String>,
 }
 
@@ -78,10 +78,7 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), anyhow::Error> {
     }
     match damaged {
         0 => Ok(()),
-        _ => {
-            Err(Failure::message(ExitCode::BadData, format!("checkpoints that are damaged: {damaged}"))
-                .into())
-        }
+        _ => Err(Failure::message(ExitCode::BadData, format!("damaged checkpoints: {damaged}")).into()),
     }
 }
 
@@ -215,7 +212,7 @@ fn verify_several(several: &Several) -> Result<(String, usize), CheckpointError>
         };
         let _ = writeln!(
             text,
-            "{name}: {} in {} parts, every checksum right, every chunk there",
+            "{name}: {} in {} parts, all checksums match, no chunk is missing",
             size(done.bytes),
             done.parts
         );
@@ -252,7 +249,7 @@ fn delete(one: &One) -> Text {
     Ok(if one.place.json {
         json!({ "deleted": one.name, "directory_stays": !is_gone }).to_string()
     } else if !is_gone {
-        format!("{} is deleted; its directory stays, because something else is in it", one.name)
+        format!("{} is deleted; its directory remains, because it contains other files", one.name)
     } else {
         format!("{} is deleted", one.name)
     })

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// Columns of a sample file's comments.
 const COLUMNS: usize = 100;
 
-/// Check settings, show those in force, print a sample file: check, show, sample
+/// Check settings, show the effective ones, print a sample file: check, show, sample
 #[derive(Args, Debug)]
 pub(crate) struct ConfigArgs {
     #[command(subcommand)]
@@ -24,31 +24,31 @@ pub(crate) struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Say whether a settings file is good: names, values, bounds, and what contradicts what. Nothing is started. Variables
-    /// of the environment are left out. Ends with 78 where it is not.
+    /// Check a settings file: names, values, bounds and contradictions. Starts nothing and ignores environment variables. Exit
+    /// code 78 if the file is invalid.
     Check(CheckArgs),
-    /// Print every setting as a process started here with these flags would have it, and where it came from.
+    /// Print every setting that a process started here with these flags would use, and its source.
     Show(ShowArgs),
-    /// Print a settings file with every setting, its meaning and its default, as a comment.
+    /// Print a settings file with every setting, its meaning and its default, as comments.
     Sample,
 }
 
 #[derive(Args, Debug)]
 struct CheckArgs {
-    /// Settings files. One called ROLE.toml is checked for that role, others for all three unless --role says.
+    /// Settings files. ROLE.toml is checked for that role; any other file for all three roles, unless --role is given.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// For whom: scheduler, server or worker.
+    /// Role: scheduler, server or worker.
     #[arg(long, value_name = "ROLE", value_parser = role)]
     role: Option<Role>,
 }
 
 #[derive(Args, Debug)]
 struct ShowArgs {
-    /// For whom: scheduler, server or worker.
+    /// Role: scheduler, server or worker.
     #[arg(long, value_name = "ROLE", default_value = "server", value_parser = role)]
     role: Role,
-    /// Only what is not a default.
+    /// Print only settings that differ from their defaults.
     #[arg(long)]
     changed: bool,
     #[command(flatten)]
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<(), anyhow::Error> {
     }
     match code {
         ExitCode::Ok => Ok(()),
-        code => Err(Failure::message(code, "settings that cannot be used").into()),
+        code => Err(Failure::message(code, "invalid settings").into()),
     }
 }
 
@@ -89,7 +89,7 @@ fn check(args: &CheckArgs) -> (String, ExitCode) {
                     let said = loaded.origins.len();
                     writeln!(
                         text,
-                        "ok    {} for a {role}: {said} settings, the others have their defaults",
+                        "ok    {} for a {role}: {said} settings, defaults for all others",
                         file.display()
                     )
                 }
@@ -248,7 +248,7 @@ mod tests {
         assert!(text.contains("did you mean cluster.lanes?") && code == ExitCode::Config, "{text}");
         assert_eq!(text.lines().count(), 1, "{text}");
         let (text, _) = checked("x.toml", "[cluster]\nlanes = 0\n");
-        assert_eq!(text.matches("cluster.lanes = 0 is wrong").count(), 3, "{text}");
+        assert_eq!(text.matches("invalid setting cluster.lanes = 0:").count(), 3, "{text}");
         let (text, _) = checked("worker.toml", "[scheduler]\nhost = \"10.0.0.1\"\n");
         assert!(text.contains("gradwire certs"), "{text}");
         let (text, _) =
@@ -256,6 +256,6 @@ mod tests {
         assert!(text.contains("cannot read security.ca = a"), "{text}");
         assert!(checked("z.toml", "= 3").0.contains("not valid TOML"));
         let device = check(&CheckArgs { files: vec!["/dev/zero".into()], role: Some(Role::Worker) }).0;
-        assert!(device.contains("cannot read") && device.contains("it is no file"), "{device}");
+        assert!(device.contains("cannot read") && device.contains("not a regular file"), "{device}");
     }
 }

@@ -48,17 +48,17 @@ const INTRODUCTION: &str = "\
 `gradwire env --markdown` writes this page; a test keeps it up to date.
 
 Settings come from flags (`--set section.name=VALUE`), then the environment (`GRADWIRE_SECTION__NAME`), then `gradwire.toml` in the
-working directory; the first that says something counts. A setting of a section has two underscores between section and name.
-`--config FILE`, or `GRADWIRE_CONFIG`, names another file to read in its place; the units of systemd name `/etc/gradwire/ROLE.toml`,
-which nobody else reads unasked. Unknown `GRADWIRE_` names and values out of bounds end the process with exit code 78.
+working directory; the first source that has a value wins. In a variable's name, two underscores separate section and name.
+`--config FILE` or `GRADWIRE_CONFIG` names another settings file; the systemd units use `/etc/gradwire/ROLE.toml`, which is not
+read otherwise. Unknown `GRADWIRE_` names and values out of range end the process with exit code 78.
 ";
 
 const PEERS: &str = "
 ## Variables of other systems
 
-What ps-lite, BytePS, MXNet's kvstore and dmlc-submit read is read here, too, below our own names. What a variable
-cannot do here is said in a warning when the process starts, as is a name with one of their prefixes that nobody reads;
-a value that makes no sense is an error. `PORT`, which ps-lite reads, is too common a name: use `node.port`.
+Gradwire also reads the variables of ps-lite, BytePS, MXNet's kvstore and dmlc-submit; its own variables take precedence. At
+start, a process logs a warning for a variable that has no effect here, and for an unknown name with one of these prefixes;
+an invalid value is an error. `PORT`, which ps-lite reads, is too common a name: use `node.port`.
 ";
 
 fn page(out: &mut impl Write) -> io::Result<()> {
@@ -93,7 +93,7 @@ mod tests {
     fn settings_and_codes_are_listed() {
         let text = text(print);
         assert!(text.contains("GRADWIRE_SCHEDULER__PORT") && text.contains("9092"), "{text}");
-        assert!(text.lines().any(|line| line.starts_with("71 ") && line.contains("died")), "{text}");
+        assert!(text.lines().any(|line| line.starts_with("71 ") && line.contains("failed")), "{text}");
         assert!(text.contains("PS_HEARTBEAT_TIMEOUT") && text.contains("deadlines.silence_ms, from seconds"));
     }
 

@@ -10,7 +10,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "gradwire",
         &[
-            ("gradwire doctor", "Says what this host has and lacks, with the fix of each"),
+            ("gradwire doctor", "Checks this host, and shows the fix of each problem"),
             (
                 "gradwire launch -n 2 -s 1 -- python3 train.py",
                 "Trains with two workers and a server on this host",
@@ -35,10 +35,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "gradwire why",
         &[
-            ("gradwire why --scheduler-http 127.0.0.1:9095", "Says whom the job waits for, and what to do"),
+            ("gradwire why --scheduler-http 127.0.0.1:9095", "Shows what the job waits for, and what to do"),
             (
                 "gradwire why --scheduler-http 127.0.0.1:9095 --json",
-                "The same for programs, the heaviest cause first",
+                "The same as JSON, the most important cause first",
             ),
         ],
     ),
@@ -62,8 +62,8 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ("gradwire status --scheduler-http 127.0.0.1:9095 --watch", "The same, again and again"),
         ],
     ),
-    ("gradwire top", &[("gradwire top --scheduler-http 127.0.0.1:9095", "Shows a job live; q leaves")]),
-    ("gradwire certs init", &[("gradwire certs init", "Makes the cluster's authority, in gradwire-ca")]),
+    ("gradwire top", &[("gradwire top --scheduler-http 127.0.0.1:9095", "Shows a job live; q quits")]),
+    ("gradwire certs init", &[("gradwire certs init", "Creates the cluster's authority, in gradwire-ca")]),
     (
         "gradwire certs issue",
         &[(
@@ -73,7 +73,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ),
     (
         "gradwire certs show",
-        &[("gradwire certs show tls/certificate.pem", "For whom a certificate is, and until when")],
+        &[("gradwire certs show tls/certificate.pem", "The role, job and expiry of a certificate")],
     ),
     (
         "gradwire chaos",
@@ -87,43 +87,43 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ),
     (
         "gradwire checkpoint list",
-        &[("gradwire checkpoint list /var/lib/gradwire/checkpoints", "Says which there are")],
+        &[("gradwire checkpoint list /var/lib/gradwire/checkpoints", "Lists all checkpoints")],
     ),
     (
         "gradwire checkpoint show",
         &[(
             "gradwire checkpoint show /var/lib/gradwire/checkpoints round-000000120",
-            "Says which tensors, tables and parts it has",
+            "Shows the tensors, tables and parts of a checkpoint",
         )],
     ),
     (
         "gradwire checkpoint verify",
         &[(
             "gradwire checkpoint verify /var/lib/gradwire/checkpoints",
-            "Reads all of them and compares every checksum",
+            "Reads all complete checkpoints and verifies every checksum",
         )],
     ),
     (
         "gradwire checkpoint delete",
-        &[("gradwire checkpoint delete /var/lib/gradwire/checkpoints NAME", "Removes one, whole")],
+        &[("gradwire checkpoint delete /var/lib/gradwire/checkpoints NAME", "Deletes a checkpoint")],
     ),
     (
         "gradwire checkpoint save",
         &[(
             "gradwire checkpoint save --scheduler 127.0.0.1:9092",
-            "Has a job that runs write one, and says its name",
+            "Requests a checkpoint from a running job, and prints its name",
         )],
     ),
     (
         "gradwire config check",
-        &[(
-            "gradwire config check /etc/gradwire/server.toml",
-            "Says what is wrong with a file before anything is started",
-        )],
+        &[("gradwire config check /etc/gradwire/server.toml", "Checks a file before anything is started")],
     ),
     (
         "gradwire config show",
-        &[("gradwire config show --role worker --changed", "What is no default here, and who said so")],
+        &[(
+            "gradwire config show --role worker --changed",
+            "Settings that differ from their defaults, with their sources",
+        )],
     ),
     ("gradwire config sample", &[("gradwire config sample", "Every setting, with its meaning and default")]),
     (
@@ -174,8 +174,8 @@ fn settings() -> String {
          section.name=VALUE`), the environment (`GRADWIRE_SECTION__NAME`), and one file: that which `--config` or \
          `GRADWIRE_CONFIG` names, else `gradwire.toml` in the working directory, if it is there. The units of systemd name \
          `scheduler.toml`, `server.toml` and `worker.toml` in `/etc/gradwire`, which nobody else reads unasked. An unknown name \
-         is an error that says the nearest one, a value out of bounds one that says the bounds. The cluster's shape is the \
-         scheduler's to say.",
+         is an error that names the closest known name, and a value out of range is an error that names the range. The \
+          scheduler's values of the cluster's shape apply to all members.",
     );
     text.section("SETTINGS");
     let (of_none, of_sections): (Vec<_>, Vec<_>) =

@@ -87,8 +87,8 @@ async fn reach((settings, security): (&Settings, &Security)) -> Result<Connectio
     let address = (settings.scheduler.host.as_str(), settings.scheduler.port);
     let stream = match timeout(limit, TcpStream::connect(address)).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return Err(silent(settings, &format!("cannot be reached: {error}"))),
-        Err(_) => return Err(silent(settings, &format!("has not answered within {GRACE_MS} ms"))),
+        Ok(Err(error)) => return Err(silent(settings, &format!("is unreachable: {error}"))),
+        Err(_) => return Err(silent(settings, &format!("did not answer within {GRACE_MS} ms"))),
     };
     let whom = Some((settings.job, Role::Scheduler));
     security.dial(stream, whom, limit).await.map_err(|error| broken(settings, &error))
@@ -109,12 +109,12 @@ async fn save((settings, security): (&Settings, &Security), within: Duration) ->
                 Some(FromScheduler::Refused(reason)) => {
                     return Err(Failure::message(code_of_refusal(&reason), reason.to_string()));
                 }
-                Some(_) => return Err(silent(settings, "answers out of order")),
+                Some(_) => return Err(silent(settings, "sent an unexpected message")),
                 None => return Err(silent(settings, "closed the connection: the job has ended")),
             }
         }
     };
-    let late = format!("has not answered within {} ms", within.as_millis());
+    let late = format!("did not answer within {} ms", within.as_millis());
     timeout(within, answer).await.unwrap_or_else(|_| Err(silent(settings, &late)))
 }
 
@@ -136,7 +136,10 @@ fn progress(goes: &SaveProgress) {
     let SaveProgress { round, newest, parts, parts_expected } = goes;
     // Somebody who does not look at it misses nothing.
     let _ = match round {
-        None => writeln!(stderr, "servers are asked how far they are, or write another checkpoint"),
+        None => writeln!(
+            stderr,
+            "asking servers for their progress, or waiting for another checkpoint to be written"
+        ),
         Some(round) => {
             writeln!(stderr, "round {round}: {parts} of {parts_expected} parts; training is at {newest}")
         }

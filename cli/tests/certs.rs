@@ -180,5 +180,5 @@ fn what_cannot_be_is_refused_with_the_fix() {
     std::fs::write(directory.path().join("ca/ca.key"), "nothing").unwrap();
     refused(&directory, &["issue", "--ca", "ca", "--role", "any", "--out", "x"], 65, "private key");
     assert!(!directory.path().join("x").exists(), "nothing is left of what was refused");
-    refused(&directory, &["show", "/dev/zero"], 74, "it is no file that can be read whole");
+    refused(&directory, &["show", "/dev/zero"], 74, "not a regular file");
 }

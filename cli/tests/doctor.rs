@@ -187,7 +187,7 @@ fn each_peer_that_is_not_tried_is_told() {
     let (code, text) = run(&[&lacking[..], &peers].concat());
     assert_eq!(code, 75, "{text}");
     for peer in ["127.0.0.1:1", "127.0.0.1:2"] {
-        let told = format!("peer {peer}: FAIL: not tried, as transport.verbs is required");
+        let told = format!("peer {peer}: FAIL: not tried: transport.verbs is required");
         assert!(text.lines().any(|line| line.starts_with(&told)), "{peer}: {text}");
     }
     let (code, page) = json_of(&[&lacking[..], &peers].concat());
@@ -270,7 +270,7 @@ fn strangers_neither_end_nor_hold_up_a_listener() {
     drop(silent);
     let (code, said) = listening.end();
     assert_eq!(code, 0, "{said}");
-    assert!(said.contains("dropped ") && said.contains("asks by HTTP"), "{said}");
+    assert!(said.contains("dropped ") && said.contains("sent an HTTP request"), "{said}");
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn a_port_in_use_is_named() {
 fn help_documents_the_exit_codes() {
     let (code, text) = run(&["--help"]);
     assert_eq!(code, 0);
-    for words in ["a pattern is written each way", "72 a peer did not answer", "75 a transport"] {
+    for words in ["transfers and compares a pattern", "72 a peer did not answer", "75 a transport"] {
         let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains(words), "{words:?} is missing in {text}");
     }

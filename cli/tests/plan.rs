@@ -121,7 +121,7 @@ fn what_no_flag_says_is_from_the_settings() {
 fn what_is_wrong_is_named_with_its_line() {
     for (tensors, flags, code, part) in [
         ("a 4\nb", &[][..], 65, "line 2: write a name and a shape"),
-        ("a 4x0\n", &[], 65, "is no dimension"),
+        ("a 4x0\n", &[], 65, "invalid dimension"),
         ("a 4\nb 4294967296x4294967296\n", &[], 65, "line 2: 4294967296x4294967296 has more bytes"),
         ("a 4", &["--budget", "much"], 2, "write a number of bytes"),
         ("a 4", &["--placement", "somewhere"], 2, "rendezvous-read"),

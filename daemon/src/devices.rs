@@ -12,7 +12,7 @@ const PROBE_DEPTH: usize = 256;
 /// A driver is required and cannot be had here.
 #[derive(Debug, Error)]
 #[error(
-    "transport.{driver} is required and cannot be had: {reason}; mend that, or set transport.{driver} = \"prefer\""
+    "transport.{driver} = \"require\" but this transport is unavailable: {reason}; fix the cause, or set transport.{driver} = \"prefer\""
 )]
 pub struct Lacking {
     /// Which.
@@ -40,7 +40,7 @@ pub fn open(settings: &Settings) -> Result<(Devices, Vec<(Driver, String)>), Lac
     };
     let (devices, lacking) = Devices::open(&config);
     // The hardware would carry it as it is.
-    let open = "security.encrypt_data is on, and RDMA carries payload unencrypted";
+    let open = "security.encrypt_data is on, and RDMA cannot encrypt";
     let ruled_out = (encrypts && policy != Policy::Off && may_matter(settings)).then(|| open.to_owned());
     let Some(reason) = lacking.map(|error| error.to_string()).or(ruled_out) else {
         return Ok((devices, Vec::new()));
@@ -48,7 +48,7 @@ pub fn open(settings: &Settings) -> Result<(Devices, Vec<(Driver, String)>), Lac
     if policy == Policy::Require {
         return Err(Lacking { driver: Driver::Verbs, reason });
     }
-    tracing::info!(reason, "no RDMA device: other transports are used");
+    tracing::info!(reason, "no RDMA device; using other transports");
     Ok((devices, vec![(Driver::Verbs, reason)]))
 }
 
@@ -65,11 +65,11 @@ pub fn settle(
     }
     let tried: Result<Vec<_>, _> = (0..lanes).map(|_| devices.lane(PROBE_DEPTH)).collect();
     let Err(error) = tried else { return Ok(()) };
-    let reason = format!("it cannot serve {lanes} lanes: {error}");
+    let reason = format!("the RDMA device cannot serve {lanes} lanes (cluster.lanes): {error}");
     if settings.transport.verbs == Policy::Require {
         return Err(Lacking { driver: Driver::Verbs, reason });
     }
-    tracing::warn!(reason, "the RDMA device is not used: other transports are");
+    tracing::warn!(reason, "not using the RDMA device; using other transports");
     devices.verbs = None;
     offer.missing.push((Driver::Verbs, reason));
     Ok(())
@@ -103,7 +103,7 @@ pub fn of(devices: &Devices, driver: Driver) -> Result<&dyn Device, String> {
         Driver::Shm => Ok(&devices.shm),
         Driver::Tcp => Ok(&devices.tcp),
         Driver::Verbs => {
-            devices.verbs().ok_or_else(|| "verbs was chosen, and this process has no RDMA device".into())
+            devices.verbs().ok_or_else(|| "verbs was selected, but this process has no RDMA device".into())
         }
     }
 }

@@ -17,7 +17,7 @@ pub enum StartError {
     #[error("cannot start its thread: {0}")]
     Thread(#[from] std::io::Error),
     /// It was not ready in time, and was asked to stop.
-    #[error("it was not ready within {waited_ms} ms")]
+    #[error("it did not become ready within {waited_ms} ms")]
     Late {
         /// How long it took.
         waited_ms: u64,
@@ -112,7 +112,7 @@ impl<T> Embedded<T> {
         }
         self.stop("it was dropped");
         if let Err(error) = self.wait() {
-            tracing::warn!(%error, "a {} in this process ended badly", self.name);
+            tracing::warn!(%error, "the {} in this process failed", self.name);
         }
     }
 }

@@ -121,7 +121,7 @@ pub fn run_main_with_code(
             code_of(&error) as u8
         }
         Err(_) => {
-            report(name, "internal error, a bug of Gradwire; the panic message above says where");
+            report(name, "internal error, a bug in Gradwire; the panic message above says where");
             ExitCode::Internal as u8
         }
     };

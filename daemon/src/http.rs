@@ -143,8 +143,8 @@ pub async fn bind(address: &str) -> Result<Option<TcpListener>, Failure> {
 /// What is to be known of an address that other hosts may reach.
 fn open_to_others(address: SocketAddr) -> Option<String> {
     let text = format!(
-        "metrics, status and trace at {address} are open to whoever reaches it: let only monitoring do so, or set node.http to a \
-         loopback address"
+        "metrics, status and trace at {address} are readable without authentication: restrict access to your monitoring, or set \
+         node.http to a loopback address"
     );
     (!local::is_loopback(address)).then_some(text)
 }
@@ -219,7 +219,7 @@ async fn serve(stream: TcpStream, router: Router, place: Place) {
                 tracing::debug!(%error, "HTTP connection ended");
             }
         }
-        () = place.lost() => tracing::debug!("an idle HTTP connection made room for others"),
+        () = place.lost() => tracing::debug!("closed an idle HTTP connection to make room"),
         () = tokio::time::sleep(Duration::from_millis(CONNECTION_MS)) => {}
     }
 }
@@ -254,20 +254,21 @@ async fn show_status(State(state): State<HttpState>) -> Response {
 async fn show_targets(State(state): State<HttpState>) -> Response {
     match &state.targets {
         Some(targets) => as_json(targets().to_string() + "\n"),
-        None => (StatusCode::NOT_FOUND, "only the scheduler knows the targets\n").into_response(),
+        None => (StatusCode::NOT_FOUND, "only the scheduler serves /targets\n").into_response(),
     }
 }
 
 async fn show_trace(State(state): State<HttpState>) -> Response {
     let Some(flight) = state.flight else { return no_flight() };
     let Ok(place) = state.tracing.try_acquire_owned() else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "it is being shown to others; ask again\n").into_response();
+        return (StatusCode::SERVICE_UNAVAILABLE, "busy: other clients are reading this; retry\n")
+            .into_response();
     };
     // This thread has heartbeats to send.
     let made = tokio::task::spawn_blocking(move || serde_json::to_string(&flight.dump("asked")));
     match made.await {
         Ok(Ok(text)) => as_json(Bytes::from_owner(Trace { text: text + "\n", _place: place })),
-        _ => (StatusCode::INTERNAL_SERVER_ERROR, "it cannot be shown\n").into_response(),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, "internal error: cannot render this\n").into_response(),
     }
 }
 
@@ -290,7 +291,7 @@ async fn show_clock(State(state): State<HttpState>) -> Response {
 }
 
 fn no_flight() -> Response {
-    (StatusCode::NOT_FOUND, "this process has no recorder\n").into_response()
+    (StatusCode::NOT_FOUND, "this process has no flight recorder; set log.recorder_events\n").into_response()
 }
 
 fn as_json(body: impl Into<Body>) -> Response {
@@ -446,7 +447,7 @@ mod tests {
         for address in ["0.0.0.0:9095", "[::]:9095", "10.0.0.1:9095", "[2001:db8::1]:9095"] {
             let warning = open_to_others(address.parse().unwrap()).unwrap();
             assert!(
-                warning.starts_with(&format!("metrics, status and trace at {address} are open")),
+                warning.starts_with(&format!("metrics, status and trace at {address} are readable")),
                 "{warning}"
             );
         }

@@ -85,7 +85,7 @@ impl<R> Lane<R> {
 pub fn late<R>(lanes: &[Known<R>]) -> impl Iterator<Item = Wait> {
     let late = lanes.iter().enumerate().filter(|(_, lane)| lane.late_ms >= LATE_MS);
     late.map(|(index, lane)| Wait {
-        what: format!("lane {index} has not answered"),
+        what: format!("lane {index} did not answer"),
         of: None,
         waited_ms: lane.late_ms,
         cause: WaitCause::Lane,

@@ -53,7 +53,7 @@ fn told_by(role: Role) -> &'static [OfSettings] {
 
 /// Adds the settings that others of the process's series are to be compared with.
 pub fn add_settings(registry: &Registry, role: Role, settings: &Settings) -> Result<(), prometheus::Error> {
-    let about = Opts::new("gradwire_setting_value", "What a setting says, in the setting's own unit.");
+    let about = Opts::new("gradwire_setting_value", "Value of a setting, in the setting's own unit.");
     let values = IntGaugeVec::new(about, &["name"])?;
     for (name, read) in told_by(role) {
         values.with_label_values(&[name]).set(i64::try_from(read(settings)).unwrap_or(i64::MAX));
@@ -68,7 +68,7 @@ const OF_DEVICES: [OfDevices; 2] = [
     ("gradwire_registered_bytes", "Bytes registered with the RDMA device.", Devices::registered_bytes),
     (
         "gradwire_device_objects_kept",
-        "Objects that the RDMA device did not give back.",
+        "Objects that the RDMA device failed to release.",
         Devices::kept_objects,
     ),
 ];
@@ -79,7 +79,7 @@ pub fn add_devices(registry: &Registry, devices: &Devices) -> Result<(), prometh
         let gauge = IntGauge::new(name, help)?;
         registry.register(Box::new(OfDevice { devices: devices.clone(), gauge, read }))?;
     }
-    let help = "What the port of the RDMA device counts, for all that use it, since this process opened it.";
+    let help = "Counters of the RDMA device's port, over all its users, since this process opened it.";
     let about = Opts::new("gradwire_rdma_port_total", help);
     let counters = IntCounterVec::new(about, &["device", "port", "counter"])?;
     registry.register(Box::new(OfPort { devices: devices.clone(), counters }))
@@ -155,15 +155,14 @@ pub fn add_security(
     settings: &SecuritySettings,
     security: &Security,
 ) -> Result<(), prometheus::Error> {
-    let help =
-        "1 where both sides of control connections show certificates; `mode` is the setting security.mode.";
+    let help = "1 if control connections use mutual TLS; `mode` is the setting security.mode.";
     let tls = IntGauge::with_opts(
         Opts::new("gradwire_control_plane_tls", help).const_label("mode", settings.mode.to_string()),
     )?;
     tls.set(security.is_on().into());
     registry.register(Box::new(tls))?;
     if security.is_on() {
-        let help = "When this process's certificate expires, in seconds since 1970.";
+        let help = "Time at which this process's certificate expires, in seconds since 1970.";
         let gauge = IntGauge::new("gradwire_certificate_expiry_timestamp_seconds", help)?;
         registry.register(Box::new(Expiry { security: security.clone(), gauge }))?;
     }

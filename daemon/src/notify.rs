@@ -66,7 +66,7 @@ impl Notify {
         match connect(address) {
             Ok(socket) => Self(Some(Arc::new(Manager { socket, watchdog, said: Mutex::default() }))),
             Err(error) => {
-                tracing::warn!(%error, address, "the service manager that {SOCKET} names is not told anything");
+                tracing::warn!(%error, address, "cannot notify the service manager named by {SOCKET}");
                 Self::default()
             }
         }
@@ -169,7 +169,7 @@ impl Notify {
         if silent > 0 && !was_silent {
             tracing::warn!(
                 silent,
-                "data threads do not answer; the service manager's watchdog is not fed until they do"
+                "data threads do not answer; the service manager's watchdog is not notified until they do"
             );
         }
     }
@@ -184,7 +184,7 @@ impl Manager {
     fn say(&self, words: &str) {
         // The next word comes soon; where the manager does not read, none is to wait for it.
         if let Err(error) = self.socket.send(words.as_bytes()) {
-            tracing::debug!(%error, words, "the service manager was not told");
+            tracing::debug!(%error, words, "cannot notify the service manager");
         }
     }
 }

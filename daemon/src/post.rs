@@ -92,7 +92,7 @@ fn bounded(body: &[u8]) -> Result<(), PostError> {
 /// A handler of messages that did not return in time: what waits for it was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "handler {app} of messages has not returned within {waited_ms} ms; look what it waits for (it must not wait for answers)"
+    "message handler {app} did not return within {waited_ms} ms: check what it waits for (it must not wait for replies)"
 )]
 pub struct Stuck {
     /// Its number.
@@ -229,7 +229,7 @@ impl Posts {
         tokio::spawn(async move {
             while let Some(message) = queue.recv().await {
                 if let Err(error) = link.send(&message).await {
-                    tracing::debug!(%error, "a message for others was not sent");
+                    tracing::debug!(%error, "cannot send a message to other members");
                 }
             }
         });
@@ -237,7 +237,7 @@ impl Posts {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => {
                 // Whoever waits for it hears of its deadline.
-                tracing::warn!(waiting = LINK_MAX, "too many messages wait for a scheduler: one is let go");
+                tracing::warn!(waiting = LINK_MAX, "too many messages wait for a scheduler; dropped one");
                 true
             }
             Err(TrySendError::Closed(_)) => false,
@@ -352,7 +352,7 @@ impl Posts {
         match answer.recv_timeout(within.saturating_add(GRACE)) {
             Ok(result) => result,
             Err(RecvTimeoutError::Timeout) => {
-                Err(refused("the scheduler did not answer in time; it is stuck or overloaded"))
+                Err(refused("the scheduler did not answer in time: it is stuck or overloaded"))
             }
             Err(RecvTimeoutError::Disconnected) => {
                 Err(refused("this member has left the job, or the job has ended"))
@@ -397,10 +397,10 @@ impl Drop for Inner {
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
         if ended.recv_timeout(END_WITHIN) == Err(RecvTimeoutError::Timeout) {
             let stuck =
-                self.known.stuck().map_or_else(|| "a callback does not return".into(), |s| s.to_string());
-            tracing::error!("the thread of messages is left behind: {stuck}");
+                self.known.stuck().map_or_else(|| "a callback did not return".into(), |s| s.to_string());
+            tracing::error!("abandoned the message thread: {stuck}");
         } else if thread.join().is_err() {
-            tracing::error!("the thread of messages panicked");
+            tracing::error!("the message thread panicked");
         }
     }
 }

@@ -17,13 +17,15 @@ pub const DIE_WITH_PARENT: &str = "GRADWIRE_DIE_WITH_PARENT";
 #[derive(Debug, Error)]
 pub enum OrphanError {
     /// It died before we could ask the kernel to watch it.
-    #[error("the parent process {parent} is gone; start this process through `gradwire launch` again")]
+    #[error("the parent process {parent} has exited: restart this process with `gradwire launch`")]
     Gone {
         /// Its process id.
         parent: String,
     },
     /// The kernel refused.
-    #[error("cannot ask to die with the parent process; unset {DIE_WITH_PARENT} to run without")]
+    #[error(
+        "cannot arrange to exit together with the parent process: unset {DIE_WITH_PARENT} to run without"
+    )]
     Kernel(#[from] io::Error),
 }
 

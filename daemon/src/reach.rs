@@ -14,7 +14,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// What to look at where probes fail; `gradwire doctor` tries the same.
-pub const BLOCKED: &str = "the data path is blocked: a firewall (RDMA over Ethernet is UDP port 4791)?";
+pub const BLOCKED: &str =
+    "the data path is blocked: check for a firewall (RDMA over Ethernet uses UDP port 4791)";
 /// A RDMA device gets this part of the time, so that another driver has some left.
 const VERBS_PART: u32 = 3;
 
@@ -57,7 +58,7 @@ pub async fn ask(
     fix: &str,
 ) -> Result<(Connection, ServerOffer), Unreached> {
     let (host, port) = split_address("data_address", address)
-        .map_err(|_| Unreached::refused("its address is not host:port"))?;
+        .map_err(|_| Unreached::refused("its address is not HOST:PORT"))?;
     let within_ms = connect.as_millis() as u64;
     let stream = connect_with_retry(host, port, within_ms, fix).await.map_err(Unreached::io)?;
     let whom = Some((job, Role::Server));
@@ -85,7 +86,7 @@ pub fn connect(
     deadline: Instant,
 ) -> Result<Vec<ChannelSetup>, String> {
     if usize::from(offer.lanes) != queues.len() {
-        return Err(format!("it has {} lanes, the cluster {}", offer.lanes, queues.len()));
+        return Err(format!("it has {} lanes, the cluster has {}", offer.lanes, queues.len()));
     }
     let device = devices::of(devices, offer.choice.driver)?;
     let connect = |(index, queue): (u16, &CqHandle)| {
@@ -104,9 +105,9 @@ pub async fn exchange(
     link.send_within(&ToServer::Inboxes(ours), limit).await.map_err(Unreached::io)?;
     match link.receive_within::<FromServer>(limit).await.map_err(Unreached::io)? {
         Some(FromServer::Inboxes(inboxes)) if inboxes.len() == lanes => Ok(inboxes),
-        Some(FromServer::Inboxes(_)) => Err(Unreached::io("it told the wrong number of inboxes")),
+        Some(FromServer::Inboxes(_)) => Err(Unreached::io("it sent the wrong number of inboxes")),
         Some(FromServer::Refused { reason }) => Err(Unreached::refused(reason)),
-        _ => Err(Unreached::refused("it did not tell its inboxes")),
+        _ => Err(Unreached::refused("it did not send its inboxes")),
     }
 }
 

@@ -28,7 +28,7 @@ pub fn on_hangup(loaded: &Loaded, read: Read, filter: Filter) -> io::Result<()> 
             match read().and_then(|next| take(&mut in_force, &next, &filter)) {
                 Ok((taken, waiting)) => tell(&taken, &waiting),
                 Err(error) => {
-                    tracing::error!(%error, "SIGHUP: the settings cannot be used; those in force stay");
+                    tracing::error!(%error, "SIGHUP: invalid settings; keeping the current ones");
                 }
             }
         }
@@ -64,13 +64,13 @@ fn take(
 
 fn tell(taken: &[&str], waiting: &Waiting) {
     if taken.is_empty() && waiting.is_empty() {
-        tracing::info!("SIGHUP: the settings are those in force");
+        tracing::info!("SIGHUP: no setting has changed");
     }
     for key in taken {
-        tracing::info!("SIGHUP: {key} is in force as it is said now");
+        tracing::info!("SIGHUP: applied the new value of {key}");
     }
     for (key, before, now) in waiting {
-        tracing::warn!("SIGHUP: {key} stays {before:?}; restart this process for {now:?}");
+        tracing::warn!("SIGHUP: {key} remains {before:?}: restart this process to apply {now:?}");
     }
 }
 

@@ -21,13 +21,11 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
         return Ok(bytes);
     }
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other(
-            "it is no file that can be read whole, but a directory, a pipe or a device",
-        ));
+        return Err(io::Error::other("not a regular file: it is a directory, a pipe or a device"));
     }
     file.take(BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > BYTES_MAX {
-        return Err(io::Error::other("it has more than 1 MiB: is it the right file?"));
+        return Err(io::Error::other("the file is larger than 1 MiB; is it the right file?"));
     }
     Ok(bytes)
 }
@@ -50,7 +48,7 @@ mod tests {
         std::fs::write(&file, &most).unwrap();
         assert_eq!(read(&file).unwrap(), most);
         std::fs::write(&file, [&most[..], b"x"].concat()).unwrap();
-        assert!(read(&file).unwrap_err().to_string().contains("more than 1 MiB"));
+        assert!(read(&file).unwrap_err().to_string().contains("larger than 1 MiB"));
         std::fs::write(&file, [0xFF]).unwrap();
         assert_eq!(read_text(&file).unwrap_err().kind(), io::ErrorKind::InvalidData);
         std::fs::remove_file(&file).unwrap();
@@ -63,7 +61,7 @@ mod tests {
         let pipe = directory.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         for path in [&pipe, Path::new("/dev/zero"), directory.path()] {
-            assert!(read(path).unwrap_err().to_string().contains("it is no file"), "{}", path.display());
+            assert!(read(path).unwrap_err().to_string().contains("not a regular file"), "{}", path.display());
         }
         assert_eq!(read_text(Path::new("/dev/null")).unwrap(), "", "no settings");
     }

@@ -85,18 +85,18 @@ impl ClusterStatus {
         match self.phase {
             JobPhase::Assembling => format!("waiting for members: {counts}"),
             JobPhase::Rebuilding => {
-                format!("waiting for the members of a job whose scheduler was lost: {counts}")
+                format!("recovering: waiting for members of the previous scheduler: {counts}")
             }
             JobPhase::Running if self.uncopied_chunks > 0 => {
                 let uncopied = self.uncopied_chunks;
                 format!(
-                    "running: {counts}, round {round}, epoch {}, {uncopied} chunks without a copy",
+                    "running: {counts}, round {round}, epoch {}, {uncopied} chunks without a replica",
                     self.epoch
                 )
             }
             JobPhase::Running => format!("running: {counts}, round {round}, epoch {}", self.epoch),
             JobPhase::Ending | JobPhase::Ended => {
-                format!("the job ends: {}", self.ending.as_deref().unwrap_or("no reason was given"))
+                format!("the job is ending: {}", self.ending.as_deref().unwrap_or("no reason was given"))
             }
         }
     }

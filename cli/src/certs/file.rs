@@ -24,7 +24,7 @@ pub(super) fn make(directory: &Path, mode: u32) -> Result<(), Failure> {
         .recursive(true)
         .mode(mode)
         .create(directory)
-        .with_context(|| format!("cannot make the directory {}", directory.display()))
+        .with_context(|| format!("cannot create the directory {}", directory.display()))
         .code(ExitCode::Io)
 }
 

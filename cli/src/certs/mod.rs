@@ -23,13 +23,14 @@ const CA_KEY: &str = "ca.key";
 const CERTIFICATE: &str = "certificate.pem";
 const KEY: &str = "key.pem";
 
-/// Make and show the certificates by which a cluster's processes know each other: init, issue, show
+/// Create and show the certificates that a cluster's processes authenticate with: init, issue, show
 ///
-/// Beyond loopback both sides of every control connection show a certificate. One authority signs them all: make it once
-/// (`gradwire certs init`), on a machine that you trust, and keep its key there. Then issue one certificate for each role or
-/// host (`gradwire certs issue --role server --out DIR`) and copy DIR to where the processes run. The settings security.ca,
-/// security.certificate and security.key name the three files in it. A certificate says what its holder may be: a role, and
-/// a job or all jobs; names of hosts are not looked at. Renewed files are read without a restart.
+/// On addresses other than loopback, both sides of every control connection present a certificate. One authority signs all
+/// certificates: create it once (`gradwire certs init`) on a machine that you trust, and keep its key there. Then issue one
+/// certificate for each role or host (`gradwire certs issue --role server --out DIR`), and copy DIR to the hosts of the
+/// processes. The settings security.ca, security.certificate and security.key name the three files in DIR. A certificate is
+/// valid for one role or all roles, and for one job or all jobs; host names are not checked. Processes read renewed files
+/// without a restart.
 #[derive(Args, Debug)]
 pub(crate) struct CertsArgs {
     #[command(subcommand)]
@@ -38,49 +39,49 @@ pub(crate) struct CertsArgs {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Make the authority: ca.pem, which every process gets, and ca.key, which nobody else gets.
+    /// Create the authority: ca.pem, which every process needs, and ca.key, which must stay secret.
     Init(InitArgs),
-    /// Make the certificate of a role, or of all: a directory with ca.pem, certificate.pem and key.pem.
+    /// Issue a certificate for one role or all roles: a directory with ca.pem, certificate.pem and key.pem.
     Issue(IssueArgs),
-    /// Say what certificates are for and until when.
+    /// Show the role, job and expiry of certificates.
     Show(show::ShowArgs),
 }
 
 #[derive(Args, Debug)]
 struct InitArgs {
-    /// Where the authority is kept; made where it is not there.
+    /// Directory of the authority; created if it does not exist.
     #[arg(long, value_name = "DIR", default_value = "gradwire-ca")]
     ca: PathBuf,
     /// Its name, for people.
     #[arg(long, default_value = "Gradwire cluster")]
     name: String,
-    /// Days for which it is good.
+    /// Validity in days.
     #[arg(long, default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..))]
     days: u32,
 }
 
 #[derive(Args, Debug)]
 struct IssueArgs {
-    /// Where the authority is kept.
+    /// Directory of the authority.
     #[arg(long, value_name = "DIR", default_value = "gradwire-ca")]
     ca: PathBuf,
-    /// What the holder may be: scheduler, server, worker, or any. A renewal is for what the one before was for, unless said.
+    /// Role of the holder: scheduler, server, worker, or any. Default for a renewal: the roles of the previous certificate.
     #[arg(long, value_parser = role, required_unless_present = "replace")]
     role: Option<Word<Role>>,
-    /// The job that it may be of: the setting `job`, or any. Unless said it is any, and in a renewal what it was.
+    /// Job of the holder: the setting `job`, or any. Default: any; for a renewal, the jobs of the previous certificate.
     #[arg(long, value_parser = job)]
     job: Option<Word<JobId>>,
-    /// Directory for the three files; made where it is not there.
+    /// Directory for the three files; created if it does not exist.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// A name for people; what it is for, unless said.
+    /// Name shown to people. Default: role and job.
     #[arg(long)]
     name: Option<String>,
-    /// Days for which it is good.
+    /// Validity in days.
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..))]
     days: u32,
-    /// Put the new files in the place of those that are there: a renewal. Role and job stay unless they are said, owner, group
-    /// and mode stay, and so do other authorities in ca.pem. Processes that run read them by themselves.
+    /// Renew: replace existing files. Role and job are kept unless given; owner, group, mode and other authorities in ca.pem
+    /// are kept. Running processes read the new files without a restart.
     #[arg(long)]
     replace: bool,
 }
@@ -126,7 +127,7 @@ fn init(args: &InitArgs) -> Result<String, Failure> {
     let taken = [CA, CA_KEY].iter().map(|name| directory.join(name)).find(|path| path.exists());
     if let Some(path) = taken {
         let text = format!(
-            "{} is there already: another authority's certificates would be refused; name another directory with --ca, or remove it",
+            "{} already exists, and certificates of another authority would be rejected: name another directory with --ca, or remove it",
             path.display()
         );
         return Err(Failure::message(ExitCode::Io, text));
@@ -148,7 +149,7 @@ fn init(args: &InitArgs) -> Result<String, Failure> {
 fn issue(args: &IssueArgs) -> Result<String, Failure> {
     let read = |name: &str| {
         let path = args.ca.join(name);
-        let fix = "make the authority with `gradwire certs init`, or say with --ca where it is";
+        let fix = "create the authority with `gradwire certs init`, or give its directory with --ca";
         small_file::read_text(&path)
             .with_context(|| format!("cannot read {}; {fix}", path.display()))
             .code(ExitCode::Io)
@@ -157,8 +158,7 @@ fn issue(args: &IssueArgs) -> Result<String, Failure> {
     let out = &args.out;
     let taken = [KEY, CERTIFICATE].iter().map(|name| out.join(name)).find(|path| path.exists());
     if let Some(path) = taken.filter(|_| !args.replace) {
-        let text =
-            format!("{} is there already; give --replace to renew it, or another --out", path.display());
+        let text = format!("{} already exists: give --replace to renew it, or another --out", path.display());
         return Err(Failure::message(ExitCode::Io, text));
     }
     let names = names::of(args)?;

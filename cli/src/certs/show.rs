@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 
 #[derive(Args, Debug)]
 pub(super) struct ShowArgs {
-    /// Files of certificates, such as certificate.pem and ca.pem.
+    /// Certificate files, such as certificate.pem and ca.pem.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Print JSON: times are seconds since 1970.
@@ -61,7 +61,7 @@ fn text(name: &str, one: &Certificate, now_s: i64) -> String {
     let left_days = (one.not_after_s - now_s) / 86_400;
     let state = match now_s {
         now if now > one.not_after_s => "EXPIRED".to_owned(),
-        now if now < one.not_before_s => "NOT VALID YET: is this host's clock right?".to_owned(),
+        now if now < one.not_before_s => "NOT VALID YET: check this host's clock".to_owned(),
         _ => format!("{left_days} days left"),
     };
     format!(

@@ -14,13 +14,13 @@ const ADDRESSES_MAX: usize = 8;
 /// Why a port was not reached.
 #[derive(Debug, Error)]
 pub(super) enum DialError {
-    #[error("{host} cannot be resolved: {cause}")]
+    #[error("cannot resolve {host}: {cause}")]
     Name { host: String, cause: io::Error },
     #[error("{address} refuses connections")]
     Refused { address: SocketAddr },
-    #[error("{address} has not answered within {waited_ms} ms")]
+    #[error("{address} did not answer within {waited_ms} ms")]
     Silent { address: SocketAddr, waited_ms: u64 },
-    #[error("there is no way to {address}: {cause}")]
+    #[error("no route to {address}: {cause}")]
     NoWay { address: SocketAddr, cause: io::Error },
 }
 
@@ -30,7 +30,7 @@ impl DialError {
         match self {
             Self::Name { .. } => "correct the name, or add it to DNS or /etc/hosts".into(),
             Self::Refused { address } => format!(
-                "nobody listens on TCP port {} there, or a firewall rejects it: start {program}, check address and port",
+                "no process listens on TCP port {} there, or a firewall rejects it: start {program}, check address and port",
                 address.port()
             ),
             Self::Silent { address, .. } => format!(

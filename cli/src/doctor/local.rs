@@ -76,15 +76,15 @@ fn sources(loaded: &Loaded) -> Check {
 fn certificates(settings: &Settings, role: Role) -> Option<Check> {
     let what = "certificates";
     if settings.security.mode == SecurityMode::Off {
-        let fix = "make certificates (gradwire certs), unless everybody who reaches this network is trusted";
-        return Some(Check::warn(what, "security.mode = \"off\": nobody is authenticated", fix));
+        let fix = "create certificates (gradwire certs), unless every process on this network is trusted";
+        return Some(Check::warn(what, "security.mode = \"off\": peers are not authenticated", fix));
     }
     let (security, expires_s) = match Security::open(settings, Some(role)) {
         Ok(security) => (security.is_on(), security.expires_s()),
         Err(error) => return Some(Check::fail(what, ExitCode::Config, error.to_string(), "")),
     };
     let left_s = expires_s? - now_s();
-    let seen = format!("good for a {role} of job {}, for {} more days", settings.job, left_s / 86_400);
+    let seen = format!("valid for a {role} of job {}, for {} more days", settings.job, left_s / 86_400);
     security.then(|| match left_s < RENEW_S {
         true => Check::warn(what, seen, "renew it with `gradwire certs issue`"),
         false => Check::good(what, seen),

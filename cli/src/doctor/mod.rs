@@ -25,37 +25,35 @@ use std::net::SocketAddr;
 /// Where a listening doctor is unless said: next to the scheduler's port.
 const PORT: u16 = 9094;
 
-/// Looks for what would keep a job from running, on this host and between hosts, and says how to mend it.
+/// Check this host, and the connections to other hosts, for problems that would keep a job from running, and show the fixes.
 ///
-/// Alone, it checks this host as a daemon with these settings would find it: memory that may be pinned, RDMA devices
-/// with their ports and addresses, shared memory, the transports that are left, open files, the addresses to bind and to
-/// advertise, and, with --scheduler, whether a scheduler of this release and job answers there. As a scheduler it looks at
-/// certificates, open files and the addresses that a scheduler binds. Each check is one line:
-/// ok, warn (a job runs, not as well as it could, such as over TCP for lack of memory that may be pinned) or FAIL (a job
-/// would fail), what was looked at, what was seen, and the fix.
+/// Without --peer, it checks this host with the settings of a daemon: the limit of pinned memory, RDMA devices with their
+/// ports and addresses, shared memory, usable transports, open files, the addresses to bind and to advertise, and, with
+/// --scheduler, whether a scheduler of this release and job answers. For the role scheduler it checks certificates, open
+/// files and the addresses that a scheduler binds. Each check prints one line: ok, warn (a job runs, but more slowly) or FAIL
+/// (a job would fail), the subject of the check, the finding, and the fix.
 ///
-/// Between hosts it writes: start `gradwire doctor --listen` on one and `gradwire doctor --peer HOST:PORT` on another.
-/// For every driver that both have a channel is opened, a pattern is written each way and compared, and round trips and
-/// throughput are measured; the table says which driver a job would use between them, and why.
+/// To check the connection of two hosts, start `gradwire doctor --listen` on one and `gradwire doctor --peer HOST:PORT` on
+/// the other. For every transport that both have, it opens a channel, transfers and compares a pattern in each direction, and
+/// measures round trips and throughput. The table shows which transport a job would use, and why.
 #[derive(Args, Debug)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct DoctorArgs {
-    /// Answer other hosts' --peer until SIGTERM. Without an address at node.bind, port 9094; port 0 lets the system
-    /// choose. Beyond loopback this needs certificates, as daemons do, or --set security.mode=off: then anybody who
-    /// reaches the port is answered.
+    /// Answer --peer of other hosts until SIGTERM. Default address: node.bind, port 9094; port 0 selects a free port. On
+    /// addresses other than loopback this requires certificates, as daemons do, or --set security.mode=off, which answers
+    /// every peer.
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, conflicts_with_all = ["peer", "json"])]
     listen: Option<Option<SocketAddr>>,
-    /// With --listen: end after the first visit.
+    /// With --listen: exit after the first visit.
     #[arg(long, requires = "listen")]
     once: bool,
-    /// Try the ways to a doctor that listens there. May be repeated.
+    /// Test all transports to a listening doctor at this address. May be repeated.
     #[arg(long, value_name = "HOST:PORT")]
     peer: Vec<String>,
     /// Print one JSON object: checks, peers and the exit code.
     #[arg(long)]
     json: bool,
-    /// As which daemon it looks: scheduler, server or worker. The settings of a unit are /etc/gradwire/ROLE.toml, to name
-    /// with --config.
+    /// Role whose settings are checked: scheduler, server or worker. For a systemd unit, give --config /etc/gradwire/ROLE.toml.
     #[arg(long, value_name = "ROLE", default_value = "worker", value_parser = role)]
     role: Role,
     #[command(flatten)]

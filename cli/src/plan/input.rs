@@ -24,9 +24,7 @@ pub(super) fn tensors(text: &str) -> Result<Vec<Listed>, String> {
             return Err(format!("line {number}: write a name and a shape, such as fc6.weight 4096x25088"));
         };
         if let Some(first) = seen.insert(name, number) {
-            return Err(format!(
-                "line {number}: {name} stands on line {first} already; give it another name"
-            ));
+            return Err(format!("line {number}: {name} is already on line {first}; give it another name"));
         }
         let dims = dims(shape).map_err(|error| format!("line {number}: {error}"))?;
         if !is_countable(&dims) {
@@ -40,7 +38,7 @@ pub(super) fn tensors(text: &str) -> Result<Vec<Listed>, String> {
         let subject = Subject { key, dims, element_bytes, coded, whole, trace: None };
         listed.push(Listed { name: name.to_owned(), shape: shape.to_owned(), subject });
     }
-    if listed.is_empty() { Err("it lists no tensors".into()) } else { Ok(listed) }
+    if listed.is_empty() { Err("the list contains no tensors".into()) } else { Ok(listed) }
 }
 
 /// Lines with something on them, as words, with their numbers.
@@ -77,7 +75,7 @@ fn is_countable(dims: &[Dim]) -> bool {
 fn length(word: &str) -> Result<u64, String> {
     let length = word.parse().ok().filter(|length| *length > 0);
     length.ok_or_else(|| {
-        format!("{word:?} is no dimension; write a length from 1, ? or ?<=LENGTH, joined by x")
+        format!("invalid dimension {word:?}: write a length of at least 1, ? or ?<=LENGTH, separated by x")
     })
 }
 
@@ -142,7 +140,7 @@ mod tests {
             ("", "no tensors"),
             ("a", "line 1: write a name and a shape"),
             ("a 4 5", "line 1: write a name and a shape"),
-            ("a 4\na 5", "line 2: a stands on line 1"),
+            ("a 4\na 5", "line 2: a is already on line 1"),
             ("a 4\nb 4x0", "line 2: \"0\" is no dimension"),
             ("a 4x", "\"\" is no dimension"),
             ("a ?<=x4", "\"\" is no dimension"),

@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Show how each tensor of a list would travel, and why, without a cluster
+/// Show the placement that each tensor of a list would get, and why, without a cluster
 ///
 /// FILE lists one f32 tensor a line, a name and a shape:
 ///
@@ -26,25 +26,25 @@ use std::path::{Path, PathBuf};
 ///   embedding  ?<=1000x64
 ///   scale      ?
 ///
-/// `?` is a dimension that changes between operations, `?<=1000` one with a known maximum. Empty lines
-/// and what follows a # are ignored.
+/// `?` is a dimension that changes between operations, `?<=1000` one with a known maximum. Empty lines and comments
+/// (after #) are ignored.
 ///
-/// Where the length of a tensor may change, or no RDMA device moves the bytes, shape or driver decide.
-/// Else writers and budget do: tensors of a chunk and more that several workers contribute to get key
-/// buffers at the servers (static) while they fit; the others share the inbox (slot). rendezvous-write
-/// is never chosen by itself: static does the same, and asks once only.
+/// If the length of a tensor may change, or if the transport is not RDMA, shape and transport determine the placement.
+/// Otherwise writers and budget do: tensors of at least one chunk with several contributing workers get key buffers at
+/// the servers (static) while the budget lasts; all others share the receive slots (slot). rendezvous-write is never
+/// selected automatically, because static does the same with fewer messages.
 ///
-/// What no flag says is as daemons here would have it: from GRADWIRE_* variables and ./gradwire.toml.
+/// Defaults come from the settings of this host: GRADWIRE_* variables and ./gradwire.toml.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct PlanArgs {
-    /// The list of tensors; - reads standard input.
+    /// File with the list of tensors; - reads standard input.
     #[arg(value_name = "FILE")]
     tensors: PathBuf,
-    /// How many workers [default: cluster.workers]
+    /// Number of workers [default: cluster.workers]
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     workers: Option<u32>,
-    /// How many servers [default: cluster.servers]
+    /// Number of servers [default: cluster.servers]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SERVERS_MAX)))]
     servers: Option<u32>,
     /// Lanes of the cluster: each server has memory.spill_bytes for each [default: cluster.lanes]
@@ -56,10 +56,10 @@ pub(crate) struct PlanArgs {
     /// Bytes of a chunk [default: cluster.chunk_bytes]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX))]
     chunk_bytes: Option<u64>,
-    /// The driver between workers and servers.
+    /// Transport between workers and servers.
     #[arg(long, value_name = "NAME", value_enum, default_value_t = Transport::Verbs)]
     driver: Transport,
-    /// How contributions travel, for all tensors [default: transport.placement]
+    /// Placement for all tensors [default: transport.placement]
     #[arg(long, value_name = "NAME", value_parser = PLACEMENTS)]
     placement: Option<String>,
     /// What the first iteration has shown, a line for each tensor: its name, how many contributions, bytes of the

@@ -25,14 +25,14 @@ impl Whose {
     fn fix(self) -> &'static str {
         match self {
             Self::Scheduler => "is the scheduler running, and is this its HTTP address?",
-            Self::Member => "does it live, and can its HTTP endpoints (node.http) be reached from here?",
+            Self::Member => "is it running, and are its HTTP endpoints (node.http) reachable from here?",
         }
     }
 
     fn no_http(self) -> &'static str {
         match self {
             Self::Scheduler => "give the scheduler's HTTP address, not its control address",
-            Self::Member => "something else has its address: is it the member's still?",
+            Self::Member => "another program uses this address; check that the member still has it",
         }
     }
 }
@@ -42,9 +42,9 @@ pub(crate) async fn get(whose: Whose, address: &str, path: &str) -> Result<Vec<u
     let fix = whose.fix();
     let whole = timeout(Duration::from_millis(GET_MS), exchange(address, path)).await;
     let answer = whole
-        .with_context(|| format!("{address} has not answered within {GET_MS} ms; {fix}"))
+        .with_context(|| format!("{address} did not answer within {GET_MS} ms; {fix}"))
         .code(ExitCode::SchedulerUnreachable)?
-        .with_context(|| format!("cannot ask {address}; {fix}"))
+        .with_context(|| format!("cannot connect to {address}; {fix}"))
         .code(ExitCode::SchedulerUnreachable)?;
     body(whose, address, answer)
 }
@@ -53,7 +53,7 @@ pub(crate) async fn get(whose: Whose, address: &str, path: &str) -> Result<Vec<u
 pub(crate) async fn get_status(address: &str) -> Result<(ClusterStatus, Vec<u8>), anyhow::Error> {
     let body = get(Whose::Scheduler, address, "/status").await?;
     let status = serde_json::from_slice(&body).map_err(|error| {
-        let text = format!("{address} does not answer like a scheduler of this release: {error}");
+        let text = format!("{address} did not answer like a scheduler of this release: {error}");
         Failure::message(ExitCode::Failure, text)
     })?;
     Ok((status, body))
@@ -84,7 +84,7 @@ fn body(whose: Whose, address: &str, mut answer: Vec<u8>) -> Result<Vec<u8>, any
     });
     answer.drain(..end + END.len());
     if length.is_some_and(|length| length != answer.len()) {
-        bail!("the answer of {address} is cut off after {} bytes", answer.len());
+        bail!("the answer of {address} is truncated after {} bytes", answer.len());
     }
     Ok(answer)
 }

@@ -23,16 +23,16 @@ const WATCH_MS: u64 = 1_000;
 /// Looks in a row that may fail.
 const MISSES_MAX: u32 = 3;
 
-/// Shows a job as its scheduler sees it: who is there and who is silent, links with driver and rate, rounds,
-/// and the operation that waits longest.
+/// Show a job as its scheduler sees it: members and their state, links with transport and rate, rounds, and the operation
+/// that has been waiting longest.
 #[derive(Args, Debug)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     whom: Whom,
-    /// Print the scheduler's JSON as it is.
+    /// Print the scheduler's JSON unchanged.
     #[arg(long)]
     json: bool,
-    /// Show it again every second, until the job ends or Ctrl-C.
+    /// Refresh every second, until the job ends or Ctrl-C.
     #[arg(long)]
     watch: bool,
 }
@@ -102,7 +102,7 @@ async fn watch(
             Err(error) if is_ending(&status) && code_of(&error) == ExitCode::SchedulerUnreachable => break,
             Err(error) if missed < MISSES_MAX => {
                 missed += 1;
-                writeln!(io::stderr().lock(), "{error:#}; asking again ({missed} of {MISSES_MAX})")?;
+                writeln!(io::stderr().lock(), "{error:#}; retrying ({missed} of {MISSES_MAX})")?;
             }
             Err(error) => return Err(error),
         }

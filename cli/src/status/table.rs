@@ -28,7 +28,10 @@ fn checkpoints(status: &CheckpointStatus) -> String {
     words.extend(
         status.writing.map(|round| format!("writing round {round}: {parts} of {parts_expected} parts")),
     );
-    words.extend((status.skipped > 0).then(|| format!("{} not begun beside another one", status.skipped)));
+    words.extend(
+        (status.skipped > 0)
+            .then(|| format!("{} skipped because another one was being written", status.skipped)),
+    );
     words.extend(status.failure.as_ref().map(|why| format!("last failure: {why}")));
     if words.is_empty() { String::new() } else { format!("checkpoints: {}\n", words.join("; ")) }
 }
@@ -48,7 +51,7 @@ fn head(status: &ClusterStatus) -> String {
         text.push_str(&format!("ending: {ending}\n"));
     }
     if status.uncopied_chunks > 0 {
-        text.push_str(&format!("copies under way, or missing: {} chunks\n", status.uncopied_chunks));
+        text.push_str(&format!("chunks without an up-to-date replica: {}\n", status.uncopied_chunks));
     }
     if !status.missing.is_empty() {
         text.push_str(&format!("missing: {}\n", names(&status.missing)));

@@ -32,7 +32,7 @@ impl Whom {
             return Ok(address.clone());
         }
         let unknown = || {
-            let text = "the scheduler's HTTP address is not known; give it with --scheduler-http (the scheduler \
+            let text = "unknown HTTP address of the scheduler: give it with --scheduler-http (the scheduler \
                     logs it when it starts)";
             Failure::message(ExitCode::Usage, text)
         };

@@ -24,19 +24,20 @@ const LOOK_MS: u64 = 1_000;
 /// Answers that wait to be shown.
 const ANSWERS_MAX: usize = 4;
 
-/// Watches a job in the terminal: pace and rounds, stragglers, links with driver and rate, what waits longest, memory and
-/// credits of servers. The scheduler is asked every second; where it does not answer any more, the screen says since when.
+/// Watch a job in the terminal: rounds and their rate, stragglers, links with transport and rate, the oldest waiting
+/// operation, memory and credits of servers. The view refreshes every second; if the scheduler stops answering, it shows for
+/// how long.
 ///
-/// Keys: Tab or 1 to 5 choose a table, arrows and Page keys scroll, s sorts by the next column, r turns the order round, q or
-/// Ctrl-C leaves. A narrow terminal shows the columns that matter most. Where the output is no terminal, one frame is printed
-/// as plain text, as with --once.
+/// Keys: Tab or 1 to 5 select a table, arrow and Page keys scroll, s sorts by the next column, r reverses the order, q or
+/// Ctrl-C quits. A narrow terminal shows only the most important columns. If the output is not a terminal, one frame is
+/// printed as plain text, as with --once.
 ///
-/// Ends with 0, or with 69 when the scheduler does not answer the first time.
+/// Exit code: 0, or 69 if the scheduler does not answer at the start.
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
     #[command(flatten)]
     whom: Whom,
-    /// Print one frame with all tables as plain text, and leave.
+    /// Print one frame with all tables as plain text, and exit.
     #[arg(long)]
     once: bool,
 }

@@ -79,7 +79,7 @@ pub(super) fn whole(view: &View, width: usize, now: Instant) -> Vec<Line<'static
 }
 
 fn head(view: &View, width: usize, now: Instant) -> Vec<Line<'static>> {
-    let Some(status) = &view.status else { return vec![Line::from("asking the scheduler")] };
+    let Some(status) = &view.status else { return vec![Line::from("connecting to the scheduler")] };
     let name = format!("job {}  {}", status.job, phase(status.phase));
     let more = format!("  epoch {}  up {}", status.epoch, duration(status.uptime_ms));
     let mut lines =
@@ -91,7 +91,7 @@ fn head(view: &View, width: usize, now: Instant) -> Vec<Line<'static>> {
         let since = duration(silent.as_millis() as u64);
         lines.push(warning(
             Color::Red,
-            format!("NO ANSWER for {since}, this is what was before: {}", clean(why)),
+            format!("NO ANSWER for {since}, showing the last known state: {}", clean(why)),
         ));
     }
     if let Some(ending) = &status.ending {
@@ -168,7 +168,7 @@ fn numbers(status: &ClusterStatus) -> String {
 
 fn stragglers(status: &ClusterStatus) -> Option<Line<'static>> {
     let one = |late: &daemon::status::StragglerStatus| match late.behind {
-        0 => format!("worker {} (waited for in {} % of looks)", late.worker, late.waited_for_percent),
+        0 => format!("worker {} (waited for in {} % of samples)", late.worker, late.waited_for_percent),
         behind => format!("worker {} ({behind} rounds behind)", late.worker),
     };
     let all: Vec<String> = status.stragglers.iter().map(one).collect();
@@ -194,9 +194,9 @@ fn beside(status: &ClusterStatus) -> Option<String> {
     if recovery.copied_bytes > 0 || status.uncopied_chunks > 0 {
         let lacking = match status.uncopied_chunks {
             0 => String::new(),
-            chunks => format!(", {chunks} chunks without theirs"),
+            chunks => format!(", {chunks} chunks without a replica"),
         };
-        words.push(format!("copies: {} kept up{lacking}", bytes(recovery.copied_bytes)));
+        words.push(format!("replicas: {} up to date{lacking}", bytes(recovery.copied_bytes)));
     }
     if recovery.lost > 0 {
         words.push(format!("members lost: {}", recovery.lost));
@@ -226,7 +226,7 @@ fn foot(view: &View, rows: usize) -> Line<'static> {
     } else {
         String::new()
     };
-    let keys = "q leave  Tab table  ↑↓ scroll  s sort  r turn round";
+    let keys = "q quit  Tab table  ↑↓ scroll  s sort  r reverse";
     Line::from(vec![Span::raw(place), Span::styled(keys, SOFT)])
 }
 

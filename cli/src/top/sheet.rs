@@ -68,12 +68,12 @@ impl Tab {
     pub(super) fn nothing(self) -> &'static str {
         match self {
             Self::Workers => {
-                "no worker has come; they are started with gradwire-worker, or by a program that connects"
+                "no workers yet: start them with gradwire-worker, or with a program that connects"
             }
-            Self::Servers => "no server has come; they are started with gradwire-server",
-            Self::Links => "no links yet: workers connect when all members are there",
-            Self::Barriers => "nobody waits at a barrier",
-            Self::Processes => "nobody has come yet",
+            Self::Servers => "no servers yet: start them with gradwire-server",
+            Self::Links => "no links yet: workers connect when all members have registered",
+            Self::Barriers => "no member waits at a barrier",
+            Self::Processes => "no processes have registered yet",
         }
     }
 

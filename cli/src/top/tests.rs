@@ -85,12 +85,12 @@ fn one_frame_has_everything_and_no_escape_of_a_peer() {
     for words in [
         "job 7  running  epoch 1.2  up 1 min 5 s",
         "rounds 700 to 701  12.5 rounds/s  loss[2J 0.25  1.2 GB/s moved  3 tensors, 1.5 kB",
-        "stragglers: worker 1 (waited for in 90 % of looks)",
+        "stragglers: worker 1 (waited for in 90 % of samples)",
         "oldest wait: 1.5 s at server 0: missing workers: 1",
         "90 % !",
         "4 of 64",
         "1.2 GB/s  2.0 MB  999 B",
-        "nobody waits at a barrier",
+        "no member waits at a barrier",
     ] {
         assert!(text.contains(words), "{words:?} is missing in\n{text}");
     }
@@ -104,7 +104,7 @@ fn a_narrow_terminal_shows_what_matters_most() {
     assert!(lines.iter().any(|line| line.starts_with("worker 1") && line.contains("up")), "{lines:#?}");
     assert!(lines.iter().any(|line| line.contains("ROUND") && !line.contains("OLDEST")), "{lines:#?}");
     let wide = drawn(&mut view, 160, 40, now).join("\n");
-    assert!(wide.contains("OLDEST OPERATION") && wide.contains("q leave"), "{wide}");
+    assert!(wide.contains("OLDEST OPERATION") && wide.contains("q quit"), "{wide}");
     // Whatever the size, nothing panics.
     for (width, height) in [(1, 1), (0, 0), (5, 3), (80, 2), (300, 100)] {
         drawn(&mut view, width, height, now);

@@ -67,9 +67,8 @@ impl Found {
             std::fs::File::open(path)?.take(FILE_BYTES_MAX).read_to_end(&mut text)?;
             parse(&text)
         };
-        let dump = read().with_context(|| {
-            format!("{} is nothing that a process of this release left behind", path.display())
-        });
+        let dump = read()
+            .with_context(|| format!("{} is not a flight recorder dump of this release", path.display()));
         self.sources.push(Source { dump: dump.code(ExitCode::BadData)?, look: None });
         Ok(())
     }
@@ -88,7 +87,7 @@ impl Found {
 
 fn parse(text: &[u8]) -> anyhow::Result<Dump> {
     let dump: Dump = serde_json::from_slice(text)?;
-    anyhow::ensure!(dump.format == FORMAT, "it is in format {:?}, and not {FORMAT}", dump.format);
+    anyhow::ensure!(dump.format == FORMAT, "it has format {:?}, expected {FORMAT}", dump.format);
     Ok(dump)
 }
 
@@ -126,7 +125,7 @@ pub(super) async fn ask(scheduler: &str) -> Result<Found, anyhow::Error> {
             .missing
             .push(format!("{} {}: its HTTP endpoints are off (node.http)", member.role, member.rank));
     }
-    let missing = status.missing.iter().map(|member| format!("{member}: it is not there"));
+    let missing = status.missing.iter().map(|member| format!("{member}: it has not registered"));
     found.missing.extend(missing);
     Ok(found)
 }
@@ -199,7 +198,7 @@ async fn look(one: &Asked) -> anyhow::Result<Look> {
             best = Some(look);
         }
     }
-    best.context("its clock was not looked at")
+    best.context("its clock was not sampled")
 }
 
 #[cfg(test)]

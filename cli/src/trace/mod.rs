@@ -17,22 +17,22 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
-/// Writes a timeline of what a job's processes did last: open it at ui.perfetto.dev or chrome://tracing.
+/// Write a timeline of the recent activity of a job's processes, for ui.perfetto.dev or chrome://tracing.
 ///
-/// All members are asked that the scheduler lists; those that cannot be reached are named, and the others are written all the
-/// same. With files (what processes that failed have left in log.dump_directory) those are written, and the scheduler is asked
-/// only where its address is given, too. Each process's clock is laid on one axis; the file says how exactly. What it shows, and
-/// how it is read, is in docs/timeline.md.
+/// The command reads the flight recorders of all members that the scheduler lists, and names the members that it cannot reach.
+/// With FILE arguments (dumps of failed processes in log.dump_directory) it reads those files, and asks the scheduler only if
+/// its address is given as well. All clocks are mapped to one axis; the file contains the accuracy. docs/timeline.md explains
+/// how to read the timeline.
 ///
-/// Ends with 0; 69 when the scheduler does not answer; 74 when the file is there already or cannot be written.
+/// Exit code: 0; 69 if the scheduler does not answer; 74 if the file already exists or cannot be written.
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {
     #[command(flatten)]
     whom: Whom,
-    /// The file to write; it must not be there yet.
+    /// File to write; it must not exist yet.
     #[arg(long, value_name = "FILE", default_value = "trace.json")]
     out: PathBuf,
-    /// What processes left behind: gradwire-ROLE-RANK-PID.flight.json.
+    /// Dump files of processes: gradwire-ROLE-RANK-PID.flight.json.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
 }
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), anyhow::Error> {
         found.add(asked);
     }
     if found.sources.is_empty() {
-        return Err(Failure::message(ExitCode::Failure, "nobody could be asked").into());
+        return Err(Failure::message(ExitCode::Failure, "no process could be reached").into());
     }
     let axis = clocks::Axis::of(&found.sources);
     let timeline = timeline::of(&found, &axis);

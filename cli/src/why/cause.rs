@@ -52,18 +52,22 @@ fn phase(status: &ClusterStatus) -> Option<Finding> {
     let since = duration(status.uptime_ms);
     match status.phase {
         JobPhase::Assembling if !status.missing.is_empty() => Some(Finding::new(
-            format!("the job waits for members, for {since}: {missing}"),
+            format!("the job has been waiting for members for {since}: {missing}"),
             vec![],
-            "start them; where they run already, their logs say why they cannot register (address, job id, certificate)",
+            "start them; if they are already running, check their logs for why they cannot register (address, job id, certificate)",
         )),
         JobPhase::Rebuilding => Some(Finding::new(
-            format!("a new scheduler waits for the members of the job, for {since}: {missing}"),
+            format!("a new scheduler has been waiting for the members of the job for {since}: {missing}"),
             vec![],
-            "nothing, where they live: they come within deadlines.scheduler_ms. Where they died, start them again",
+            "if they are running, nothing: they reconnect within deadlines.scheduler_ms. Otherwise restart them",
         )),
         JobPhase::Ending | JobPhase::Ended => {
             let why = status.ending.as_deref().unwrap_or("no reason was given");
-            Some(Finding::new(format!("the job ends: {why}"), vec![], "the log of whom it names says more"))
+            Some(Finding::new(
+                format!("the job is ending: {why}"),
+                vec![],
+                "check the log of the member that it names",
+            ))
         }
         _ => None,
     }
@@ -74,12 +78,9 @@ fn silent(status: &ClusterStatus) -> Vec<Finding> {
     let finding = |member: &MemberStatus| {
         let (who, silent) = (id(member), duration(member.silent_ms));
         Finding::new(
-            format!("nothing was heard of {who} for {silent}"),
-            vec![format!("it counts as dead after {}", duration(status.silence_ms))],
-            format!(
-                "see whether {} is stopped, swaps, or is cut off from the network",
-                place(status, member)
-            ),
+            format!("no heartbeat from {who} for {silent}"),
+            vec![format!("it counts as failed after {} (deadlines.silence_ms)", duration(status.silence_ms))],
+            format!("check whether {} is stopped, swaps, or has lost its network", place(status, member)),
         )
     };
     status.members.iter().filter(is_silent).map(finding).collect()
@@ -92,9 +93,9 @@ fn awaited(status: &ClusterStatus) -> Option<Finding> {
         let who: Vec<MemberId> =
             ranks.iter().map(|rank| MemberId { role: Role::Worker, rank: *rank }).collect();
         Finding::new(
-            format!("rounds wait for the return of {}, which died", names(&who)),
+            format!("rounds wait for {} to rejoin after a failure", names(&who)),
             vec!["cluster.worker_loss is \"wait\"".into()],
-            "start it again with the job's settings; deadlines.rejoin_ms says how long it is waited for",
+            "restart it with the job's settings within deadlines.rejoin_ms",
         )
     })
 }

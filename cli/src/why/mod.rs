@@ -11,19 +11,19 @@ use daemon::status::ClusterStatus;
 use proto_common::ids::Role;
 use std::fmt::Write as _;
 
-/// Says what holds a job up: which worker, server, link, lane or disk the current round waits for and for how long, why that
-/// is so, and what to do about it.
+/// Explain what delays a job: which worker, server, link, lane or disk the current round waits for, for how long, why, and
+/// what to do about it.
 ///
-/// One look, as of the members' last heartbeats; with --watch a look every second. Where rounds follow each other quickly, how
-/// often each worker was waited for over the last seconds says more than whom this very round waits for.
+/// Shows one sample, from the members' last heartbeats; with --watch one sample per second. If rounds are short, the share of
+/// samples in which servers waited for each worker says more than the current round.
 #[derive(Args, Debug)]
 pub(crate) struct WhyArgs {
     #[command(flatten)]
     whom: Whom,
-    /// Print JSON: a list of causes, the heaviest first.
+    /// Print JSON: a list of causes, the most important first.
     #[arg(long, conflicts_with = "watch")]
     json: bool,
-    /// Look again every second, until the job ends or Ctrl-C.
+    /// Refresh every second, until the job ends or Ctrl-C.
     #[arg(long)]
     watch: bool,
 }
@@ -45,7 +45,7 @@ fn render(status: &ClusterStatus, findings: &[Finding]) -> String {
     let (phase, pace) = (phase(status.phase), rate(status.rounds_per_second));
     let mut text = format!("job {}  {phase}  round {round}  {pace} rounds/s\n", status.job);
     if findings.is_empty() {
-        text.push_str("nothing is held up\n");
+        text.push_str("nothing delays the job\n");
     }
     for (number, finding) in (1..).zip(findings) {
         // Writing to a string does not fail.

@@ -238,11 +238,14 @@ fn other_things_that_hold_a_job_up() {
     let cases = [
         (
             json!({ "phase": "assembling", "missing": members }),
-            "the job waits for members, for 1 min 5 s: server 1",
+            "the job has been waiting for members for 1 min 5 s: server 1",
         ),
-        (json!({ "phase": "rebuilding", "missing": members }), "a new scheduler waits for the members"),
-        (json!({ "phase": "ending", "ending": "server 0 failed" }), "the job ends: server 0 died"),
-        (json!({ "recovery": { "awaited": [2] } }), "rounds wait for the return of worker 2, which died"),
+        (
+            json!({ "phase": "rebuilding", "missing": members }),
+            "a new scheduler has been waiting for the members",
+        ),
+        (json!({ "phase": "ending", "ending": "server 0 failed" }), "the job is ending: server 0 failed"),
+        (json!({ "recovery": { "awaited": [2] } }), "rounds wait for worker 2 to rejoin after a failure"),
         (
             json!({ "stragglers": [{ "worker": 1, "behind": 3, "waited_for_percent": 90 }] }),
             "worker 1 is slower than the others, round after round",
@@ -274,6 +277,6 @@ fn other_things_that_hold_a_job_up() {
     let load = json!({ "stored_bytes": 1, "credits_free": 1, "credits": 2, "spill_blocks_used": 4, "spill_blocks": 4 });
     assert!(one(&job(&[server(0, json!({ "load": load }))], json!({}))).what.contains("no memory left"));
     let silent = [worker(0, json!({ "silent_ms": 2_600 }))];
-    assert!(one(&job(&silent, json!({}))).what.contains("nothing was heard of worker 0 for 2.6 s"));
+    assert!(one(&job(&silent, json!({}))).what.contains("no heartbeat from worker 0 for 2.6 s"));
     assert_eq!(causes(&job(&[], json!({}))), [], "nothing is wrong");
 }

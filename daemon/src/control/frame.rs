@@ -22,7 +22,7 @@ const STEP_BYTES: usize = 16 << 10;
 pub enum FrameError {
     /// The peer announces more than a frame may have: it is hostile, or speaks another protocol.
     #[error(
-        "the peer announces a frame of {announced} bytes, at most {limit} are allowed; is it a Gradwire process?"
+        "the peer announced a frame of {announced} bytes, the limit is {limit}; is it a Gradwire process?"
     )]
     TooLong {
         /// What it announced.
@@ -32,14 +32,16 @@ pub enum FrameError {
     },
     /// An answer of a web server.
     #[error(
-        "the peer is an HTTP service: this is no control port; give its control address (a scheduler's: scheduler.host and scheduler.port), not its HTTP address"
+        "the peer is an HTTP service, not a control port: use the control address (scheduler.host and scheduler.port), not the HTTP address"
     )]
     HttpService,
     /// A request of a web client.
-    #[error("the peer asks by HTTP, and this is a control port; HTTP endpoints are where node.http says")]
+    #[error(
+        "the peer sent an HTTP request to a control port: HTTP endpoints are at the address in node.http"
+    )]
     HttpClient,
     /// The connection ended within a frame.
-    #[error("the connection closed within a frame, after {got} bytes")]
+    #[error("the connection closed in the middle of a frame, after {got} bytes")]
     Cut {
         /// Bytes that came.
         got: usize,
@@ -48,7 +50,7 @@ pub enum FrameError {
     #[error(transparent)]
     Codec(#[from] CodecError),
     /// Nothing came, or nothing could be sent, in time.
-    #[error("nothing moved on the control connection for {waited_ms} ms")]
+    #[error("the control connection made no progress for {waited_ms} ms")]
     Deadline {
         /// How long it was waited for.
         waited_ms: u64,
@@ -295,9 +297,9 @@ mod tests {
     async fn http_is_told_by_its_name() {
         let told = async |bytes: &[u8]| read(bytes).await.unwrap_err().to_string();
         let service = told(b"HTTP/1.1 400 Bad Request\r\n").await;
-        assert!(service.contains("an HTTP service: this is no control port"), "{service}");
+        assert!(service.contains("an HTTP service, not a control port"), "{service}");
         let client = told(b"GET / HTTP/1.1\r\n").await;
-        assert!(client.contains("asks by HTTP, and this is a control port"), "{client}");
+        assert!(client.contains("sent an HTTP request to a control port"), "{client}");
         let other = told(b"SSH-2.0-OpenSSH\r\n").await;
         assert!(other.contains("is it a Gradwire process?"), "{other}");
     }

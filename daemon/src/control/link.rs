@@ -122,7 +122,7 @@ impl SchedulerLink {
                 .map_err(|error| LinkError::Unreachable(Arc::new(error)))?;
             match greet((security, stream), &address, &register, None, limit).await {
                 Err(error) if error.is_cut() && tries < GREETS_MAX => {
-                    tracing::debug!(%error, "the scheduler went before it answered");
+                    tracing::debug!(%error, "the scheduler closed the connection before it answered");
                     // Nothing tells when the next one listens.
                     sleep(GREET_AGAIN).await;
                 }
@@ -246,7 +246,7 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
             if is_over || self.parting || !seeker.may_seek() {
                 break lost;
             }
-            tracing::warn!(error = %lost, "data goes on without a scheduler; start one at the same address, with the same job and settings, within deadlines.scheduler_ms");
+            tracing::warn!(error = %lost, "training continues without a scheduler; start one at the same address, with the same job and settings, within deadlines.scheduler_ms");
             if self.events.send(LinkEvent::Away { since, why: lost.clone() }).await.is_err() {
                 return;
             }
@@ -257,7 +257,7 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
             match seeker.seek(lost, self.last.is_some()).await {
                 Ok((next, welcome)) => {
                     connection = next;
-                    tracing::info!(epoch = %welcome.epoch, "there is a scheduler again");
+                    tracing::info!(epoch = %welcome.epoch, "reconnected to a scheduler");
                     (self.beat, silence) = (beats(&welcome), silence_of(&welcome));
                     if self.events.send(LinkEvent::Back(welcome)).await.is_err() {
                         return;
@@ -337,7 +337,7 @@ async fn write_frames(
             _ = beat.tick() => match frame_of(&ToScheduler::Heartbeat(report())) {
                 Ok(frame) => Outgoing::Frame(frame),
                 Err(error) => {
-                    tracing::warn!(%error, "the heartbeat's report is too large; sending none");
+                    tracing::warn!(%error, "the report in the heartbeat is too large; sending the heartbeat without it");
                     continue;
                 }
             },

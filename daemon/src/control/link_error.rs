@@ -14,7 +14,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, Error)]
 pub enum LinkError {
     /// It cannot be reached.
-    #[error("the scheduler cannot be reached: {0}")]
+    #[error("the scheduler is unreachable: {0}")]
     Unreachable(Arc<ConnectError>),
     /// It was reached and did not answer the registration.
     #[error("the scheduler at {address} did not answer the registration: {cause}{}", asked_of(cause))]
@@ -36,16 +36,16 @@ pub enum LinkError {
     #[error("the scheduler refused this process: {0}")]
     Refused(RefusalReason),
     /// It closed the connection without a word: it died.
-    #[error("the scheduler is lost: its control connection closed; see its log")]
+    #[error("lost the scheduler: its control connection closed; check its log")]
     Closed,
     /// It says nothing any more.
-    #[error("the scheduler is lost: no sign of life for {silent_ms} ms; check its host and the network")]
+    #[error("lost the scheduler: no heartbeat for {silent_ms} ms; check its host and the network")]
     Silent {
         /// Milliseconds of silence.
         silent_ms: u64,
     },
     /// The connection failed.
-    #[error("the scheduler is lost: {0}")]
+    #[error("lost the scheduler: {0}")]
     Broken(Arc<FrameError>),
     /// It is lost, and none came in its place.
     #[error("{lost}; no scheduler answered within {waited_ms} ms (deadlines.scheduler_ms): {last}")]
@@ -59,7 +59,7 @@ pub enum LinkError {
     },
     /// Another scheduler is in its place: an older one, or one of another job.
     #[error(
-        "the scheduler at {address} is of job {job} and term {term}, term {known} is obeyed already; stop it: two schedulers are running"
+        "two schedulers are running: the scheduler at {address} has job {job} and term {term}, but this process already follows term {known}; stop the scheduler at {address}"
     )]
     Deposed {
         /// Where it is.
@@ -72,7 +72,7 @@ pub enum LinkError {
         known: u32,
     },
     /// The next scheduler has confirmed the goodbye that the one before had heard.
-    #[error("the scheduler has confirmed the goodbye")]
+    #[error("the scheduler has confirmed that this member left")]
     MayGo,
     /// The message to send is too large.
     #[error(transparent)]
@@ -142,7 +142,7 @@ mod tests {
     fn what_is_behind_a_wrong_port_is_asked_once_at_most() {
         let told = |cause| LinkError::NoAnswer { address: "a:1".into(), cause: Arc::new(cause) }.to_string();
         let http = told(FrameError::HttpService);
-        assert!(http.contains("no control port") && !http.contains('?'), "{http}");
+        assert!(http.contains("not a control port") && !http.contains('?'), "{http}");
         let other = told(FrameError::TooLong { announced: 1 << 30, limit: 1 });
         assert_eq!(other.matches('?').count(), 1, "{other}");
         let silent = told(FrameError::Deadline { waited_ms: 1 });

@@ -134,7 +134,7 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
                 let waited_ms = self.shape.scheduler_ms;
                 return Err(LinkError::NotBack { waited_ms, lost: Box::new(lost), last: Box::new(error) });
             }
-            tracing::debug!(%error, "no scheduler yet");
+            tracing::debug!(%error, "no scheduler found yet");
             // Nothing tells when a process on another machine answers.
             sleep_until(next).await;
             backoff = (backoff * 2).min(Duration::from_millis(BACKOFF_MAX_MS));
@@ -148,7 +148,7 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
         leaves: bool,
     ) -> Result<Option<(Connection, Welcome)>, LinkError> {
         let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let fix = "start gradwire-scheduler there again";
+        let fix = "restart gradwire-scheduler there";
         let stream = connect_with_retry(&self.host, self.port, left().as_millis() as u64, fix)
             .await
             .map_err(|error| LinkError::Unreachable(Arc::new(error)))?;

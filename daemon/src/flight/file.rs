@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 const FILES_MAX: u32 = 9;
 /// What is said where there is no directory.
 const UNSET: &str =
-    "set log.dump_directory to a directory, and what a process did last is written there (docs/timeline.md)";
+    "set log.dump_directory to a directory to which flight recorder dumps are written (docs/timeline.md)";
 
 impl Flight {
     /// From now on a panic of any thread leaves a file, once; what else is done about panics is done first. For `main` only: it
@@ -65,8 +65,8 @@ impl Flight {
         }
         let dump = dump().ok_or_else(|| io::Error::other("it is being changed"));
         match dump.and_then(|dump| self.write(&dump)) {
-            Ok(path) => tracing::info!(file = %path.display(), reason, "what this process did last is kept"),
-            Err(error) => tracing::warn!(%error, "what this process did last cannot be kept"),
+            Ok(path) => tracing::info!(file = %path.display(), reason, "wrote a dump of the flight recorder"),
+            Err(error) => tracing::warn!(%error, "cannot write a dump of the flight recorder"),
         }
     }
 
@@ -90,7 +90,10 @@ impl Flight {
                 }
             }
         }
-        Err(io::Error::other(format!("{} files of this process are there already", FILES_MAX)))
+        Err(io::Error::other(format!(
+            "this process has already written {} dump files, the maximum",
+            FILES_MAX
+        )))
     }
 
     /// The thread that panics may be the one that has the lock.

@@ -18,15 +18,15 @@ impl Flight {
             }
             FromScheduler::Assign(update) => {
                 self.names(&update.tensors);
-                self.note("tensors", format!("epoch {}: {} are placed", update.epoch, update.tensors.len()));
+                self.note("tensors", format!("epoch {}: {} placed", update.epoch, update.tensors.len()));
             }
             FromScheduler::Declared { result, .. } => match result {
                 Ok(update) => self.names(&update.tensors),
                 Err(error) => self.note("not declared", error.to_string()),
             },
             FromScheduler::Released { result: Err(error), .. } => self.note("barrier", error.to_string()),
-            FromScheduler::Released { .. } => self.note("barrier", "it is open"),
-            FromScheduler::Remap { epoch, .. } => self.note("shards", format!("epoch {epoch}: they move")),
+            FromScheduler::Released { .. } => self.note("barrier", "released"),
+            FromScheduler::Remap { epoch, .. } => self.note("shards", format!("epoch {epoch}: shards move")),
             FromScheduler::MemberDied(death) => self.note("died", death.to_string()),
             FromScheduler::Shutdown { reason } => self.note("end", reason.clone()),
             FromScheduler::ChangeRule { change, .. } => {

@@ -6,7 +6,8 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use std::net::{IpAddr, SocketAddr};
 
-const TEXT: &str = "over a loopback address this is shown to those only who ask for localhost, 127.0.0.1, [::1] or this host's own name; ask by such a name\n";
+const TEXT: &str =
+    "forbidden host name: on a loopback address, use localhost, 127.0.0.1, [::1] or this host's own name\n";
 
 /// Is the own end of a connection reached from this host only?
 pub(super) fn is_loopback(own: SocketAddr) -> bool {

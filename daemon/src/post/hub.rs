@@ -185,7 +185,7 @@ impl Hub {
     fn go_on(&mut self) {
         let waiting: Vec<u64> = self.barriers.keys().copied().collect();
         waiting.into_iter().for_each(|request| self.wait_at(request));
-        let why = "the scheduler was lost while this was under way, and nobody knows whether it arrived; send it again \
+        let why = "the scheduler was lost while this message was in flight, so it may or may not have arrived; send it again \
                    where it may come twice";
         let asked: Vec<u64> = self.asked.keys().copied().collect();
         for request in asked {
@@ -245,7 +245,7 @@ impl Hub {
         let is_whole = guarded(|| handler(post));
         self.known.running.store(Known::NOBODY, Ordering::Relaxed);
         if !is_whole {
-            tracing::error!(app, "a handler of messages panicked and is gone");
+            tracing::error!(app, "a message handler panicked and was removed");
             self.known.apps().remove(&app);
             self.handlers.remove(&app);
         }

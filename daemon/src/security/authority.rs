@@ -27,10 +27,10 @@ pub enum AuthorityError {
         why: String,
     },
     /// No calendar has such a time.
-    #[error("{0} seconds after 1970 is beyond the calendar; use fewer days")]
+    #[error("invalid expiry: {0} seconds after 1970 is beyond the calendar; use fewer days")]
     Time(i64),
     /// Making it failed.
-    #[error("a certificate cannot be made: {0}")]
+    #[error("cannot create a certificate: {0}")]
     Made(#[from] rcgen::Error),
 }
 

@@ -68,7 +68,7 @@ pub(super) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, N
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let all = all.map_err(|error| NotACertificate(error.to_string()))?;
     match all.is_empty() {
-        true => Err(NotACertificate("no PEM section CERTIFICATE in it".into())),
+        true => Err(NotACertificate("it has no PEM section CERTIFICATE".into())),
         false => Ok(all),
     }
 }

@@ -10,27 +10,27 @@ use thiserror::Error;
 pub enum Fault {
     /// Plain bytes where TLS should be.
     #[error(
-        "the peer does not speak TLS, which this process requires; set the peer's security.ca, security.certificate and security.key, or is it no Gradwire process?"
+        "the peer does not use TLS, which this process requires: set security.ca, security.certificate and security.key at the peer, and check that it is a Gradwire process"
     )]
     Plain,
     /// TLS where plain bytes should be.
     #[error(
-        "the peer speaks TLS and this process does not; set security.ca, security.certificate and security.key here as well"
+        "the peer uses TLS and this process does not: set security.ca, security.certificate and security.key here as well"
     )]
     Tls,
     /// It closed while certificates were being shown.
     #[error(
-        "the peer closed the connection during the TLS handshake; does it run with security.mode = \"off\", or without certificates? Its log says why"
+        "the peer closed the connection during the TLS handshake: check its log for the reason; it may run with security.mode = \"off\", or without certificates"
     )]
     Closed,
     /// The peer's certificate is not accepted here.
-    #[error("the peer's certificate is refused: {0}")]
+    #[error("this process rejects the peer's certificate: {0}")]
     Theirs(String),
     /// Ours is not accepted there.
-    #[error("the peer refuses this process's certificate: {0}")]
+    #[error("the peer rejects this process's certificate: {0}")]
     Ours(String),
     /// A good certificate, for something else.
-    #[error("the peer may not be what it claims: {0}")]
+    #[error("the peer's certificate does not permit its role: {0}")]
     Claim(#[from] NotPermitted),
     /// Anything else.
     #[error("TLS: {0}")]
@@ -57,9 +57,9 @@ impl Fault {
         match error {
             Error::AlertReceived(alert) => of_alert(*alert),
             Error::InvalidCertificate(why) => Self::Theirs(of_certificate(why)),
-            Error::NoCertificatesPresented => {
-                Self::Theirs("it showed none; set its security.certificate and security.key".into())
-            }
+            Error::NoCertificatesPresented => Self::Theirs(
+                "it presented none; set security.certificate and security.key at the peer".into(),
+            ),
             Error::InvalidMessage(
                 InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion,
             )
@@ -75,7 +75,7 @@ impl Fault {
 pub(super) fn own_fault(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-            format!("none of the authorities in security.ca has signed it: {OTHER_AUTHORITY}")
+            format!("no authority in security.ca has signed it: {OTHER_AUTHORITY}")
         }
         Error::InvalidCertificate(why) => of_certificate(why),
         other => other.to_string(),
@@ -83,7 +83,7 @@ pub(super) fn own_fault(error: &Error) -> String {
 }
 
 const ISSUE: &str = "issue a new one with `gradwire certs issue`";
-const OTHER_AUTHORITY: &str = "another authority has signed it; both sides need certificates of one authority, and its certificate as security.ca";
+const OTHER_AUTHORITY: &str = "another authority has signed it; both sides need certificates of the same authority, and that authority's certificate in security.ca";
 
 fn of_alert(alert: AlertDescription) -> Fault {
     match alert {
@@ -92,7 +92,7 @@ fn of_alert(alert: AlertDescription) -> Fault {
         }
         AlertDescription::UnknownCA | AlertDescription::DecryptError => Fault::Ours(OTHER_AUTHORITY.into()),
         AlertDescription::CertificateRequired => {
-            Fault::Ours("none was shown; set security.certificate and security.key".into())
+            Fault::Ours("none was presented; set security.certificate and security.key".into())
         }
         AlertDescription::BadCertificate
         | AlertDescription::UnsupportedCertificate

@@ -131,7 +131,7 @@ impl Files {
         {
             let held = error.held;
             return refuse(format!(
-                "it is for {held}, and this process is a {role} of job {job}; issue one for that: gradwire certs issue \
+                "it is for {held}, but this process is a {role} of job {job}; issue one for it: gradwire certs issue \
                  --job {job} --role {role}"
             ));
         }
@@ -139,11 +139,11 @@ impl Files {
         if now_s > own.not_after_s {
             let days = (now_s - own.not_after_s) / 86_400;
             return refuse(format!(
-                "it has expired {days} days ago; issue a new one with `gradwire certs issue`"
+                "it expired {days} days ago; issue a new one with `gradwire certs issue`"
             ));
         }
         if now_s < own.not_before_s {
-            return refuse("it is not valid yet; is this host's clock right?".into());
+            return refuse("it is not valid yet; check this host's clock".into());
         }
         Ok(())
     }
@@ -162,7 +162,7 @@ impl Files {
             && is_open(path)
         {
             warnings.push(format!(
-                "security.key {0} is readable by everybody on this host; chmod o= {0}",
+                "security.key {0} is readable by all users of this host; run chmod o= {0}",
                 path.display()
             ));
         }

@@ -71,7 +71,7 @@ impl FromStr for Name {
 /// A certificate that speaks for no process of this job.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "its certificate is for {held}, and this is job {job}; issue one for that: gradwire certs issue --job {job}, with a role"
+    "its certificate is for {held}, but this is job {job}; issue one for this job: gradwire certs issue --job {job}, with a role"
 )]
 pub struct NotOfJob {
     /// What it may be.
@@ -89,7 +89,7 @@ pub struct Identity {
 /// A certificate that does not speak for what its holder claims to be.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "its certificate is for {held}, and it claims to be a {role} of job {job}; issue one for that: gradwire certs issue --job {job} --role {role}"
+    "its certificate is for {held}, but it claims to be a {role} of job {job}; issue one for that: gradwire certs issue --job {job} --role {role}"
 )]
 pub struct NotPermitted {
     /// What it may be.

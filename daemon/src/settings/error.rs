@@ -75,7 +75,7 @@ pub enum SettingsError {
     },
     /// The log filter cannot be parsed.
     #[error(
-        "setting log.filter = {:?} is wrong: {reason}; use a filter such as info or info,fabric=debug",
+        "invalid setting log.filter = {:?}: {reason}; use a filter such as info or info,fabric=debug",
         shown(filter)
     )]
     LogFilter {

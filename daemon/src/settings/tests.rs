@@ -97,7 +97,7 @@ fn errors_name_origin_key_and_fix() {
     let bound = said(&[("GRADWIRE_VERBS__TIMEOUT", "40")]);
     assert_eq!(
         bound,
-        "setting verbs.timeout = 40 is wrong: use a value from 1 to 31 (verbs.timeout is set by GRADWIRE_VERBS__TIMEOUT)"
+        "invalid setting verbs.timeout = 40: use a value from 1 to 31 (verbs.timeout is set by GRADWIRE_VERBS__TIMEOUT)"
     );
     let placement = said(&[("GRADWIRE_TRANSPORT__PLACEMENT", "fast")]);
     assert!(placement.contains("fast") && placement.contains("GRADWIRE_TRANSPORT__PLACEMENT"), "{placement}");
@@ -158,7 +158,7 @@ fn a_key_is_not_shown_whatever_is_wrong_around_it() {
         (format!("security.mode = '''{pem}'''\n"), "use auto, tls or off"),
         (format!("cluster.mode = '''{pem}'''\n"), "cluster.mode = (text, not shown)"),
         (format!("\"{one_line}\" = 3\n"), "unknown setting (text, not shown)"),
-        (format!("scheduler.host = '''{pem}'''\n"), "scheduler.host = (text, not shown) is wrong"),
+        (format!("scheduler.host = '''{pem}'''\n"), "scheduler.host = (text, not shown):"),
         (format!("job = \"{}\"\n", "secret".repeat(40_000)), "job = (text, not shown) in "),
     ] {
         let told = said(&text);

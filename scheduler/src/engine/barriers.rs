@@ -90,14 +90,13 @@ impl BarrierKey {
 /// What is wrong with a request, whatever others do.
 fn mistake(key: &BarrierKey, who: &Arrival) -> Option<String> {
     if key.name.len() > NAME_BYTES_MAX {
-        return Some(format!("a barrier's name may have {NAME_BYTES_MAX} bytes"));
+        return Some(format!("the name is too long: at most {NAME_BYTES_MAX} bytes"));
     }
     if who.passed > PASSED_MAX {
         return Some(format!("nobody has come through a barrier {} times", who.passed));
     }
     let member = who.member;
-    (!key.holds(member))
-        .then(|| format!("{member} is not part of the group; enter with a group that holds it"))
+    (!key.holds(member)).then(|| format!("{member} is not part of the group; use a group that contains it"))
 }
 
 /// All barriers with someone waiting.
@@ -178,10 +177,10 @@ impl Barriers {
         match self.waiting.get(key).map(|arrived| arrived.get(&member)) {
             // The same wait may be told twice, when a scheduler was lost in between.
             Some(Some(waits)) if (waits.connection, waits.request) != (who.connection, who.request) => {
-                Some(format!("{member} waits there already; one wait at a time, or another name"))
+                Some(format!("{member} already waits at it; wait once at a time, or use another name"))
             }
             None if self.waiting.len() >= BARRIERS_MAX => {
-                Some(format!("more than {BARRIERS_MAX} barriers are waited for at once"))
+                Some(format!("too many barriers at once: the limit is {BARRIERS_MAX}"))
             }
             _ => None,
         }

@@ -140,8 +140,8 @@ impl Engine {
     fn silence_of(&self, asked: &Asked) -> String {
         let servers: Vec<String> = asked.servers.keys().map(Rank::to_string).collect();
         format!(
-            "servers {} did not say within {} ms (deadlines.rejoin_ms) from which rounds on it counts; see their logs, and start \
-             it again",
+            "servers {} did not report within {} ms (deadlines.rejoin_ms) from which round it contributes; check their logs, and \
+             restart it",
             servers.join(", "),
             self.config.rejoin_ms
         )

@@ -157,7 +157,7 @@ impl Engine {
     pub(super) fn stop(&mut self, now_ms: u64, reason: &str, out: &mut Vec<Command>) {
         if matches!(self.phase, Phase::Assembling | Phase::Running | Phase::Rebuilding) {
             self.turn_away("the job is ending; start it again", out);
-            let reason = format!("the scheduler was told to stop: {reason}");
+            let reason = format!("the scheduler was stopped: {reason}");
             self.fail_checkpoints(&reason, out);
             self.checkpoints.lose_unwritten("when the scheduler was told to stop", out);
             self.end(now_ms, Outcome::Done { reason }, out);

@@ -81,25 +81,25 @@ impl Engine {
             named.push(format!("{} more", lost.len() - TENSORS_NAMED_MAX));
         }
         let from = match &self.last_checkpoint {
-            Some(checkpoint) => format!("start the job again with checkpoint.restore = {checkpoint:?}"),
+            Some(checkpoint) => format!("restart the job with checkpoint.restore = {checkpoint:?}"),
             None => {
-                let fix = "start the job anew, with checkpoint.directory and checkpoint.every_rounds";
+                let fix = "restart the job with checkpoint.directory and checkpoint.every_rounds set";
                 format!("there is no checkpoint: {fix}")
             }
         };
         let fix = match self.config.shape.replicas {
-            0 => "; with cluster.replicas = 1 another server has a copy",
+            0 => "; with cluster.replicas = 1 another server holds a replica",
             _ => "",
         };
         let what = match (named.is_empty(), !homes.is_empty()) {
-            (true, false) => "what programs keep in it".to_owned(),
+            (true, false) => "the state that programs keep in it".to_owned(),
             (true, true) => "its rows of sparse tables".to_owned(),
             (false, false) => format!("its part of tensors {}", named.join(", ")),
             (false, true) => {
                 format!("its rows of sparse tables, nor its part of tensors {}", named.join(", "))
             }
         };
-        format!("nobody else has {what}; {from}{fix}")
+        format!("no other server has {what}; {from}{fix}")
     }
 
     fn lose_worker(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
@@ -122,7 +122,7 @@ impl Engine {
         let finished = self.left().len() as u32;
         if counted == 0 || counted + finished < self.config.shape.workers_min {
             let what = format!(
-                "{counted} workers are left, and the job needs {} (cluster.workers_min)",
+                "{counted} workers are left, but the job needs {} (cluster.workers_min)",
                 self.config.shape.workers_min
             );
             let cause = DeathCause::Beyond { cause: Box::new(death.cause), what };
@@ -139,7 +139,7 @@ impl Engine {
         let late = self.awaited.values().find(|awaited| awaited.deadline_ms <= now_ms);
         if let Some(Awaited { death: Death { member, cause }, .. }) = late.cloned() {
             let waited_ms = self.config.rejoin_ms;
-            let what = format!("it did not come again within {waited_ms} ms (deadlines.rejoin_ms)");
+            let what = format!("it did not rejoin within {waited_ms} ms (deadlines.rejoin_ms)");
             let cause = DeathCause::Beyond { cause: Box::new(cause), what };
             self.end(now_ms, Outcome::Died(Death { member, cause }), out);
         }

@@ -424,7 +424,7 @@ impl Engine {
             ToScheduler::Seeded { epoch, to } => self.seeded(id, epoch, to, out),
             ToScheduler::Drain => self.drain(id, out),
             ToScheduler::Resuming { .. } | ToScheduler::Identify | ToScheduler::OrderCheckpoint { .. } => {
-                self.fault(now_ms, id, "it said after it was let in what comes before".into(), out);
+                self.fault(now_ms, id, "it sent a message that belongs before the registration".into(), out);
             }
             ToScheduler::Rounds { rank, incarnation, rounds } => {
                 self.rounds(id, rank, incarnation, rounds, out);

@@ -102,7 +102,7 @@ impl Checkpoints {
             self.ordered.askers.append(&mut pending.askers);
             self.ordered.ahead = (2 * self.ordered.ahead).min(AHEAD_MAX);
         }
-        let why = format!("server {from} was at round {newest} when it heard of it");
+        let why = format!("server {from} was already at round {newest}");
         self.fail(round, &why, &wanted.servers, out);
         self.ask_servers(wanted, out);
     }
@@ -120,12 +120,12 @@ impl Checkpoints {
                 let mut servers: Vec<String> = silent.map(|(server, _)| server.to_string()).collect();
                 servers.dedup();
                 servers.truncate(8);
-                format!("servers {} have not said how far they are", servers.join(", "))
+                format!("servers {} have not reported their progress", servers.join(", "))
             };
             let why = match (other, &self.ordered.asked) {
                 (Some((round, _)), _) => format!("the checkpoint of round {round} is still being written"),
                 (None, Some(asked)) => silent(asked),
-                (None, None) => "servers come and go".into(),
+                (None, None) => "servers are joining or leaving".into(),
             };
             answer(&[asker], &Err(SaveError::NotBegun { waited_ms, why }), out);
         }
@@ -189,13 +189,11 @@ impl Engine {
                 if self.checkpoints.askers() >= ASKERS_MAX
                     || self.checkpoints.operators().count() >= OPERATORS_MAX =>
             {
-                not_now("too many wait for checkpoints; ask again when some have theirs")
+                not_now("too many clients wait for checkpoints; retry later")
             }
             Phase::Running => None,
-            Phase::Assembling => not_now("the cluster is not complete yet; ask when training runs"),
-            Phase::Rebuilding => {
-                not_now("the scheduler is waiting for the members of its job; ask again soon")
-            }
+            Phase::Assembling => not_now("the cluster is not complete yet; retry when training runs"),
+            Phase::Rebuilding => not_now("the scheduler is waiting for the members of its job; retry soon"),
             Phase::Ending { .. } | Phase::Ended { .. } => not_now("the job is ending"),
         };
         let deadline_ms = deadline_ms(now_ms, timeout_ms);

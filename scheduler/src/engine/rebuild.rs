@@ -285,7 +285,8 @@ impl Engine {
     ) {
         let Some(resume) = &register.resume else {
             if self.rebuild.waiting.len() >= WAITING_MAX {
-                let reason = "too many processes wait for the cluster to be rebuilt; start it again later";
+                let reason =
+                    "too many processes wait for the recovery of the scheduler; restart this process later";
                 return refuse(from, RefusalReason::Later(reason.into()), out);
             }
             return self.rebuild.waiting.push((from, register));
@@ -381,7 +382,7 @@ impl Engine {
         let since_ms = self.rebuild.since_ms.unwrap_or(self.started_ms);
         let waited_ms = now_ms.saturating_sub(since_ms);
         self.turn_away(
-            "neither a worker nor all servers have come of the job that this scheduler was to take over; start it again",
+            "no worker, and not all servers, of the previous job have reconnected; restart the job",
             out,
         );
         let missing = self.missing();
@@ -392,7 +393,7 @@ impl Engine {
     fn assemble(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let early = std::mem::take(&mut self.rebuild.early);
         let waiting = self.rebuild.take_waiting();
-        self.turn_away("no worker of its job has come; start it as a new process", out);
+        self.turn_away("no worker of its job has reconnected; restart this process", out);
         self.phase = Phase::Assembling;
         for (id, mut member) in early {
             member.heard_ms = now_ms;
@@ -561,7 +562,7 @@ impl Engine {
         let is_stranger = |asker: &Asker| !connections.contains_key(&asker.connection);
         self.checkpoints.refuse_all(
             is_stranger,
-            "the scheduler slept, and waits for its members; ask again",
+            "the scheduler was suspended and is waiting for its members; retry",
             out,
         );
         let fresh = Self::new(self.config.clone(), self.started_ms);

@@ -11,7 +11,7 @@ use proto_common::limits::{NAME_BYTES_MAX, PROTOCOL_VERSION};
 use proto_common::message::{Build, Coming, FromScheduler, RefusalReason, Register, Welcome};
 
 /// What a life hears that others have gone on without.
-pub(super) const DECLARED_DEAD: &str = "this life of it was declared dead (silent for deadlines.silence_ms, or its connection broke); start it as a new process";
+pub(super) const DECLARED_DEAD: &str = "this process was declared failed (no heartbeat for deadlines.silence_ms, or its connection broke): restart it";
 
 impl Engine {
     pub(super) fn register(
@@ -36,8 +36,8 @@ impl Engine {
                 self.arrive_again(now_ms, from, register, out);
             }
             Phase::Running if resumes => {
-                let reason = "this life of it was declared dead, or its scheduler has never died; start it as a \
-                              new process";
+                let reason = "this process was declared failed, or the scheduler has not restarted since it joined; \
+                               start it as a new process";
                 refuse(from, RefusalReason::Misplaced(reason.into()), out);
             }
             Phase::Assembling if self.may_follow(now_ms) && register.wanted_rank.is_none() => {
@@ -176,10 +176,10 @@ impl Engine {
             return Err(RefusalReason::Job { theirs: register.job, ours: self.config.job });
         }
         if register.role == Role::Scheduler {
-            return misplaced("a second scheduler cannot join a job; give it a port and a job of its own");
+            return misplaced("a second scheduler cannot join a job: give it another scheduler.port and job");
         }
         if matches!(self.phase, Phase::Ending { .. } | Phase::Ended { .. }) {
-            return misplaced("the job is ending; start it again");
+            return misplaced("the job is ending: restart this process later");
         }
         check_texts(register)?;
         if self.dead.holds(register.incarnation) {
@@ -212,7 +212,7 @@ impl Engine {
             (None, false) => return Ok(()),
         };
         Err(RefusalReason::Misplaced(format!(
-            "incarnation {life} is registered already{whom}; a process registers once, each client with an incarnation \
+            "incarnation {life} is already registered{whom}; a process registers once, each client with an incarnation \
              of its own"
         )))
     }
@@ -224,8 +224,8 @@ impl Engine {
         let holder = self.members.get(&id).filter(|member| !member.left && !self.is_free(id))?;
         let (pid, silence_ms) = (holder.pid, self.config.shape.silence_ms);
         Some(format!(
-            "process {pid} is {id}; where that is this one's life before, start it again: a death is noticed within \
-             {silence_ms} ms (deadlines.silence_ms); else leave the rank unset, or give each process its own"
+            "rank already in use: process {pid} is {id}; if {pid} is a previous run of this process, restart: its failure is detected \
+             within {silence_ms} ms (deadlines.silence_ms); otherwise leave node.rank unset, or give each process its own rank"
         ))
     }
 
@@ -291,7 +291,7 @@ fn check_texts(register: &Register) -> Result<(), RefusalReason> {
     let texts = [Some(build), data_address.as_ref(), http_address.as_ref(), host.as_ref()];
     if texts.into_iter().flatten().any(|text| text.len() > NAME_BYTES_MAX) {
         return Err(RefusalReason::Misplaced(format!(
-            "a registration's texts may have {NAME_BYTES_MAX} bytes each; shorten the address"
+            "address too long: at most {NAME_BYTES_MAX} bytes; shorten it"
         )));
     }
     if register.role == Role::Server && register.data_address.is_none() {

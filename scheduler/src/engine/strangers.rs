@@ -39,7 +39,8 @@ impl Engine {
         if self.checkpoints.is_awaited_by(from) {
             self.checkpoints.forget(from);
             let name = name_of(&message);
-            let reason = format!("{name} came while a checkpoint was waited for; use a connection for each");
+            let reason =
+                format!("received {name} while a checkpoint was requested; use one connection for each");
             return refuse(from, RefusalReason::Misplaced(reason), out);
         }
         match message {
@@ -62,7 +63,7 @@ impl Engine {
                 refuse(from, RefusalReason::Occupied { job, term, pid, age_ms }, out);
             }
             other => {
-                let reason = format!("{} came before a registration; register first", name_of(&other));
+                let reason = format!("received {} before a registration; register first", name_of(&other));
                 refuse(from, RefusalReason::Misplaced(reason), out);
             }
         }

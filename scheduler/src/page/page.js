@@ -292,7 +292,7 @@ const showProcesses = makeTable("processes", "Processes", [
 function showTiles(status) {
   const workers = status.members.filter((member) => isWorker(member) && isThere(member));
   const pace = status.rounds_per_second;
-  const each = pace > 0 ? `${duration(1000 / pace)} each` : "no round was finished lately";
+  const each = pace > 0 ? `${duration(1000 / pace)} each` : "no round finished recently";
   tiles.pace.show(rate(pace), { beside: each, point: pace });
   const rounds = workers.map((member) => member.round);
   const [last, first] = [Math.min(...rounds), Math.max(...rounds)];
@@ -307,7 +307,7 @@ function showTiles(status) {
   const why = ({ behind, waited_for_percent: waited }) =>
     behind ? `${count(behind)} rounds behind` : `others wait for it in ${waited}\u00a0% of looks`;
   const most = late.length ? names(late.map((one) => `worker ${one.worker}`), 3) : "none";
-  const reason = late.length === 1 ? why(late[0]) : late.length ? `first: ${why(late[0])}` : "nobody holds the others up";
+  const reason = late.length === 1 ? why(late[0]) : late.length ? `first: ${why(late[0])}` : "no worker delays the others";
   tiles.late.show(late.length ? `▲ ${most}` : most, { beside: reason, kind: late.length ? "warn" : "" });
   const waiting = status.members.filter((member) => member.oldest && isThere(member));
   const oldest = waiting.reduce((a, b) => (a && a.oldest.waited_ms >= b.oldest.waited_ms ? a : b), null);
@@ -333,17 +333,17 @@ function showMetric(workers) {
 
 function recoveryOf({ recovery: r, uncopied_chunks: uncopied, tensor_bytes: whole }) {
   const kept = `${bytes(r.copied_bytes)} of ${bytes(whole)} (${percent(r.copied_bytes, whole)} %)`;
-  const none = "none: with cluster.replicas = 0 a server's death ends the job";
+  const none = "none: with cluster.replicas = 0 the failure of a server ends the job";
   const hasCopies = r.copied_bytes > 0 || r.seeding_bytes > 0 || uncopied > 0;
-  const entries = [["Copies kept up", hasCopies ? kept : whole ? none : "no tensors yet"]];
-  if (uncopied) entries.push(["Chunks without their copy", count(uncopied), "warn"]);
+  const entries = [["Replicas up to date", hasCopies ? kept : whole ? none : "no tensors yet"]];
+  if (uncopied) entries.push(["Chunks without a replica", count(uncopied), "warn"]);
   if (r.seeding_bytes) entries.push(["Being copied", bytes(r.seeding_bytes)]);
-  if (r.awaited.length) entries.push(["Waited for, died", names(r.awaited.map((rank) => `worker ${rank}`)), "warn"]);
+  if (r.awaited.length) entries.push(["Failed, waiting to rejoin", names(r.awaited.map((rank) => `worker ${rank}`)), "warn"]);
   if (r.draining.length) entries.push(["Leaving", names(r.draining.map((rank) => `server ${rank}`))]);
-  entries.push(["Members lost", count(r.lost), r.lost ? "warn" : ""], ["Came while it ran", count(r.joined)]);
+  entries.push(["Members lost", count(r.lost), r.lost ? "warn" : ""], ["Joined during the job", count(r.joined)]);
   const took = r.promotions ? `${count(r.promotions)} ranges, the last within ${duration(r.promotion_ms)}` : "0 ranges";
-  entries.push(["Taken over by copies", took], ["Scheduler restarts", count(r.rebuilt)]);
-  entries.push(["Copies made", count(r.copies_made)]);
+  entries.push(["Taken over by replicas", took], ["Scheduler restarts", count(r.rebuilt)]);
+  entries.push(["Replicas created", count(r.copies_made)]);
   entries.push(["Ranges moved", `${count(r.moves_made)}, ${bytes(r.moved_bytes)} with copies`]);
   return entries;
 }
@@ -357,10 +357,10 @@ function checkpointsOf({ checkpoints: c }) {
     if (missing.length) entries.push(["Parts missing", names(missing)]);
   }
   entries.push(["Complete", count(c.completed)]);
-  entries.push(["Given up", count(c.failed), c.failed ? "warn" : ""]);
-  if (c.failure) entries.push(["Why the last one was", c.failure, "bad"]);
-  entries.push(["Not begun beside another", count(c.skipped)]);
-  if (c.stopped) entries.push(["Why none is begun", c.stopped, "bad"]);
+  entries.push(["Abandoned", count(c.failed), c.failed ? "warn" : ""]);
+  if (c.failure) entries.push(["Reason of the last failure", c.failure, "bad"]);
+  entries.push(["Skipped while another was written", count(c.skipped)]);
+  if (c.stopped) entries.push(["Why no checkpoint is started", c.stopped, "bad"]);
   return entries;
 }
 
@@ -373,7 +373,7 @@ function noticesOf(status) {
   if (status.phase === "assembling" && missing) {
     found.push(["", `Waiting for ${missing}. Start what is missing with this scheduler's address (gradwire launch starts all), or look into its log.`]);
   } else if (status.phase === "rebuilding") {
-    found.push(["warn", `A scheduler was lost. This one waits for the members of its job${missing ? `: ${missing}` : ""}. Training goes on meanwhile.`]);
+    found.push(["warn", `The previous scheduler failed. This one is waiting for the members of the job${missing ? `: ${missing}` : ""}. Training continues meanwhile.`]);
   } else if (missing && status.phase === "running") {
     found.push(["warn", `Missing: ${missing}. Whoever comes takes a free place.`]);
   }
@@ -404,18 +404,18 @@ function show(status) {
   const rows = members.map((member) => ({ member, status }));
   const of = (role) => rows.filter(({ member }) => member.role === role);
   const key = ({ member }) => name(member);
-  showWorkers(of("worker"), key, `No worker has come. The job is to have ${count(status.workers)}; they are started with gradwire-worker, or by a program that connects.`);
-  showServers(of("server"), key, `No server has come. The job is to have ${count(status.servers)}; they are started with gradwire-server.`);
+  showWorkers(of("worker"), key, `No workers yet, ${count(status.workers)} expected. Start them with gradwire-worker, or with a program that connects.`);
+  showServers(of("server"), key, `No servers yet, ${count(status.servers)} expected. Start them with gradwire-server.`);
   const links = members.flatMap((member) => member.links.map((link) => ({ worker: member.rank, link })));
   const most = links.reduce((top, { link }) => Math.max(top, link.bytes_per_second), 1);
   setText(byId("h-links"), `Links (${count(links.length)})`);
   setText(byId("h-processes"), `Processes (${count(members.length)})`);
   showLinks(links.map((row) => ({ ...row, most })), ({ worker, link }) => `${worker}-${link.server}`,
-    "No links yet: workers connect when all members are there, and tell of it with their next heartbeat.");
-  showBarriers(status.barriers, (barrier) => barrier.name, "Nobody waits at a barrier.");
+    "No links yet: workers connect when all members have registered, and report links with their next heartbeat.");
+  showBarriers(status.barriers, (barrier) => barrier.name, "No member waits at a barrier.");
   showList("recovery", recoveryOf(status));
   showList("checkpoints", checkpointsOf(status));
-  showProcesses(rows, key, "Nobody has come yet.");
+  showProcesses(rows, key, "No processes have registered yet.");
 }
 
 // --- Looking -------------------------------------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ function showAnswer() {
   if (!isLost) return setText(line, answeredAt === null ? "Asking the scheduler …" : `● live, ${clock(answeredAt)}`);
   const ended = last?.phase === "ending" || last?.phase === "ended";
   const why = ended ? "The job was ending" : failure;
-  const from = answeredAt === null ? "" : " What is shown is from then.";
+  const from = answeredAt === null ? "" : " Showing the state of that time.";
   setText(line, `▲ The scheduler does not answer since ${clock(since)} (${duration(silent)}). ${why}.${from}`);
 }
 
@@ -452,9 +452,9 @@ class Missed extends Error {}
 
 async function ask() {
   const options = { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) };
-  const answer = await fetch("status", options).catch(() => { throw new Missed("Nobody is there"); });
+  const answer = await fetch("status", options).catch(() => { throw new Missed("The scheduler does not answer"); });
   if (!answer.ok) throw new Missed(`It says HTTP ${answer.status}`);
-  return answer.json().catch(() => { throw new Missed("Its answer is cut off"); });
+  return answer.json().catch(() => { throw new Missed("The scheduler's answer is truncated"); });
 }
 
 async function look() {

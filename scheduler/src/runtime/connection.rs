@@ -217,7 +217,9 @@ impl Outbox {
         let waiting = self.queued_bytes.fetch_add(length, Ordering::Relaxed);
         let frame = Frame { bytes, _told: before.map(|parting| parting.told.clone()) };
         if waiting + length > QUEUE_BYTES_MAX || self.frames.try_send(frame).is_err() {
-            return Err(format!("it does not read its control connection: {waiting} bytes wait for it"));
+            return Err(format!(
+                "it does not read its control connection: {waiting} bytes are waiting for it"
+            ));
         }
         Ok(())
     }
@@ -330,9 +332,10 @@ fn fault_of(error: &FrameError) -> Option<Fault> {
     match error {
         // A process that was killed looks like this.
         FrameError::Cut { .. } | FrameError::Io(_) => None,
-        FrameError::Deadline { waited_ms } => {
-            fault("handshake", format!("it said nothing for {waited_ms} ms after connecting"))
-        }
+        FrameError::Deadline { waited_ms } => fault(
+            "handshake",
+            format!("it sent nothing for {waited_ms} ms after connecting (deadlines.handshake_ms)"),
+        ),
         FrameError::Security(wrong) => fault(wrong.kind(), error.to_string()),
         FrameError::TooLong { .. }
         | FrameError::HttpService

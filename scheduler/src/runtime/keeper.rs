@@ -96,7 +96,7 @@ pub(super) fn open(
     let (restore, unusable) = match found {
         Ok(restore) => (restore, None),
         Err(error) => {
-            let what = "the place of checkpoints cannot be used: a fresh job does not begin; one that runs goes on, if its members come";
+            let what = "checkpoint.directory cannot be used: a new job does not start; a running job continues if its members rejoin";
             tracing::error!(%error, what);
             let unusable = Unusable { code: error.exit_code(), reason: error.to_string() };
             (None, Some(unusable).filter(|_| !resume))
@@ -132,7 +132,10 @@ fn begin_from(
         name => Some(name.to_owned()),
     };
     let Some(name) = name else {
-        tracing::info!(directory = wanted.directory, "there is no checkpoint: training begins from nothing");
+        tracing::info!(
+            directory = wanted.directory,
+            "no checkpoint found; training starts from initial values"
+        );
         return Ok(None);
     };
     let found = checkpoint::Checkpoint::open(store, &name)?;
@@ -140,10 +143,10 @@ fn begin_from(
     if theirs != ours {
         return Err(CheckpointError::ChunkBytes { name, theirs, ours });
     }
-    tracing::info!(checkpoint = name, round = found.manifest().round, "tensors begin from a checkpoint");
+    tracing::info!(checkpoint = name, round = found.manifest().round, "restoring tensors from a checkpoint");
     let left = checkpoint::left_behind(&**store, found.manifest())?;
     if last != Some(name.as_str()) && !left.is_empty() {
-        let what = "there are checkpoints of later rounds, of a training that this one leaves: they count as older as soon as this one has written its own";
+        let what = "the directory has checkpoints of later rounds from another branch of training; they count as older as soon as this job writes its own";
         tracing::warn!(checkpoint = name, others = ?left, what);
     }
     Ok(Some(name))
@@ -187,7 +190,7 @@ impl Keeper {
             Task::Clear(clearing) => {
                 let cleared = self.clear(&clearing).map_err(|error| error.to_string());
                 if let Err(error) = &cleared {
-                    tracing::warn!(error, "what is left of a checkpoint that was given up cannot be removed");
+                    tracing::warn!(error, "cannot remove the remains of an abandoned checkpoint");
                 }
                 clearing.is_told().then_some(Done::Cleared(clearing, cleared))
             }
@@ -247,14 +250,14 @@ impl Keeper {
             checkpoint = name,
             bytes = manifest.bytes(),
             parts = manifest.parts.len(),
-            "a checkpoint is complete"
+            "checkpoint complete"
         );
         let is_needed = |name: &str| Some(name) == restore;
         let is_written = |name: &str| self.is_written(name);
         match checkpoint::retain(&*self.store, &manifest, self.keep, is_needed, is_written) {
             Ok(removed) => tell(removed),
             // The new one is complete all the same.
-            Err(error) => tracing::warn!(%error, "an old checkpoint cannot be removed"),
+            Err(error) => tracing::warn!(%error, "cannot remove an old checkpoint"),
         }
         Ok(name)
     }
@@ -262,13 +265,13 @@ impl Keeper {
 
 fn tell(Removed { gone, left, failed }: Removed) {
     if !gone.is_empty() {
-        tracing::info!(checkpoints = ?gone, "old checkpoints are removed");
+        tracing::info!(checkpoints = ?gone, "removed old checkpoints");
     }
     if !left.is_empty() {
-        tracing::warn!(checkpoints = ?left, "old checkpoints are removed, but not their directories: something else is in them");
+        tracing::warn!(checkpoints = ?left, "removed old checkpoints, but not their directories, because they contain other files");
     }
     if let Some(error) = failed {
-        tracing::warn!(%error, "an old checkpoint cannot be removed");
+        tracing::warn!(%error, "cannot remove an old checkpoint");
     }
 }
 

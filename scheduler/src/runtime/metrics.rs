@@ -40,7 +40,7 @@ struct Unsent {
 impl Unsent {
     fn new() -> Result<Self> {
         let name = "gradwire_scheduler_unsent_bytes";
-        let most = IntGauge::new(name, "Bytes that wait for the control connection with the most of them.")?;
+        let most = IntGauge::new(name, "Largest number of bytes queued for one control connection.")?;
         Ok(Self { queues: Arc::default(), most })
     }
 
@@ -103,13 +103,13 @@ impl Metrics {
             )?,
             barriers: counters(
                 "gradwire_scheduler_barrier_waits_total",
-                "Answers to members that waited at a barrier.",
+                "Answers to members waiting at a barrier.",
                 "result",
                 &["failed", "released"],
             )?,
             deaths: counters(
                 "gradwire_scheduler_deaths_total",
-                "Members that died.",
+                "Failed members, by cause.",
                 "cause",
                 &["connection_lost", "failed", "silent"],
             )?,
@@ -197,58 +197,61 @@ impl EngineGauges {
         let by_role = |name: &str, help: &str| IntGaugeVec::new(Opts::new(name, help), &["role"]);
         let silent = Opts::new(
             "gradwire_scheduler_member_silence_seconds",
-            "Longest time since a member of the role last said anything.",
+            "Longest time since the last message of a member of the role.",
         );
         Ok(Self {
-            members: by_role("gradwire_scheduler_members", "Members registered that have not left.")?,
-            expected: by_role("gradwire_scheduler_members_expected", "Members that are to be there.")?,
+            members: by_role("gradwire_scheduler_members", "Registered members that have not left.")?,
+            expected: by_role("gradwire_scheduler_members_expected", "Members that the job should have.")?,
             silent_seconds: GaugeVec::new(silent, &["role"])?,
             term: IntGauge::new(
                 "gradwire_scheduler_term",
-                "Term of the epoch: which scheduler life decides.",
+                "Term of the epoch, which each new scheduler process increments.",
             )?,
             epoch: IntGauge::new("gradwire_scheduler_epoch", "Counter of the epoch within its term.")?,
             tensors: IntGauge::new("gradwire_scheduler_tensors", "Tensors declared.")?,
             tensor_bytes: IntGauge::new("gradwire_scheduler_tensor_bytes", "Bytes of all tensors declared.")?,
-            barriers: IntGauge::new("gradwire_scheduler_barriers_pending", "Barriers with someone waiting.")?,
+            barriers: IntGauge::new("gradwire_scheduler_barriers_pending", "Barriers with waiting members.")?,
             running: IntGauge::new(
                 "gradwire_scheduler_job_running",
-                "1 while this scheduler decides for its job.",
+                "1 while this scheduler is in charge of its job.",
             )?,
-            uptime_seconds: Gauge::new("gradwire_scheduler_uptime_seconds", "Seconds since the start.")?,
+            uptime_seconds: Gauge::new(
+                "gradwire_scheduler_uptime_seconds",
+                "Seconds since this process started.",
+            )?,
             checkpoints_completed: IntGauge::new(
                 "gradwire_scheduler_checkpoints_completed",
-                "Checkpoints that are complete since this scheduler started.",
+                "Checkpoints completed since this scheduler started.",
             )?,
             checkpoints_failed: IntGauge::new(
                 "gradwire_scheduler_checkpoints_failed",
-                "Checkpoints given up since this scheduler started, or not begun for what is left of those.",
+                "Checkpoints abandoned since this scheduler started, or not started because remains of abandoned ones fill the disk.",
             )?,
             checkpoints_skipped: IntGauge::new(
                 "gradwire_scheduler_checkpoints_skipped",
-                "Checkpoints not begun when their round had come, because another one was being written.",
+                "Checkpoints not started at their round, because another one was still being written.",
             )?,
             checkpoint_parts_missing: IntGaugeVec::new(
                 Opts::new(
                     "gradwire_scheduler_checkpoint_parts_missing",
-                    "Parts that the checkpoint being written lacks.",
+                    "Missing parts of the checkpoint being written.",
                 ),
                 &["server", "lane"],
             )?,
             changes: IntGaugeVec::new(
                 Opts::new(
                     "gradwire_scheduler_changes",
-                    "What deaths, joins and restarts have led to, since the start.",
+                    "Recovery actions after failures, joins and restarts, since the start.",
                 ),
                 &["kind"],
             )?,
             copy_bytes: IntGaugeVec::new(
-                Opts::new("gradwire_scheduler_copy_bytes", "Bytes of copies on other servers."),
+                Opts::new("gradwire_scheduler_copy_bytes", "Bytes of replicas on other servers."),
                 &["state"],
             )?,
             promotion_seconds: Gauge::new(
                 "gradwire_scheduler_promotion_seconds",
-                "From the last sign of life of the server that died last to the decision who takes over.",
+                "Time from the last message of the most recently failed server to the decision which server takes over.",
             )?,
             view,
         })

@@ -50,7 +50,7 @@ const FLUSH_MS: u64 = 1_000;
 
 /// Who is there, where it does not say so because this job is not its own.
 const OTHERS_PORT: &str =
-    "another job's scheduler is running there; stop that one first, or set scheduler.port to a free port";
+    "another job's scheduler is running there: stop it first, or set scheduler.port to a free port";
 
 /// The scheduler's bound sockets.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub async fn bind(settings: &Settings) -> Result<Listeners, Failure> {
         Err(error) => {
             let there = if port == 0 { None } else { who_is_there(&security, host, port).await };
             let there = there.unwrap_or_else(|| {
-                "stop what runs there, or set scheduler.port to a free port (0 lets the system choose)".into()
+                "stop the process that uses this port, or set scheduler.port to a free port (0: the operating system chooses one)".into()
             });
             let text = format!("cannot bind the scheduler to {host}:{port}; {there}");
             return Err(anyhow::Error::new(error).context(text)).code(ExitCode::Io);
@@ -195,7 +195,7 @@ impl View {
         let status = self.status();
         match status.phase {
             JobPhase::Running => Ok(()),
-            JobPhase::Rebuilding => Err("waiting for the members of a job whose scheduler was lost".into()),
+            JobPhase::Rebuilding => Err("recovering: waiting for members of the previous scheduler".into()),
             JobPhase::Assembling => Err(format!("waiting for {} members", status.missing.len())),
             JobPhase::Ending | JobPhase::Ended => Err(status.ending.unwrap_or_default()),
         }
@@ -294,7 +294,7 @@ impl Core {
         notify: &Notify,
     ) -> Result<Outcome, anyhow::Error> {
         let (mut stopping, mut beats) = (false, notify.beats());
-        notify.ready("members are taken");
+        notify.ready("accepting members");
         let mut tick_ms = self.view.engine().next_tick_ms(0);
         let outcome = loop {
             let again = self.accept_from.unwrap_or(self.view.start);
@@ -373,7 +373,10 @@ impl Core {
         self.metrics.watch(outbox.queued_bytes());
         self.connections.insert(id, outbox);
         if !self.has_place() && self.crowded.may_speak().is_some() {
-            tracing::warn!(limit = self.connections_max, "too many control connections; new ones wait");
+            tracing::warn!(
+                limit = self.connections_max,
+                "too many control connections; new connections wait"
+            );
         }
     }
 
@@ -413,7 +416,9 @@ impl Core {
             Event::Closed { connection, fault } => {
                 let outbox = self.connections.remove(&connection)?;
                 if self.view.engine().member_of(connection).is_none() {
-                    let why = fault.as_ref().map_or("it closed without a word", |fault| fault.text.as_str());
+                    let why = fault
+                        .as_ref()
+                        .map_or("it closed the connection before it registered", |fault| fault.text.as_str());
                     self.drop_stranger(&outbox, why, fault.as_ref().map_or("closed", |fault| fault.kind));
                 }
                 Some(Input::Closed { connection, fault: fault.map(|fault| fault.text) })
@@ -423,7 +428,7 @@ impl Core {
 
     fn drop_stranger(&self, outbox: &Outbox, why: &str, kind: &'static str) {
         if let Some(others) = self.strangers.may_speak() {
-            tracing::warn!(peer = %outbox.peer(), why, others, "a stranger is dropped");
+            tracing::warn!(peer = %outbox.peer(), why, others, "dropped an unregistered connection");
         }
         self.metrics.refused(kind);
     }
@@ -514,7 +519,7 @@ impl Core {
         let frame: Arc<[u8]> = match frame_of(message) {
             Ok(frame) => frame.into(),
             Err(error) => {
-                tracing::error!(%error, "a message of the scheduler cannot be encoded; this is a bug");
+                tracing::error!(%error, "cannot encode a message of the scheduler; this is a bug");
                 return;
             }
         };

@@ -15,39 +15,34 @@ impl Core {
                 self.metrics.count_death(death);
             }
             Note::Left(member) => {
-                tracing::info!("{member} left in good order");
+                tracing::info!("{member} has left the job");
                 self.flight.note("left", member.to_string());
             }
             Note::TakenOver { from, by } => {
-                tracing::warn!(server = from.0, ?by, "others serve what a dead server did");
-                self.flight.note("promoted", format!("servers {by:?} serve what server {from} did"));
+                tracing::warn!(server = from.0, ?by, "replicas took over the shards of a failed server");
+                self.flight.note("promoted", format!("servers {by:?} took over the shards of server {from}"));
             }
             Note::Refused { server, reason, given_up, tried } => {
                 let what = match given_up - tried {
-                    0 if *given_up == 0 => "no copy was being made there",
-                    0 => "its copies are tried again, elsewhere first",
-                    _ => "for lack of another server copies are given up until one comes",
+                    0 if *given_up == 0 => "no replica was being created there",
+                    0 => "retrying its replicas, on other servers first",
+                    _ => "no other server available: replicas are abandoned until one joins",
                 };
                 tracing::error!(
                     server = server.0,
                     reason,
                     given_up,
                     tried,
-                    "a server cannot have what it was to have: {what}"
+                    "a server cannot hold its shards: {what}"
                 );
             }
             Note::CheckpointFailed(why) => {
-                tracing::warn!(why, "a checkpoint was given up");
-                self.flight.note("checkpoint", format!("given up: {why}"));
+                tracing::warn!(why, "abandoned a checkpoint");
+                self.flight.note("checkpoint", format!("abandoned: {why}"));
             }
             Note::CheckpointsStopped { round, stopped } => {
                 let left = &stopped.left;
-                tracing::error!(
-                    round,
-                    ?left,
-                    reason = stopped.reason,
-                    "a checkpoint is not written: {stopped}"
-                );
+                tracing::error!(round, ?left, reason = stopped.reason, "checkpoint not written: {stopped}");
                 self.flight.note("checkpoint", format!("round {round} is not written: {stopped}"));
             }
         }
@@ -66,34 +61,34 @@ impl Core {
             }
             FromScheduler::Refused(reason) => {
                 if let Some(others) = self.refused.may_speak() {
-                    tracing::warn!(peer, %reason, others, "a process is refused");
+                    tracing::warn!(peer, %reason, others, "refused a process");
                 }
             }
             FromScheduler::Roster { epoch, members, .. } => {
-                tracing::info!(%epoch, members = members.len(), "who is there");
+                tracing::info!(%epoch, members = members.len(), "new roster");
             }
             FromScheduler::Assign(update) => {
-                tracing::info!(epoch = %update.epoch, tensors = update.tensors.len(), "tensors are placed");
+                tracing::info!(epoch = %update.epoch, tensors = update.tensors.len(), "placed tensors");
             }
-            FromScheduler::Remap { epoch, .. } => tracing::info!(%epoch, "shards move"),
+            FromScheduler::Remap { epoch, .. } => tracing::info!(%epoch, "moving shards"),
             FromScheduler::ChangeRule { change, .. } => {
-                tracing::info!(tensor = %change.key, from_round = change.from_round, "a rule changes");
+                tracing::info!(tensor = %change.key, from_round = change.from_round, "changing an update rule");
             }
-            FromScheduler::MemberDied(death) => tracing::error!("{death}; the job ends"),
-            FromScheduler::Shutdown { reason } => tracing::info!(reason, "the job ends"),
+            FromScheduler::MemberDied(death) => tracing::error!("{death}; the job is ending"),
+            FromScheduler::Shutdown { reason } => tracing::info!(reason, "the job is ending"),
             FromScheduler::Declared { result: Err(error), .. } => {
-                tracing::warn!(peer, %error, "a declaration is refused");
+                tracing::warn!(peer, %error, "refused a declaration");
             }
             FromScheduler::Released { result: Err(error), .. } => {
-                tracing::warn!(peer, %error, "a barrier is not opened");
+                tracing::warn!(peer, %error, "barrier not released");
             }
             // At every tick, while somebody waits.
             FromScheduler::Checkpoint(CheckpointOrder::Where) => {
-                tracing::debug!("servers are asked how far they are with a checkpoint");
+                tracing::debug!("asking servers for the progress of a checkpoint");
             }
-            FromScheduler::Checkpoint(order) => tracing::info!(?order, "servers are told of a checkpoint"),
+            FromScheduler::Checkpoint(order) => tracing::info!(?order, "sent a checkpoint order to servers"),
             FromScheduler::CheckpointSaved { result: Err(error), .. } => {
-                tracing::warn!(peer, %error, "a checkpoint that was asked for is not written");
+                tracing::warn!(peer, %error, "a requested checkpoint was not written");
             }
             FromScheduler::CheckpointSaved { .. }
             | FromScheduler::CheckpointGoes(_)

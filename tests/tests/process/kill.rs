@@ -49,7 +49,7 @@ fn strike(cluster: &mut Cluster, victim: &str, blow: &Blow) {
         let left = (struck + blow.bound).saturating_duration_since(Instant::now());
         let code = process.expect_end(left);
         let (wanted, words) = match victim {
-            "scheduler" => (ExitCode::SchedulerUnreachable, "the scheduler is lost".to_owned()),
+            "scheduler" => (ExitCode::SchedulerUnreachable, "lost the scheduler".to_owned()),
             member => (ExitCode::MemberDied, format!("{member} failed: {}", blow.cause)),
         };
         assert_eq!(code, wanted as i32, "{} after the end of {victim}", process.name());
@@ -152,12 +152,12 @@ fn sigterm_to_the_scheduler_ends_the_job_in_order() {
     assert_eq!(cluster.scheduler.expect_end(BOUND), 0);
     for process in &mut cluster.servers {
         assert_eq!(process.expect_end(BOUND), 0, "{}", process.name());
-        assert!(process.log().text().contains("the scheduler was told to stop: SIGTERM received"));
+        assert!(process.log().text().contains("the scheduler was stopped: SIGTERM received"));
     }
     for process in &mut cluster.workers {
         // Training was not finished: that is no success, and the reason is said.
         assert_eq!(process.expect_end(BOUND), ExitCode::Failure as i32, "{}", process.name());
-        assert!(process.log().text().contains("the scheduler was told to stop: SIGTERM received"));
+        assert!(process.log().text().contains("the scheduler was stopped: SIGTERM received"));
     }
     assert!(asked.elapsed() < BOUND, "{:?}", asked.elapsed());
     cluster.assert_no_panic();

@@ -24,13 +24,13 @@ fn settings_are_read_again_and_training_goes_on() {
         }
     };
     write("[log]\nfilter = \"info\"\n[cluster]\nlanes = 2\n");
-    hang_up(&mut cluster, "SIGHUP: cluster.lanes stays \"1\"; restart this process for \"2\"");
+    hang_up(&mut cluster, "SIGHUP: cluster.lanes remains \"1\": restart this process to apply \"2\"");
     for process in cluster.everyone() {
         // Said at a level that was not logged before.
         process.expect_line("SIGHUP: log.filter is in force", PATIENCE);
     }
     write("[log]\nfilter = \"info\"\n");
-    hang_up(&mut cluster, "SIGHUP: the settings are those in force");
+    hang_up(&mut cluster, "SIGHUP: no setting has changed");
     write("[cluster]\nlane = 2\n");
     hang_up(&mut cluster, "did you mean cluster.lanes?");
     assert!(cluster.everyone().all(Process::is_running));

@@ -154,7 +154,7 @@ fn ask(certs: &Certs, address: &str, name: &str, question: &ToScheduler) -> Resu
 /// With any certificate of the job one may ask; with another job's none is told anything.
 fn questions(certs: &Certs, address: &str, table: &mut Vec<Attempt>) {
     let order = ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms: 60_000 };
-    let none = "its certificate is for gradwire://8/any, and this is job 0";
+    let none = "its certificate is for gradwire://8/any, but this is job 0";
     let other = "gradwire://8/any";
     tell(table, "a checkpoint for another job", ask(certs, address, other, &order), none);
     tell(
@@ -356,7 +356,7 @@ fn each_side_says_what_to_do_when_the_other_is_not_trusted() {
         let text = process.log().text();
         assert!(text.contains(expected), "{what}: {text}");
     };
-    ends("no certificate", &[], 73, "the peer speaks TLS and this process does not");
+    ends("no certificate", &[], 73, "the peer uses TLS and this process does not");
     let other = Certs::new();
     ends("another authority", &other.flags("gradwire://0/server"), 73, "another authority has signed it");
     ends("another role", &certs.flags("gradwire://0/worker"), 78, "this process is a server of job 0");

@@ -157,7 +157,7 @@ fn strangers_to_the_job_are_refused_and_the_job_goes_on() {
     cluster.add_trainer(&train);
     cluster.scheduler.expect_line("worker 0 registered", PATIENCE);
     cluster.scheduler.expect_line("server 0 registered", PATIENCE);
-    let taken = ["rank 0 is taken or out of range", "leave the rank unset"];
+    let taken = ["rank 0 is taken or out of range", "leave node.rank unset"];
     refused(cluster.member("gradwire-worker", &["train"], Some(0), &train), &taken);
     refused(
         cluster.member("gradwire-worker", &["train"], Some(2), &train),

@@ -127,9 +127,9 @@ fn a_peer_that_drips_is_bounded_by_the_handshake() {
 fn messages_out_of_place_are_refused_with_the_reason() {
     let mut cluster = training();
     let mut strangers = vec![
-        (ToScheduler::Heartbeat(MemberReport::default()), "a heartbeat came before a registration"),
-        (ToScheduler::LinksReady, "came before a registration"),
-        (ToScheduler::Goodbye, "came before a registration"),
+        (ToScheduler::Heartbeat(MemberReport::default()), "a heartbeat before a registration"),
+        (ToScheduler::LinksReady, "before a registration"),
+        (ToScheduler::Goodbye, "before a registration"),
         (ToScheduler::Register(registration(Role::Scheduler, None)), "a second scheduler cannot join a job"),
         (
             ToScheduler::Register(registration(Role::Server, None)),

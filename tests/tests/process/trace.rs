@@ -181,7 +181,7 @@ fn who_fails_leaves_what_it_did_last_and_who_is_killed_does_not() {
     cluster.workers[0].expect_line("epoch       1/", PATIENCE);
     // Asked to, it goes on.
     cluster.servers[0].signal(Signal::USR1);
-    cluster.servers[0].expect_line("what this process did last is kept", PATIENCE);
+    cluster.servers[0].expect_line("wrote a dump of the flight recorder", PATIENCE);
     assert_eq!(left_in(directory.path(), "gradwire-server-0").len(), 1);
     cluster.workers[1].kill();
     for process in [&mut cluster.servers[0], &mut cluster.workers[0], &mut cluster.scheduler] {

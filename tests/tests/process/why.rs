@@ -54,7 +54,7 @@ fn push_pull(client: &Client, key: u64) {
 #[test]
 fn a_trainer_that_does_not_contribute_is_found() {
     let (cluster, clients) = job(&[]);
-    assert!(why(&cluster, &[]).contains("nothing is held up"));
+    assert!(why(&cluster, &[]).contains("nothing delays the job"));
     assert_eq!(why(&cluster, &["--json"]).trim(), "[]");
     std::thread::scope(|scope| {
         scope.spawn(|| push_pull(&clients[0], 1));
@@ -71,7 +71,7 @@ fn a_trainer_that_does_not_contribute_is_found() {
         );
         push_pull(&clients[1], 1);
     });
-    until(&cluster, &["nothing is held up"]);
+    until(&cluster, &["nothing delays the job"]);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_server_that_stands_still_is_found() {
     std::thread::scope(|scope| {
         scope.spawn(|| push_pull(&clients[0], 1));
         cluster.servers[0].signal(Signal::STOP);
-        until(&cluster, &["nothing was heard of server 0 for ", "it counts as dead after 1 min 0 s"]);
+        until(&cluster, &["no heartbeat from server 0 for ", "it counts as failed after 1 min 0 s"]);
         cluster.servers[0].signal(Signal::CONT);
         push_pull(&clients[1], 1);
     });
@@ -103,7 +103,7 @@ fn a_server_that_stands_still_is_found() {
 #[test]
 fn a_job_that_waits_for_members_names_them_and_nobody_there_is_an_error() {
     let cluster = Cluster::new(1, 2, &[]);
-    until(&cluster, &["the job waits for members, for ", "server 0, worker 0, worker 1"]);
+    until(&cluster, &["the job has been waiting for members for ", "server 0, worker 0, worker 1"]);
     let mut command = Place::default().command("gradwire");
     command.args(["why", "--scheduler-http", "127.0.0.1:1"]);
     let mut why = Process::start("why", &mut command);

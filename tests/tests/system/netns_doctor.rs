@@ -61,7 +61,7 @@ fn a_firewall_that_drops_and_a_port_that_refuses_are_told_apart() {
     drop(listening);
     let (code, text) = visit(&net, 1, &address);
     assert_eq!(code, ExitCode::Io as i32, "{text}");
-    assert!(text.contains(&format!("nobody listens on TCP port {port}")), "{text}");
+    assert!(text.contains(&format!("no process listens on TCP port {port}")), "{text}");
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn a_pulled_cable_ends_in_errors_that_name_the_lost() {
     for process in cluster.everyone() {
         let code = process.expect_end(bound.saturating_sub(cut.elapsed()));
         let (wanted, words) = match process.name() {
-            "worker 1" => (ExitCode::SchedulerUnreachable, "the scheduler is lost: no sign of life for"),
+            "worker 1" => (ExitCode::SchedulerUnreachable, "lost the scheduler: no heartbeat for"),
             _ => (ExitCode::MemberDied, "worker 1 failed: no heartbeat for"),
         };
         let text = process.log().text();

@@ -101,9 +101,14 @@ fn a_running_cluster_is_shown() {
     let before = browser.eval(round);
     browser.wait(&format!("{round} !== {before}"));
     let page = browser.eval("document.body.innerText").as_str().unwrap().to_owned();
-    for words in
-        ["loss", "shm: first choice", "worker 3 – server 1", "Credits granted", "Copies kept up", "epoch 1."]
-    {
+    for words in [
+        "loss",
+        "shm: first choice",
+        "worker 3 – server 1",
+        "Credits granted",
+        "Replicas up to date",
+        "epoch 1.",
+    ] {
         assert!(page.contains(words), "{words:?} is missing in\n{page}");
     }
     let pids = format!("'{}'", cluster.servers[1].pid());
@@ -191,7 +196,7 @@ fn a_cluster_that_lacks_members_says_for_whom_it_waits() {
     let notice = browser.eval("document.querySelector('#notices').textContent");
     assert!(notice.as_str().unwrap().starts_with("Waiting for server 1, worker 0."), "{notice}");
     let page = browser.eval("document.body.innerText").as_str().unwrap().to_owned();
-    for words in ["No worker has come. The job is to have 1", "No links yet", "Nobody waits at a barrier."] {
+    for words in ["No workers yet, 1 expected", "No links yet", "No member waits at a barrier."] {
         assert!(page.contains(words), "{words:?} is missing in\n{page}");
     }
     for (width, scheme) in [(360, "light"), (1280, "dark")] {

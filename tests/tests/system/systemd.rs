@@ -195,8 +195,7 @@ fn what_hangs_or_dies_is_mended_while_the_job_goes_on_and_a_stop_ends_all_well()
         (WORKERS[0], "gradwire-worker["),
     ] {
         machine.run(&["systemctl", "reload", unit]);
-        let is_it =
-            |line: &str| line.contains(program) && line.contains("SIGHUP: the settings are those in force");
+        let is_it = |line: &str| line.contains(program) && line.contains("SIGHUP: no setting has changed");
         assert!(
             machine.journal.log().wait_for(is_it, PATIENCE).is_some(),
             "{unit} has not read its settings"

@@ -51,8 +51,8 @@ pub(in crate::doctor) struct Visit {
 impl Visit {
     /// Nobody was asked, for want of a driver that is required.
     pub(in crate::doctor) fn untried(peer: &str, Lacking { driver, reason }: &Lacking) -> Self {
-        let why = format!("not tried, as transport.{driver} is required and cannot be had here: {reason}");
-        let fix = format!("mend that, or set transport.{driver} = \"prefer\"");
+        let why = format!("not tried: transport.{driver} is required but unavailable here: {reason}");
+        let fix = format!("fix the cause, or set transport.{driver} = \"prefer\"");
         let broken = Some((why.clone(), fix, ExitCode::Transport));
         Self { peer: peer.to_owned(), choice: Err(why), rows: Vec::new(), broken }
     }

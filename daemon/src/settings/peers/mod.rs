@@ -73,7 +73,7 @@ impl Variable {
         match self.does {
             Use::Is(setting) => format!("`{setting}`"),
             Use::Becomes(words, _) | Use::Read(words) => words.to_owned(),
-            Use::Nothing(why) => format!("nothing: {why}"),
+            Use::Nothing(why) => format!("no effect: {why}"),
         }
     }
 }
@@ -101,10 +101,10 @@ pub(super) fn apply(layer: &mut Layer, env: &[(String, String)]) -> Result<Vec<S
             }
             Some(Variable { does: Use::Read(_), .. }) => {}
             Some(Variable { does: Use::Nothing(why), peer, .. }) => {
-                warnings.push(format!("{name} is a variable of {} that does nothing here: {why}", peer.name()));
+                warnings.push(format!("{name} is a variable of {} that has no effect here: {why}", peer.name()));
             }
             None if is_peers(name) => warnings.push(format!(
-                "{name} is no variable that Gradwire or the systems it replaces read; check its spelling, or unset it"
+                "unknown variable {name}: neither Gradwire nor the systems that it replaces read it; check its spelling, or unset it"
             )),
             None => {}
         }

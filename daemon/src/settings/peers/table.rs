@@ -8,44 +8,38 @@ const fn row(peer: Peer, name: &'static str, does: Use) -> Variable {
     Variable { name, peer, does }
 }
 
-const UCX: &str = "there is no UCX here: RDMA devices are driven directly (`transport.verbs`)";
-const COPIES: &str =
-    "peers of one host share memory, and nothing is copied between them by threads of its own";
-const QUEUES: &str =
-    "queues and buffers are sized by credits (`memory.inbox_slots`), and registered before training";
-const CORES: &str = "threads are not bound to cores; use numactl or taskset, or the cluster's scheduler";
-const NCCL: &str =
-    "each process is a worker of its own and pushes for itself; nothing is reduced by NCCL before";
-const TRACES: &str = "processes keep what they did last by themselves; `gradwire trace` writes the timeline";
-const HASHES: &str = "the shard map balances bytes over servers, and keys are not hashed";
-const MIXED: &str = "servers share the load evenly; start as many as there are hosts to use";
-const STARTED: &str = "told to programs by the launcher; nothing depends on it";
-const TREES: &str = "it concerns devices of one process, which MXNet reduces itself";
+const UCX: &str = "Gradwire does not use UCX but RDMA devices directly (`transport.verbs`)";
+const COPIES: &str = "peers of one host share memory, without threads that copy";
+const QUEUES: &str = "credits determine the size of queues and buffers (`memory.inbox_slots`), which are registered before training";
+const CORES: &str = "threads are not pinned to cores; use numactl, taskset or the cluster's scheduler";
+const NCCL: &str = "each process is a worker and pushes its own gradients; NCCL does not reduce them first";
+const TRACES: &str =
+    "each process has a flight recorder (`log.recorder_events`); `gradwire trace` writes the timeline";
+const HASHES: &str = "keys are not hashed; the shard map balances bytes over servers";
+const MIXED: &str = "servers share the load evenly; start one server per host";
+const STARTED: &str = "set by the launcher for programs; Gradwire does not use it";
+const TREES: &str = "MXNet itself reduces over the devices of one process";
 const SUBMIT: &str =
-    "there is no tracker: give the resources to Slurm or MPI, or limit processes with cgroups";
+    "there is no tracker: request resources from Slurm or MPI, or limit processes with cgroups";
 
 /// All of them.
 pub const VARIABLES: &[Variable] = &[
     row(PsLite, "DMLC_INTERFACE", Read("`node.bind` and `node.advertise`, by the interface's IPv4 address")),
-    row(
-        PsLite,
-        "DMLC_LOCAL",
-        Nothing("peers of one host use shared memory without being told (`transport.shm`)"),
-    ),
+    row(PsLite, "DMLC_LOCAL", Nothing("peers of one host use shared memory by default (`transport.shm`)")),
     row(PsLite, "DMLC_NODE_HOST", Read("`node.bind` and `node.advertise`")),
     row(PsLite, "DMLC_NUM_SERVER", Is("cluster.servers")),
-    row(PsLite, "DMLC_NUM_WORKER", Read("`cluster.workers`; times BYTEPS_LOCAL_SIZE where that is set")),
+    row(PsLite, "DMLC_NUM_WORKER", Read("`cluster.workers`, multiplied by BYTEPS_LOCAL_SIZE if that is set")),
     row(PsLite, "DMLC_PS_ROOT_PORT", Is("scheduler.port")),
     row(PsLite, "DMLC_PS_ROOT_URI", Is("scheduler.host")),
     row(
         PsLite,
         "DMLC_PS_VAN_TYPE",
         Becomes(
-            "`transport.verbs` = require for ibverbs; zmq and p3 leave the choice to both sides",
+            "`transport.verbs` = require for ibverbs; with zmq and p3 the transport is selected automatically",
             convert::van,
         ),
     ),
-    row(PsLite, "DMLC_PS_WATER_MARK", Nothing("credits bound what is under way (`memory.inbox_slots`)")),
+    row(PsLite, "DMLC_PS_WATER_MARK", Nothing("credits limit the data in flight (`memory.inbox_slots`)")),
     row(PsLite, "DMLC_RANK", Read("`node.rank`, of servers and workers")),
     row(PsLite, "DMLC_ROLE", Read("checked against the program's role; `gradwire launch` starts that role")),
     row(
@@ -56,37 +50,25 @@ pub const VARIABLES: &[Variable] = &[
             convert::all_addresses,
         ),
     ),
-    row(
-        PsLite,
-        "PS_DROP_MSG",
-        Nothing("faults are injected by the tests' simulation and never in real daemons"),
-    ),
+    row(PsLite, "PS_DROP_MSG", Nothing("faults are injected in simulations only, never in real daemons")),
     row(
         PsLite,
         "PS_HEARTBEAT_INTERVAL",
         Becomes("`deadlines.heartbeat_ms`, from seconds", convert::heartbeat),
     ),
     row(PsLite, "PS_HEARTBEAT_TIMEOUT", Becomes("`deadlines.silence_ms`, from seconds", convert::silence)),
-    row(
-        PsLite,
-        "PS_RESEND",
-        Nothing("transports deliver, and operations are replayed where they are not answered"),
-    ),
-    row(
-        PsLite,
-        "PS_RESEND_TIMEOUT",
-        Nothing("operations have a deadline instead (`deadlines.operation_ms`)"),
-    ),
+    row(PsLite, "PS_RESEND", Nothing("transports are reliable, and unanswered operations are replayed")),
+    row(PsLite, "PS_RESEND_TIMEOUT", Nothing("operations have a timeout instead (`deadlines.operation_ms`)")),
     row(PsLite, "PS_VERBOSE", Becomes("`log.filter`: debug for 1, trace for 2", convert::verbose)),
     row(Fork, "BYTEPS_ADDRESS_POOL_SIZE", Nothing(QUEUES)),
     row(
         Fork,
         "BYTEPS_ENABLE_IPC",
-        Nothing("peers of one host use shared memory without being told (`transport.shm`)"),
+        Nothing("peers of one host use shared memory by default (`transport.shm`)"),
     ),
     row(Fork, "BYTEPS_IPC_COPY_NUM_THREADS", Nothing(COPIES)),
     row(Fork, "BYTEPS_IPC_ENABLE_ASYNC_COPY", Nothing(COPIES)),
-    row(Fork, "BYTEPS_NODE_ID", Nothing("ranks are `node.rank`'s")),
+    row(Fork, "BYTEPS_NODE_ID", Nothing("the rank is set by `node.rank`")),
     row(Fork, "BYTEPS_ORDERED_HOSTS", Nothing("the scheduler knows every member's address")),
     row(Fork, "BYTEPS_PRINT_RDMA_LOG", Nothing("use `log.filter` = info,fabric=debug")),
     row(Fork, "BYTEPS_RDMA_MAX_CONCURR_WR", Nothing(QUEUES)),
@@ -97,7 +79,11 @@ pub const VARIABLES: &[Variable] = &[
     row(Fork, "BYTEPS_UCX_QUEUE_SENDS", Nothing(UCX)),
     row(Fork, "BYTEPS_UCX_RECONNECT_TMO", Nothing(UCX)),
     row(Fork, "BYTEPS_UCX_SHORT_THRESH", Nothing(UCX)),
-    row(Fork, "BYTEPS_ZMQ_MAX_SOCKET", Nothing("there is one connection a lane and peer (`cluster.lanes`)")),
+    row(
+        Fork,
+        "BYTEPS_ZMQ_MAX_SOCKET",
+        Nothing("there is one connection per lane and peer (`cluster.lanes`)"),
+    ),
     row(
         Fork,
         "BYTEPS_ZMQ_NTHREADS",
@@ -107,30 +93,34 @@ pub const VARIABLES: &[Variable] = &[
         Fork,
         "DMLC_ENABLE_RDMA",
         Becomes(
-            "`transport.verbs` = require for 1 or ibverbs; 0 leaves the choice to both sides",
+            "`transport.verbs` = require for 1 or ibverbs; with 0 the transport is selected automatically",
             convert::rdma,
         ),
     ),
     row(Fork, "DMLC_ENABLE_UCX", Nothing(UCX)),
-    row(Fork, "DMLC_GROUP_SIZE", Nothing("a process has one place in the cluster; start more processes")),
-    row(Fork, "DMLC_LOCKLESS_QUEUE", Nothing("queues of the data path take no lock anyway")),
-    row(Fork, "DMLC_NUM_CPU_DEV", Nothing("tensors lie in main memory")),
-    row(Fork, "DMLC_NUM_GPU_DEV", Nothing("tensors lie in main memory")),
+    row(Fork, "DMLC_GROUP_SIZE", Nothing("a process is one member of the cluster; start more processes")),
+    row(Fork, "DMLC_LOCKLESS_QUEUE", Nothing("queues of the data path never take locks")),
+    row(Fork, "DMLC_NUM_CPU_DEV", Nothing("tensors are in main memory")),
+    row(Fork, "DMLC_NUM_GPU_DEV", Nothing("tensors are in main memory")),
     row(
         Fork,
         "DMLC_NUM_PORTS",
-        Nothing("a server has one port, and a connection for each lane (`cluster.lanes`)"),
+        Nothing("a server has one port, and one connection per lane (`cluster.lanes`)"),
     ),
     row(Fork, "DMLC_POLLING_IN_NANOSECOND", Nothing("use `memory.spin_us`")),
     row(Fork, "DMLC_PORT", Is("node.port")),
     row(BytePs, "BYTEPS_BUILT_IN_HASH_COEF", Nothing(HASHES)),
     row(BytePs, "BYTEPS_CPU_BLACKLIST", Nothing(CORES)),
-    row(BytePs, "BYTEPS_DEBUG_SAMPLE_TENSOR", Nothing("values are not logged; pull the tensor and print it")),
+    row(
+        BytePs,
+        "BYTEPS_DEBUG_SAMPLE_TENSOR",
+        Nothing("values are not logged; pull the tensor and print them"),
+    ),
     row(BytePs, "BYTEPS_ENABLE_ASYNC", Becomes("`cluster.mode` = async for 1", convert::asynchronous)),
     row(BytePs, "BYTEPS_ENABLE_GDB", Nothing("start gdb --args PROGRAM through `gradwire launch`")),
     row(BytePs, "BYTEPS_ENABLE_MIXED_MODE", Nothing(MIXED)),
-    row(BytePs, "BYTEPS_FORCE_DISTRIBUTED", Nothing("a job of one worker has servers, too")),
-    row(BytePs, "BYTEPS_GLOBAL_RANK", Nothing("ranks are `node.rank`'s")),
+    row(BytePs, "BYTEPS_FORCE_DISTRIBUTED", Nothing("a job of one worker also has servers")),
+    row(BytePs, "BYTEPS_GLOBAL_RANK", Nothing("the rank is set by `node.rank`")),
     row(BytePs, "BYTEPS_KEY_HASH_FN", Nothing(HASHES)),
     row(BytePs, "BYTEPS_LOCAL_RANK", Read("with BYTEPS_LOCAL_SIZE: `node.rank` of a worker")),
     row(
@@ -141,13 +131,9 @@ pub const VARIABLES: &[Variable] = &[
              `node.rank` is DMLC_WORKER_ID times this plus BYTEPS_LOCAL_RANK; give it to the scheduler, too",
         ),
     ),
-    row(BytePs, "BYTEPS_LOG_HIDE_TIME", Nothing("use `log.json`, and leave the time out with a tool")),
+    row(BytePs, "BYTEPS_LOG_HIDE_TIME", Nothing("use `log.json`, and remove the time with a tool")),
     row(BytePs, "BYTEPS_LOG_LEVEL", Becomes("`log.filter`", convert::log_level)),
-    row(
-        BytePs,
-        "BYTEPS_MIN_COMPRESS_BYTES",
-        Nothing("a codec is chosen for each tensor where it is declared"),
-    ),
+    row(BytePs, "BYTEPS_MIN_COMPRESS_BYTES", Nothing("the codec of a tensor is set in its declaration")),
     row(BytePs, "BYTEPS_MIXED_MODE_BOUND", Nothing(MIXED)),
     row(BytePs, "BYTEPS_MULTITHREADED_CPU", Nothing(CORES)),
     row(BytePs, "BYTEPS_NCCL_GROUP_SIZE", Nothing(NCCL)),
@@ -158,13 +144,13 @@ pub const VARIABLES: &[Variable] = &[
     row(
         BytePs,
         "BYTEPS_OMP_THREAD_PER_GPU",
-        Nothing("servers reduce; their data threads are `cluster.lanes`"),
+        Nothing("servers reduce; `cluster.lanes` is the number of their data threads"),
     ),
     row(
         BytePs,
         "BYTEPS_PARTITION_BYTES",
         Becomes(
-            "`cluster.chunk_bytes`, rounded up to whole pages; the scheduler's counts",
+            "`cluster.chunk_bytes`, rounded up to whole pages; the scheduler's value applies",
             convert::partition,
         ),
     ),
@@ -177,40 +163,44 @@ pub const VARIABLES: &[Variable] = &[
     row(
         BytePs,
         "BYTEPS_SERVER_ENGINE_BLOCKING",
-        Nothing("a chunk's data thread reduces it; nothing blocks there"),
+        Nothing("a chunk's data thread reduces it and never blocks"),
     ),
     row(BytePs, "BYTEPS_SERVER_ENGINE_THREAD", Is("cluster.lanes")),
     row(
         BytePs,
         "BYTEPS_SOCKET_PATH",
-        Nothing("processes of one host meet through the scheduler and leave no files"),
+        Nothing("processes of one host find each other through the scheduler and leave no files"),
     ),
     row(BytePs, "BYTEPS_TELEMETRY_ON", Nothing(TRACES)),
-    row(BytePs, "BYTEPS_THREADPOOL_SIZE", Nothing("gradients are encoded by the thread that pushes them")),
+    row(BytePs, "BYTEPS_THREADPOOL_SIZE", Nothing("the thread that pushes a gradient encodes it")),
     row(BytePs, "BYTEPS_TRACE_DIR", Nothing(TRACES)),
     row(BytePs, "BYTEPS_TRACE_END_STEP", Nothing(TRACES)),
     row(BytePs, "BYTEPS_TRACE_ON", Nothing(TRACES)),
     row(BytePs, "BYTEPS_TRACE_START_STEP", Nothing(TRACES)),
-    row(BytePs, "BYTEPS_USE_MPI", Nothing("MPI's ranks are read by `gradwire launch` (--cluster mpi)")),
+    row(BytePs, "BYTEPS_USE_MPI", Nothing("`gradwire launch --cluster mpi` reads MPI's ranks")),
     row(BytePs, "BYTEPS_VISIBLE_CPU_CORES", Nothing(CORES)),
     row(
         BytePs,
         "DMLC_WORKER_ID",
         Read("`node.rank` of a worker; with BYTEPS_LOCAL_SIZE its machine's number"),
     ),
-    row(BytePs, "PS_KEY_LOG", Nothing("`gradwire plan` says where tensors go")),
+    row(BytePs, "PS_KEY_LOG", Nothing("`gradwire plan` shows the placement of tensors")),
     row(
         Mxnet,
         "MXNET_KVSTORE_BIGARRAY_BOUND",
         Nothing(
-            "every tensor is cut into chunks, and bytes are balanced over servers (`cluster.chunk_bytes`)",
+            "every tensor is split into chunks (`cluster.chunk_bytes`), and servers get about the same number of bytes",
         ),
     ),
     row(Mxnet, "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE", Nothing("use `log.filter` = debug")),
     row(Mxnet, "MXNET_KVSTORE_LOGTREE", Nothing(TREES)),
     row(Mxnet, "MXNET_KVSTORE_REDUCTION_NTHREADS", Nothing(TREES)),
     row(Mxnet, "MXNET_KVSTORE_SERIAL_PUSH", Nothing(TREES)),
-    row(Mxnet, "MXNET_KVSTORE_SLICE_THRESHOLD", Nothing("tensors are always cut, at `cluster.chunk_bytes`")),
+    row(
+        Mxnet,
+        "MXNET_KVSTORE_SLICE_THRESHOLD",
+        Nothing("tensors are always split, at `cluster.chunk_bytes`"),
+    ),
     row(Mxnet, "MXNET_KVSTORE_TREE_ARRAY_BOUND", Nothing(TREES)),
     row(Mxnet, "MXNET_KVSTORE_TREE_BACKTRACK", Nothing(TREES)),
     row(Mxnet, "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY", Nothing(TREES)),
@@ -228,7 +218,7 @@ pub const VARIABLES: &[Variable] = &[
     row(
         Dmlc,
         "DMLC_MAX_ATTEMPT",
-        Nothing("`gradwire launch --restart=N` starts again what the job survives"),
+        Nothing("use `gradwire launch --restart=N`, which restarts failed members"),
     ),
     row(Dmlc, "DMLC_NUM_ATTEMPT", Read(STARTED)),
     row(Dmlc, "DMLC_SERVER_CORES", Nothing(SUBMIT)),
@@ -239,12 +229,12 @@ pub const VARIABLES: &[Variable] = &[
     row(
         Dmlc,
         "DMLC_TRACKER_PORT",
-        Nothing("rabit's tracker is not here; members find the scheduler by DMLC_PS_ROOT_PORT"),
+        Nothing("there is no rabit tracker; members find the scheduler through DMLC_PS_ROOT_PORT"),
     ),
     row(
         Dmlc,
         "DMLC_TRACKER_URI",
-        Nothing("rabit's tracker is not here; members find the scheduler by DMLC_PS_ROOT_URI"),
+        Nothing("there is no rabit tracker; members find the scheduler through DMLC_PS_ROOT_URI"),
     ),
     row(Dmlc, "DMLC_WORKER_CORES", Nothing(SUBMIT)),
     row(Dmlc, "DMLC_WORKER_MEMORY_MB", Nothing(SUBMIT)),

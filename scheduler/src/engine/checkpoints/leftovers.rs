@@ -39,7 +39,7 @@ impl fmt::Display for Stopped {
         let Self { left, reason } = self;
         write!(
             f,
-            "it was not begun, so that the disk does not fill: parts of rounds {left:?}, which were given up, cannot be removed \
+            "it was not started, to keep the disk from filling up: parts of the abandoned rounds {left:?} cannot be removed \
              ({reason}); the scheduler and all servers are to run as one user. Removing them is tried again now, and before each \
              checkpoint"
         )

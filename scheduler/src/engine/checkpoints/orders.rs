@@ -49,7 +49,7 @@ impl Engine {
         out: &mut Vec<Command>,
     ) {
         if self.phase != Phase::Running || id.role != Role::Worker {
-            let what = "checkpoints are written while the job runs, when a worker asks; ask then";
+            let what = "checkpoints are written only while the job runs; retry then";
             let result = Err(SaveError::NotNow(what.into()));
             return out.push(send(from, FromScheduler::CheckpointSaved { request, result }));
         }

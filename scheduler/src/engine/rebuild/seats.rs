@@ -78,7 +78,7 @@ impl Engine {
         for (connection, arrival) in std::mem::take(&mut rebuild.arrivals) {
             let life = arrival.register.incarnation;
             if self.members.values().any(|member| !member.gone && member.incarnation == life) {
-                let reason = "this life of it has come on another connection since";
+                let reason = "this process has reconnected on another connection";
                 refuse(connection, RefusalReason::Misplaced(reason.into()), out);
                 continue;
             }
@@ -126,7 +126,8 @@ impl Engine {
         // A server that was told of another checkpoint would begin tensors from it.
         let is_otherwise = began_otherwise && id.role == Role::Server;
         if self.phase != Phase::Running || is_otherwise || self.members.contains_key(&id) {
-            let reason = "the scheduler was started again, and a process of before has this place; start this one again";
+            let reason =
+                "the scheduler was restarted, and an earlier process has this rank; restart this process";
             return refuse(connection, RefusalReason::Later(reason.into()), out);
         }
         member.heard_ms = now_ms;

@@ -8,7 +8,7 @@ use proto_common::message::{ClusterShape, RefusalReason};
 /// What those hear who came anew to a scheduler that cannot go on.
 pub(in super::super) fn later(error: &SettingError) -> RefusalReason {
     RefusalReason::Later(format!(
-        "the scheduler ends ({error}); start this process again when the next one is there"
+        "the scheduler is ending ({error}); restart this process when the next scheduler is running"
     ))
 }
 
@@ -17,8 +17,8 @@ impl Engine {
     pub(super) fn conflict(&self, told: &ClusterShape) -> Option<SettingError> {
         let (key, value, theirs) = self.config.shape.conflict(told)?;
         let fix = format!(
-            "members of a job that runs were started with {theirs}; start the scheduler again with that within their \
-             deadlines.scheduler_ms, for which they wait, or end them first where this is to be another job"
+            "members of the running job were started with {theirs}: restart the scheduler with the same value within their \
+             deadlines.scheduler_ms, or stop these members first to start another job"
         );
         Some(SettingError { key, value, fix })
     }
@@ -33,7 +33,7 @@ impl Engine {
     ) {
         // One that slept has told its members its settings itself: whoever shows others is none of them.
         if self.changes.rosters > 0 {
-            let reason = format!("it shows another job's settings: {wrong}");
+            let reason = format!("it has the settings of another job: {wrong}");
             return refuse(from, RefusalReason::Misplaced(reason), out);
         }
         self.rebuild.arrivals.clear();

@@ -78,7 +78,7 @@ fn nonsense_is_refused() {
     assert!(error(&rig.say(worker(0), barrier(1, &long, NodeGroup::ALL, 50))).to_string().contains("bytes"));
     assert!(rig.say(worker(0), barrier(1, &long[1..], NodeGroup::ALL, 50)).is_empty(), "at the bound");
     let twice = error(&rig.say(worker(0), barrier(2, &long[1..], NodeGroup::ALL, 50)));
-    assert!(twice.to_string().contains("waits there already"), "{twice}");
+    assert!(twice.to_string().contains("already waits at it"), "{twice}");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn who_is_behind_the_others_comes_through_and_a_wait_told_twice_is_one() {
     assert!(rig.say(worker(1), again(3, "a", group, 50, 1)).is_empty(), "here the others are, too");
     assert!(rig.say(worker(1), again(3, "a", group, 50, 1)).is_empty(), "the same wait");
     let other = error(&rig.say(worker(1), again(4, "a", group, 50, 1)));
-    assert!(other.to_string().contains("waits there already"), "{other}");
+    assert!(other.to_string().contains("already waits at it"), "{other}");
     assert_eq!(rig.say(worker(0), again(5, "a", group, 50, 1)).len(), 2);
 }
 

@@ -117,7 +117,7 @@ fn nobody_at_all_is_an_end_too() {
 fn a_request_to_stop_ends_in_good_order() {
     let mut rig = Rig::running(1, 1);
     let commands = rig.handle(Input::Stop { reason: "SIGTERM received".into() });
-    let reason = "the scheduler was told to stop: SIGTERM received".to_owned();
+    let reason = "the scheduler was stopped: SIGTERM received".to_owned();
     let shutdown = FromScheduler::Shutdown { reason: reason.clone() };
     assert_eq!(commands, [to(&[server(0), worker(0)], shutdown)]);
     rig.say(worker(0), ToScheduler::Goodbye);

@@ -144,7 +144,7 @@ fn a_worker_is_waited_for_so_long() {
     }
     let commands = rig.tick_at(505);
     let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
-    assert!(death.to_string().contains("did not come again within 500 ms"), "{death}");
+    assert!(death.to_string().contains("did not rejoin within 500 ms"), "{death}");
     // Said once; those who do not leave hold the end up for so long, and no longer.
     assert!(rig.tick_at(506).is_empty());
     assert_eq!(rig.engine.next_tick_ms(506), 516);
@@ -204,7 +204,7 @@ fn a_worker_whose_first_rounds_are_not_said_in_time_is_taken_out_with_words() {
     };
     let reason = reason.to_string();
     assert!(
-        reason.contains("servers 0 did not say within 500 ms") && reason.contains("rejoin_ms"),
+        reason.contains("servers 0 did not report within 500 ms") && reason.contains("rejoin_ms"),
         "{reason}"
     );
     assert!(commands.contains(&Command::Close { connection: ConnectionId(70) }));

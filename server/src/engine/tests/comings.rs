@@ -184,7 +184,7 @@ fn in_a_bounded_tensor_it_begins_where_the_slowest_is() {
     rig.send(0, &[to(push(3, 3))]);
     assert_eq!(rig.flush(), [], "it is two ahead of worker 1");
     rig.send(1, &[to(push(2, 2))]);
-    assert_eq!(rig.flush().len(), 2, "nothing is held up for the one that comes");
+    assert_eq!(rig.flush().len(), 2, "nothing delays the job for the one that comes");
     rig.count_from(2, &[(1, 2), (2, 2)]);
     rig.send(0, &[to(push(4, 4))]);
     rig.send(1, &[to(push(3, 3))]);

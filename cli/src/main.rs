@@ -22,7 +22,7 @@ use clap::{Parser, Subcommand};
 use daemon::exit::run_main_with_code;
 use std::ffi::OsString;
 
-/// Starts, watches and measures a Gradwire cluster.
+/// Start, watch and measure a Gradwire cluster.
 #[derive(Debug, Parser)]
 #[command(name = "gradwire", version, subcommand_required = true)]
 struct Cli {
@@ -34,7 +34,7 @@ struct Cli {
 enum Command {
     /// Start a scheduler, servers and workers, and supervise them until the job is over.
     Launch(Box<launch::LaunchArgs>),
-    /// Show a job: its members, links, rounds, and what waits.
+    /// Show a job: its members, links, rounds, and waiting operations.
     Status(status::StatusArgs),
     Certs(certs::CertsArgs),
     Top(top::TopArgs),
@@ -45,7 +45,7 @@ enum Command {
     Config(config::ConfigArgs),
     Doctor(doctor::DoctorArgs),
     Plan(plan::PlanArgs),
-    /// Measure this machine: runs gradwire-bench with the given arguments. Packages do not have it: `make bench` builds it.
+    /// Measure this machine with gradwire-bench, which packages do not contain: `make bench` builds it.
     Bench {
         /// Arguments of gradwire-bench; --help shows them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

@@ -61,7 +61,7 @@ fn an_authority_issues_and_what_it_issued_says_what_it_is_for() {
 fn nothing_is_overwritten_unasked_and_a_renewal_is_whole() {
     let directory = tempfile::tempdir().unwrap();
     good(&directory, &["init", "--ca", "ca"]);
-    refused(&directory, &["init", "--ca", "ca"], 74, "is there already");
+    refused(&directory, &["init", "--ca", "ca"], 74, "already exists");
     let issue = ["issue", "--ca", "ca", "--role", "server", "--out", "tls"];
     good(&directory, &issue);
     let read = |name: &str| std::fs::read_to_string(directory.path().join("tls").join(name)).unwrap();

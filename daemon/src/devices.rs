@@ -142,7 +142,7 @@ mod tests {
             settings.security.encrypt_data = true;
             settings.transport.verbs = Policy::Require;
         });
-        assert!(open(&required).unwrap_err().reason.contains("unencrypted"));
+        assert!(open(&required).unwrap_err().reason.contains("cannot encrypt"));
     }
 
     #[test]

@@ -422,7 +422,7 @@ mod tests {
         let (address, _trigger) = served("127.0.0.1:0").await;
         for path in ["/status", "/metrics", "/trace", "/healthz", "/nothing"] {
             let answer = get_of(address, path, "Host: rebound.example:9095\r\n").await;
-            assert!(answer.starts_with("HTTP/1.1 403") && answer.ends_with("by such a name\n"), "{answer}");
+            assert!(answer.starts_with("HTTP/1.1 403") && answer.ends_with("own name\n"), "{answer}");
         }
         for host in ["", "Host: localhost:1\r\n", "Host: 127.0.0.1\r\n", "Host: [::1]:9095\r\n"] {
             let answer = get_of(address, "/status", host).await;

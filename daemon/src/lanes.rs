@@ -145,7 +145,7 @@ mod tests {
     fn lanes_that_are_late_for_long_are_told_of() {
         let known = [LATE_MS - 1, LATE_MS, 0].map(|late_ms| Known { told: Some(0), late_ms });
         let waits: Vec<Wait> = late(&known).collect();
-        assert_eq!((waits.len(), &waits[0].what[..]), (1, "lane 1 has not answered"));
+        assert_eq!((waits.len(), &waits[0].what[..]), (1, "lane 1 did not answer"));
         assert_eq!((waits[0].cause, waits[0].waited_ms), (WaitCause::Lane, LATE_MS));
     }
 }

@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_parent_that_is_another_process_is_noticed() {
         let error = watch_parent(Some(u32::MAX)).unwrap_err();
-        assert!(error.to_string().contains("is gone"), "{error}");
+        assert!(error.to_string().contains("has exited"), "{error}");
         assert!(die_with_parent(&[]).is_ok());
     }
 }

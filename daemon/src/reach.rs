@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(early.code, ExitCode::Refused);
         assert_eq!(answered(None).await.unwrap_err().code, ExitCode::Io);
         let nowhere = ask((&PLAIN, JobId(1)), "nowhere", &hello(), (LIMIT, LIMIT), "").await.unwrap_err();
-        assert!(nowhere.reason.contains("host:port"), "{}", nowhere.reason);
+        assert!(nowhere.reason.contains("HOST:PORT"), "{}", nowhere.reason);
     }
 
     #[tokio::test]
@@ -192,7 +192,7 @@ mod tests {
         let offer = ServerOffer { choice, endpoint: LaneEndpoint { blob: Vec::new() }, lanes: 3 };
         let queues = [devices.lane(16).unwrap().handle()];
         let error = connect(&devices, &queues, &offer, Instant::now() + LIMIT).unwrap_err();
-        assert!(error.contains("3 lanes, the cluster 1"), "{error}");
+        assert!(error.contains("3 lanes, the cluster has 1"), "{error}");
     }
 
     #[test]

@@ -13,24 +13,24 @@ use proto_common::ids::{Rank, Role};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Keeps a job's roster: gives ranks, notices deaths, opens barriers and places tensors.
+/// The scheduler of a job: assigns ranks, detects failures, releases barriers and places tensors on servers.
 ///
-/// Ends with 0 when all workers are done or on SIGTERM, 65 when the checkpoint to begin from cannot be used, 71 when a
-/// member died, 72 when members did not come in time, 74 when its port is taken, 78 when a setting is wrong.
+/// Exit codes: 0 when all workers are done or on SIGTERM, 65 if the checkpoint to restore is unusable, 71 if a member
+/// failed, 72 if members did not register in time, 74 if its port is in use, 78 if a setting is invalid.
 #[derive(Debug, Parser)]
 #[command(name = "gradwire-scheduler", version)]
 struct Args {
-    /// How many workers the job has.
+    /// Number of workers (cluster.workers).
     #[arg(long, value_name = "N")]
     workers: Option<u32>,
-    /// How many servers the job has.
+    /// Number of servers (cluster.servers).
     #[arg(long, value_name = "N")]
     servers: Option<u32>,
     /// Write the bound addresses to this file, as the lines control=HOST:PORT and http=HOST:PORT.
     #[arg(long, value_name = "FILE")]
     port_file: Option<PathBuf>,
-    /// Take over a job whose scheduler is gone: wait for its members, and let nobody in before they have come. Without this a
-    /// job is taken over as well, when the first process that comes was a member before.
+    /// Take over a job whose scheduler has failed: wait for its members, and accept no new process before they have reconnected.
+    /// Without this flag, the scheduler also takes over if the first process that connects was a member before.
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
@@ -41,10 +41,13 @@ const MANUAL: Manual = Manual {
     examples: &[(
         "gradwire-scheduler",
         &[
-            ("gradwire-scheduler --servers 2 --workers 4", "A job of so many, at the port that settings say"),
+            (
+                "gradwire-scheduler --servers 2 --workers 4",
+                "A job of two servers and four workers, on the port in the settings",
+            ),
             (
                 "gradwire-scheduler --scheduler 127.0.0.1:9092 --job 7 --resume",
-                "After its death: the same port, job and settings of cluster.*",
+                "Restart after a failure, with the same port, job and cluster.* settings",
             ),
         ],
     )],

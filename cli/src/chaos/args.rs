@@ -15,21 +15,21 @@ const KILLS_PER_RUN: u32 = 100;
 /// Bound of epochs.
 pub(super) const EPOCHS_MAX: i64 = 1_000_000;
 
-/// Breaks a real cluster again and again, and looks whether it trains the very same weights.
+/// Inject faults into a real cluster, and check that it still trains the same weights.
 ///
-/// Starts the demo (a scheduler, servers, and trainers on the digits in deterministic rounds) undisturbed, for the hash of its
-/// weights, and then again under faults: processes are killed (-9) and started again as new lives after a while, stopped and
-/// continued (for less and for more than deadlines.silence_ms), cut off from the others (partition: each process is a host of its
-/// own, a network namespace), or servers are told to go (drain) and others come. When and whom follows from --seed alone. A fault comes after a few rounds, once everybody
-/// is there and every shard has its copies again, at a seeded moment within a round. How long after it every worker has
-/// finished a round that needed the recovery is measured, by role.
+/// The command first runs the demo (a scheduler, servers, and trainers on the digits in deterministic rounds) without faults, for
+/// the hash of its weights, and then under faults: it kills processes (-9) and restarts them, stops and continues them (for less
+/// and for more than deadlines.silence_ms), partitions them (each process runs in its own network namespace), or drains servers
+/// while others join. --seed determines all faults. A fault is injected after a few rounds, when all members are present and
+/// every shard has its replicas, at a seeded moment within a round. The command measures, by role, the time until every worker
+/// has finished a round that needed the recovery.
 ///
-/// With --replicas 0 a server's death is the end of the job by design: then everybody must end with a code of `gradwire env`'s,
-/// and all is started again from the last checkpoint. --expect end asks for that of every death, without checkpoints.
+/// With --replicas 0 the failure of a server ends the job by design: all processes must exit with a code that `gradwire env`
+/// lists, and the job is restarted from the last checkpoint. --expect end requires that of every failure, without checkpoints.
 ///
-/// Results go to a directory: chaos.json, recovery.svg, and what each process used over time (soak.csv, soak.svg); what
-/// processes said is kept where something was wrong. Ends with 0 when all hashes were equal (and, with --minutes, nothing grew),
-/// with 1 otherwise, and then prints the command that repeats the run that failed.
+/// Results go to a directory: chaos.json, recovery.svg, and the resource use of each process over time (soak.csv, soak.svg);
+/// logs of failed runs are kept. Exit code: 0 if all hashes are equal (and, with --minutes, no resource use grew), 1 otherwise,
+/// with the command that repeats the failed run.
 ///
 /// Examples:
 ///   gradwire chaos --kills 200 --transport tcp
@@ -56,25 +56,25 @@ pub(crate) struct ChaosArgs {
     /// registered bytes grew, in one life or from life to life, and where nobody lived for the minute that it takes to tell.
     #[arg(long, value_name = "N", conflicts_with = "kills", value_parser = clap::value_parser!(u32).range(1..=10_080))]
     pub(super) minutes: Option<u32>,
-    /// Whom faults strike.
+    /// Roles to inject faults into.
     #[arg(long, value_name = "ROLE,…", value_delimiter = ',', default_value = "scheduler,server,worker")]
     pub(super) roles: Vec<Victims>,
-    /// Which faults. Partitions need root, and tcp (or verbs) between the namespaces; the scheduler is never cut off.
+    /// Kinds of faults. Partitions need root, and tcp (or verbs) between the namespaces; the scheduler is never partitioned.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "kill")]
     pub(super) faults: Vec<Kind>,
-    /// Each fault comes with a second one: another process is killed before anybody has got over the first. Never two servers.
+    /// Combine each fault with a second one: kill another process before the cluster has recovered from the first. Never two servers.
     #[arg(long)]
     pub(super) double: bool,
-    /// The transport that all must use.
+    /// Transport that all processes must use.
     #[arg(long, value_name = "NAME", default_value = "shm")]
     pub(super) transport: Transport,
-    /// How many workers.
+    /// Number of workers.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     pub(super) workers: u32,
-    /// How many servers.
+    /// Number of servers.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=i64::from(SERVERS_MAX)))]
     pub(super) servers: u32,
-    /// Copies of each shard on other servers.
+    /// Replicas of each shard on other servers.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1))]
     pub(super) replicas: u32,
     /// same: training goes on, and ends with the hash of the undisturbed run. end: each death ends the job, everybody with a
@@ -92,13 +92,13 @@ pub(crate) struct ChaosArgs {
     /// in any state.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub(super) jitter_us: u64,
-    /// The longest time that whoever was killed stays away.
+    /// Longest time before a killed process is restarted.
     #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(..=60_000))]
     pub(super) away_ms: u64,
     /// The setting deadlines.silence_ms, which says how long a silent member counts as alive.
     #[arg(long, value_name = "MS", default_value_t = 3_000, value_parser = clap::value_parser!(u64).range(500..=60_000))]
     pub(super) silence_ms: u64,
-    /// How long training may stand still after a fault before that counts as a failure.
+    /// How long training may stall after a fault before the run fails.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     pub(super) patience: u64,
     /// With --replicas 0: a checkpoint every so many rounds.
@@ -113,13 +113,13 @@ pub(crate) struct ChaosArgs {
     /// The same for workers only.
     #[arg(long, value_name = "KEY=VALUE")]
     pub(super) set_worker: Vec<String>,
-    /// Where results, and logs of what went wrong, are written.
+    /// Directory for results and logs of failed runs.
     #[arg(long, value_name = "DIR", default_value = "chaos-out")]
     pub(super) out: PathBuf,
-    /// Keep the logs of runs where nothing was wrong, too.
+    /// Also keep the logs of successful runs.
     #[arg(long)]
     pub(super) keep_logs: bool,
-    /// Where Gradwire's programs are, if not beside this one.
+    /// Directory of Gradwire's programs. Default: the directory of this program.
     #[arg(long, value_name = "DIR")]
     pub(super) bin_dir: Option<PathBuf>,
     /// The namespaces that this process runs in the hub of (used by itself).

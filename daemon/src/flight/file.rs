@@ -174,7 +174,7 @@ mod tests {
         let third = written(&flight).unwrap();
         assert!(third.display().to_string().ends_with("-3.flight.json") && !elsewhere.exists());
         (4..=FILES_MAX).for_each(|_| drop(written(&flight).unwrap()));
-        assert!(written(&flight).unwrap_err().to_string().contains("are there already"));
+        assert!(written(&flight).unwrap_err().to_string().contains("the maximum"));
         let error = written(&self::flight(Path::new("/nonexistent"))).unwrap_err().to_string();
         assert!(error.contains("log.dump_directory"), "{error}");
     }

@@ -152,7 +152,11 @@ fn environment(text: &mut Text, role: Option<Role>) {
                  lists all of them.";
     text.term("DMLC_*, PS_*, BYTEPS_*", "", peers);
     if role.is_some() {
-        text.term("NOTIFY_SOCKET, WATCHDOG_USEC", "", "Set by systemd, which is told of state and life.");
+        text.term(
+            "NOTIFY_SOCKET, WATCHDOG_USEC",
+            "",
+            "Set by systemd. The process reports its state and liveness to it.",
+        );
     }
 }
 
@@ -174,16 +178,16 @@ fn files(text: &mut Text, role: Option<Role>) {
 
 fn signals(text: &mut Text) {
     text.section("SIGNALS");
-    text.term("SIGTERM, SIGINT", "", "Ends it in order: others are told, or take over what it has.");
+    text.term("SIGTERM, SIGINT", "", "Stops the process in an orderly way: it notifies the other members, or hands its shards over to them.");
     text.term(
         "SIGHUP",
         "",
-        "Reads settings again. log.filter is taken; what needs a restart is named in the log.",
+        "Reloads settings. log.filter takes effect; the log names settings that need a restart.",
     );
     text.term(
         "SIGUSR1",
         "",
-        "Writes what it did last into a file in log.dump_directory, where that is set, and goes on.",
+        "Dumps the flight recorder into log.dump_directory, if that is set, and continues.",
     );
 }
 

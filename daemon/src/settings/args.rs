@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// A driver on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Transport {
-    /// Shared memory: peers on one host, one user.
+    /// Shared memory, between processes of one host and one user.
     Shm,
     /// TCP.
     Tcp,
@@ -46,40 +46,40 @@ pub const PLACEMENTS: [&str; 5] = ["auto", "slot", "static", "rendezvous-read", 
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Common options")]
 pub struct CommonArgs {
-    /// Read settings from this file instead of ./gradwire.toml, as the variable GRADWIRE_CONFIG does.
+    /// Settings file to read instead of ./gradwire.toml. The variable GRADWIRE_CONFIG does the same.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The scheduler's address; the scheduler itself binds it. Port 0 lets the system choose.
+    /// The scheduler's address, which the scheduler itself binds. Port 0 selects a free port.
     #[arg(long, value_name = "HOST:PORT")]
     pub scheduler: Option<String>,
-    /// Id of the job; a process with another id is refused.
+    /// Id of the job. The scheduler refuses processes of other jobs.
     #[arg(long, value_name = "ID")]
     pub job: Option<u64>,
-    /// Require this transport and turn the others off. Without it the best one that both sides have is used.
+    /// Require this transport and turn the others off. Default: the best transport that both peers have.
     #[arg(long, value_name = "NAME")]
     pub transport: Option<Transport>,
-    /// How workers' contributions travel: auto lets a plan choose for each tensor (see gradwire plan).
+    /// How contributions of workers are transferred: auto selects a placement for each tensor (see gradwire plan).
     #[arg(long, value_name = "NAME", value_parser = PLACEMENTS)]
     pub placement: Option<String>,
-    /// Address to bind for peers. Beyond loopback this needs certificates, or --set security.mode=off.
+    /// Address to bind for peers. Addresses other than loopback require certificates, or --set security.mode=off.
     #[arg(long, value_name = "ADDRESS")]
     pub bind: Option<String>,
-    /// Address that peers use to reach this process, where it differs from --bind.
+    /// Address that peers use to reach this process. Default: --bind.
     #[arg(long, value_name = "ADDRESS")]
     pub advertise: Option<String>,
-    /// The rank this process would like; the scheduler gives it if it is free, or refuses.
+    /// Requested rank. The scheduler refuses the process if the rank is taken.
     #[arg(long, value_name = "RANK")]
     pub rank: Option<u32>,
-    /// Address of /metrics, /healthz, /readyz and /status; "off" for none.
+    /// Address of /metrics, /healthz, /readyz and /status; "off" turns them off.
     #[arg(long, value_name = "HOST:PORT|off")]
     pub http: Option<String>,
-    /// What to log: a level, or levels per module such as info,fabric=debug.
+    /// Log filter: a level, or levels per module such as info,fabric=debug.
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
-    /// Log one JSON object a line.
+    /// Log one JSON object per line.
     #[arg(long)]
     pub log_json: bool,
-    /// Any setting by its dotted name, such as deadlines.operation_ms=5000. May be repeated.
+    /// Set a setting by its dotted name, such as deadlines.operation_ms=5000. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 }

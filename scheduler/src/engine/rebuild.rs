@@ -60,7 +60,7 @@ pub(super) fn check_term(resume: &Resume) -> Result<(), RefusalReason> {
     match term.checked_add(1) {
         Some(_) => Ok(()),
         None => Err(RefusalReason::Misplaced(format!(
-            "it says that it has obeyed term {term}, which no scheduler can follow; start it as a new process"
+            "it reports scheduler term {term}, the maximum, which no scheduler can follow; start it as a new process"
         ))),
     }
 }
@@ -128,7 +128,7 @@ impl Rebuild {
     /// A part of what a member knows; the error is what is wrong with it.
     fn take(&mut self, from: ConnectionId, part: Resume, shape: (u64, u16, u32)) -> Result<(), String> {
         let Some(arrival) = self.arrivals.get_mut(&from).filter(|arrival| !arrival.is_whole) else {
-            return Err("it told what it knows without a registration that says so".into());
+            return Err("it sent recovery state that its registration did not announce".into());
         };
         let (chunk_bytes, lanes, server_places) = shape;
         let mut check = ShardMap::new(chunk_bytes, lanes);
@@ -136,7 +136,7 @@ impl Rebuild {
         let is_known = |rank: Rank| rank.0 < server_places;
         let servers = |range: &KeyRange| [Some(range.server), range.backup, range.seeding];
         if !ranges.iter().flat_map(servers).flatten().all(is_known) {
-            return Err("its shard map names servers that have no place here".into());
+            return Err("its shard map has servers that do not exist in this cluster".into());
         }
         let update = MapUpdate { epoch, tensors, ranges };
         check.apply(&update).map_err(|error| error.to_string())?;
@@ -165,7 +165,7 @@ impl Rebuild {
         // A scheduler tells a roster to those who are in it: it counts for nothing where somebody else shows it.
         if !arrival.members.iter().any(|one| one.incarnation == *incarnation && one.id.role == *role) {
             return Err(
-                "the roster that it tells does not have this life of it; start it as a new process".into()
+                "the roster that it reports does not contain this process; start it as a new process".into(),
             );
         }
         arrival.is_whole = true;

@@ -11,7 +11,7 @@ use proto_common::limits::{NAME_BYTES_MAX, PROTOCOL_VERSION};
 use proto_common::message::{Build, Coming, FromScheduler, RefusalReason, Register, Welcome};
 
 /// What a life hears that others have gone on without.
-pub(super) const DECLARED_DEAD: &str = "this process was declared failed (no heartbeat for deadlines.silence_ms, or its connection broke): restart it";
+pub(super) const DECLARED_DEAD: &str = "this process was declared failed (no heartbeat for deadlines.silence_ms, or its connection broke): start it as a new process";
 
 impl Engine {
     pub(super) fn register(

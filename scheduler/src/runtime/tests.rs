@@ -185,7 +185,7 @@ async fn a_refusal_arrives_although_the_connection_closes() {
     let _worker = job.join(Role::Worker).await.unwrap();
     let error = job.join(Role::Worker).await.unwrap_err();
     assert_eq!(error.exit_code(), ExitCode::Refused);
-    assert!(error.to_string().contains("all 1 places"), "{error}");
+    assert!(error.to_string().contains("already has 1 workers"), "{error}");
     job.trigger.fire("SIGTERM");
     assert!(verdict(&job.outcome().await).is_ok());
 }

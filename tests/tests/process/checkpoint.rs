@@ -201,7 +201,7 @@ fn a_tensor_that_cannot_go_on_from_a_checkpoint_is_no_obstacle_to_others() {
     let bed = bed(1, 1, directory.path(), |settings| settings.checkpoint.restore = "latest".into());
     let other = TensorSpec::f32(1, 5003, Optimizer::sum());
     let error = bed.clients[0].declare(&[other]).unwrap_err();
-    assert!(error.to_string().contains("declare it as it was"), "{error}");
+    assert!(error.to_string().contains("declare it as in the checkpoint"), "{error}");
     assert_eq!(error.exit_code(), ExitCode::BadData);
     // Behind it, in the same lane.
     let tensor = bed.clients[0].declare(&specs()[1..2]).unwrap().remove(0);
@@ -376,7 +376,7 @@ fn rows_of_tables_come_to_whatever_server_has_them_then() {
     let bed = bed(1, 1, directory.path(), |settings| settings.checkpoint.restore = "latest".into());
     let other = TableSpec { optimizer: Optimizer::sum(), ..table() };
     let error = bed.clients[0].declare_table(&other).unwrap_err().to_string();
-    assert!(error.contains("declare it as it was"), "{error}");
+    assert!(error.contains("declare it as in the checkpoint"), "{error}");
     bed.end();
 }
 

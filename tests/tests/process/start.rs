@@ -203,7 +203,7 @@ fn a_transport_that_cannot_be_had() {
         (
             &["--set", "transport.shm=off"],
             &["--transport", "shm"],
-            &["turned off in the", "shm is required by the", "transport.<driver>"],
+            &["turned off in the", "shm is required by the", "transport.<name>"],
         ),
     ];
     for (server, worker, words) in cases {

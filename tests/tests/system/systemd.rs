@@ -162,7 +162,7 @@ fn hold_thread(pid: u32, name: &str) -> Process {
 
 /// All are there, and every chunk has its copy.
 fn is_whole(status: &str) -> bool {
-    status.starts_with("running: 2 of 2 servers, 2 of 2 workers") && !status.contains("without a copy")
+    status.starts_with("running: 2 of 2 servers, 2 of 2 workers") && !status.contains("without a replica")
 }
 
 fn round_in(status: &str) -> u64 {

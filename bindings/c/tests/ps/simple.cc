@@ -43,7 +43,7 @@ int main() {
       CHECK_EQ(answers.load(), NumServers() + 2);
       Refused("there is no node or group 99", [&] { app.Request(3, "", 99); });
       // More than a message may have.
-      Refused("at most 1048576 are allowed", [&] { app.Wait(app.Request(4, std::string(2 << 20, 'x'), kScheduler)); });
+      Refused("the limit is 1048576", [&] { app.Wait(app.Request(4, std::string(2 << 20, 'x'), kScheduler)); });
     }
     Postoffice::Get()->Barrier(0, everyone);
     CHECK_EQ(came.load(), 50 + (IsServer() || IsScheduler() ? NumWorkers() : 1));

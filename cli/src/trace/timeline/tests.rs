@@ -27,10 +27,10 @@ fn event(kind: Kind) -> Event {
 }
 
 fn timeline(sources: Vec<Source>) -> Vec<Value> {
-    let found = Found { sources, missing: vec!["worker 9: it is not there".into()] };
+    let found = Found { sources, missing: vec!["worker 9: it has not registered".into()] };
     let made = of(&found, &Axis::of(&found.sources));
     let document: Value = serde_json::from_str(&made.text).unwrap();
-    assert_eq!(document["otherData"]["left_out"][0], "worker 9: it is not there");
+    assert_eq!(document["otherData"]["left_out"][0], "worker 9: it has not registered");
     let events = document["traceEvents"].as_array().unwrap().clone();
     check(&events);
     events

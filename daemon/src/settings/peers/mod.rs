@@ -156,7 +156,7 @@ mod tests {
             let said = warnings(variable.name);
             assert_eq!(said.len(), 1, "{}", variable.name);
             assert!(
-                said[0].starts_with(variable.name) && said[0].contains("does nothing here: "),
+                said[0].starts_with(variable.name) && said[0].contains("has no effect here: "),
                 "{said:?}"
             );
         }

@@ -130,7 +130,7 @@ fn a_roster_counts_where_its_teller_is_in_it() {
     let told = Resume { epoch: newest, members: others, ..resume.clone() };
     let commands = come_again(&mut rig, worker(1), &told);
     let FromScheduler::Refused(reason) = only(&commands) else { panic!("{commands:?}") };
-    assert!(reason.to_string().contains("does not have this life of it"), "{reason}");
+    assert!(reason.to_string().contains("does not contain this process"), "{reason}");
     for id in [server(0), server(1), worker(0)] {
         come_again(&mut rig, id, &resume);
     }

@@ -518,7 +518,7 @@ fn who_asked_a_scheduler_that_slept_is_answered() {
     let commands = rig.engine.handle(rig.now_ms + 100 * SILENCE_MS, Input::Tick);
     assert_eq!(rig.engine.phase, Phase::Rebuilding);
     let [(0, Err(error))] = &saved(&commands)[..] else { panic!("{commands:?}") };
-    assert!(error.to_string().contains("slept"), "{error}");
+    assert!(error.to_string().contains("suspended"), "{error}");
     assert_eq!(rig.engine.checkpoints.askers(), 0);
 }
 

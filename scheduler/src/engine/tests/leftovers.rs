@@ -50,7 +50,7 @@ fn where_nothing_that_is_given_up_can_be_removed_no_more_is_begun() {
         let [(_, Err(SaveError::Failed { reason, .. }))] = &saved(&commands)[..] else {
             panic!("{commands:?}")
         };
-        assert!(reason.contains("rounds [5, 10, 15], which were given up, cannot be removed"), "{reason}");
+        assert!(reason.contains("abandoned rounds [5, 10, 15] cannot be removed"), "{reason}");
         assert_eq!(orders(&commands), []);
     }
     let status = rig.engine.status(0).checkpoints;

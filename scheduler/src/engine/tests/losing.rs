@@ -105,7 +105,7 @@ fn without_copies_the_error_names_what_went_and_what_to_do() {
     }
     rig.engine.last_checkpoint = None;
     let text = rig.engine.loss(&[Key(7)]);
-    assert!(text.contains("there is no checkpoint: start the job anew"), "{text}");
+    assert!(text.contains("there is no checkpoint: restart the job"), "{text}");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn where_the_last_server_follows_the_one_that_it_had_copies_of_the_error_names_w
     rig.lose(server(0));
     let commands = rig.lose(server(1));
     let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
-    assert!(death.to_string().contains("nobody else has its part of tensors 7 (w)"), "{death}");
+    assert!(death.to_string().contains("no other server has its part of tensors 7 (w)"), "{death}");
 }
 
 #[test]

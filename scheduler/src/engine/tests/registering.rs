@@ -94,7 +94,7 @@ fn strangers_of_every_kind_are_refused() {
     );
     rig.say_on(2, ToScheduler::Register(base.clone()));
     let again = refusal(&rig.say_on(3, ToScheduler::Register(base)));
-    assert!(again.contains("registered already as worker 0"), "{again}");
+    assert!(again.contains("already registered as worker 0"), "{again}");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn who_wants_no_rank_gets_one_when_all_are_there() {
     assert_eq!(rig.engine.status(0).missing, [server(1)]);
     assert_eq!(rig.engine.standing(ConnectionId(1)), Standing::Waiting, "no member yet");
     let again = refusal(&rig.say_on(4, ToScheduler::Register(register(Role::Worker, 3))));
-    assert!(again.contains("registered already, and waits for the others"), "{again}");
+    assert!(again.contains("already registered, and waits for the others"), "{again}");
     let many = refusal(&rig.say_on(5, ToScheduler::Register(register(Role::Worker, 5))));
     assert!(many.contains("the job already has 2 workers, the maximum"), "{many}");
     assert_eq!(rig.say_on(1, ToScheduler::Heartbeat(MemberReport::default())).len(), 1, "answered");

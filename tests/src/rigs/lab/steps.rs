@@ -53,7 +53,8 @@ impl Lab {
         );
         if self.has_lost {
             let is_so = |death: &Death| {
-                death.member.role == Role::Server && death.to_string().contains("nobody else has its part")
+                death.member.role == Role::Server
+                    && death.to_string().contains("no other server has its part")
             };
             assert!(
                 matches!(outcome, Some(Outcome::Died(death)) if is_so(death)),

@@ -51,7 +51,7 @@ fn the_table_says_placement_and_reason() {
     assert!(table.contains("392.0 MiB x 2 workers do not fit"), "{table}");
     assert_eq!(
         row(&table, "fc6.bias")[4..],
-        ["slot", "less", "than", "a", "chunk", "(16.0", "KiB):", "shares", "batches"]
+        ["slot", "smaller", "than", "a", "chunk", "(16.0", "KiB):", "shares", "batches"]
     );
     assert_eq!(row(&table, "embedding")[4], "rendezvous-read");
     assert_eq!(row(&table, "conv")[1..5], ["512x512x3x3", "9.0", "MiB", "static"]);

@@ -40,7 +40,7 @@ pub(super) fn is_late(seat: Seat, code: i32, said: &str, scheduler_said: &str) -
 /// Is the last that the scheduler's lives said of it that it left?
 fn has_left(seat: Seat, scheduler_said: &str) -> bool {
     let last = |what: &str| scheduler_said.rfind(&format!(" {seat} {what}"));
-    last("left in good order") > last("registered ")
+    last("has left the job") > last("registered ")
 }
 
 /// Is it one of the codes that `gradwire env` lists, and not that of a bug?
@@ -84,7 +84,7 @@ mod tests {
         let said = "--- a life of worker 2\nINFO a line\n--- a life of worker 2\nerror: the job is ending; start it again\n";
         let judge = |code: ExitCode, scheduler: &str| is_late(worker, code as i32, said, scheduler);
         let (came, left) =
-            (" words: worker 2 registered peer=\"a\"\n", " words: worker 2 left in good order\n");
+            (" words: worker 2 registered peer=\"a\"\n", " words: worker 2 has left the job\n");
         let gone = format!("{came}{left} words: worker 12 registered peer=\"b\"\n");
         assert!(judge(ExitCode::SchedulerUnreachable, &gone));
         assert!(judge(ExitCode::Refused, &gone));

@@ -213,7 +213,7 @@ mod tests {
             std::fs::write(file.path(), text).unwrap();
             let error = Found::default().read(file.path()).unwrap_err();
             assert_eq!(error.code(), ExitCode::BadData);
-            assert!(error.to_string().contains("left behind"), "{error}");
+            assert!(error.to_string().contains("flight recorder dump"), "{error}");
         }
         assert!(Found::default().read(Path::new("/nonexistent")).is_err());
     }

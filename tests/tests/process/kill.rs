@@ -112,7 +112,7 @@ fn a_death_while_connecting_ends_it_at_once() {
         // A server that stands still keeps the workers connecting.
         cluster.servers[0].signal(Signal::STOP);
         cluster.add_trainers(2, &ENDLESS);
-        cluster.scheduler.expect_line("who is there", PATIENCE);
+        cluster.scheduler.expect_line("new roster", PATIENCE);
         for process in cluster.everyone().filter(|process| process.name() == victim) {
             process.kill();
         }

@@ -40,7 +40,7 @@ fn trained_with_kills(transport: &str, epochs: &[&str]) -> String {
         // It finds out by itself what it follows, and can be told.
         let told: &[&str] = if life % 2 == 0 { &[] } else { &["--resume"] };
         cluster.scheduler = another(&cluster, "scheduler", told);
-        let line = cluster.scheduler.expect_line("who is there", PATIENCE);
+        let line = cluster.scheduler.expect_line("new roster", PATIENCE);
         let term = format!("epoch={}.", life + 2);
         assert!(line.contains(&term) && line.contains("members=6"), "{line}");
     }
@@ -102,7 +102,7 @@ fn one_that_is_killed_while_workers_leave_spoils_no_end() {
         job::round(&clients, 1);
         let seen = Cell::new(0);
         let is_last = |line: &str| {
-            seen.set(seen.get() + u32::from(line.contains("left in good order")));
+            seen.set(seen.get() + u32::from(line.contains("has left the job")));
             seen.get() == left
         };
         std::thread::scope(|scope| {
@@ -141,7 +141,7 @@ fn one_with_other_settings_ends_with_78_and_the_job_goes_on_with_the_right_one()
         assert!(text.contains(words) && text.contains("were started with"), "{text}");
     }
     cluster.scheduler = of_two(&cluster, &[&copies[..], &["--set", "deadlines.silence_ms=9000"]].concat());
-    let line = cluster.scheduler.expect_line("who is there", PATIENCE);
+    let line = cluster.scheduler.expect_line("new roster", PATIENCE);
     assert!(line.contains("members=4"), "{line}");
     job::round(&clients, 1);
     clients.iter().for_each(Client::close);

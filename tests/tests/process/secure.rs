@@ -172,7 +172,7 @@ fn questions(certs: &Certs, address: &str, table: &mut Vec<Attempt>) {
         "answered: CheckpointSaved",
     );
     let who = ask(certs, address, own, &ToScheduler::Identify);
-    tell(table, "who is there, asked with a worker's", who, "a scheduler of job 0 is running there");
+    tell(table, "who is there, asked with a worker's", who, "a scheduler of job 0 is already running there");
 }
 
 fn hello(stranger: &mut Stranger) -> Result<String, String> {
@@ -254,7 +254,7 @@ fn replayed(certs: &Certs, address: &str) -> Result<String, String> {
     let mut honest = Stranger::connect(&between, Some(&certs.issue("gradwire://0/worker")));
     // All places are taken: it is refused as one who may ask.
     let answer = register(&mut honest, Role::Worker, 0)?;
-    assert!(answer.contains("are taken"), "{answer}");
+    assert!(answer.contains("the maximum"), "{answer}");
     drop(honest);
     let recorded = recorder.join().unwrap();
     assert!(recorded.len() > 500, "{}", recorded.len());

@@ -141,7 +141,7 @@ fn messages_out_of_place_are_refused_with_the_reason() {
     strangers.push((ToScheduler::Register(old), "(protocol version 0) cannot join a job"));
     let mut long = registration(Role::Worker, None);
     long.build = "x".repeat(5000);
-    strangers.push((ToScheduler::Register(long), "256 bytes each"));
+    strangers.push((ToScheduler::Register(long), "at most 256 bytes"));
     for (message, words) in strangers {
         let mut stranger = ControlPeer::connect(&cluster.control);
         stranger.send(&message);

@@ -14,6 +14,10 @@ mod manual;
 mod plan;
 mod save;
 mod status;
+#[cfg(feature = "top")]
+mod top;
+#[cfg(not(feature = "top"))]
+#[path = "top_absent.rs"]
 mod top;
 mod trace;
 mod why;

@@ -59,6 +59,7 @@ pub mod passed;
 pub mod port;
 pub mod post;
 pub mod process;
+mod process_metrics;
 pub mod reach;
 pub mod reload;
 pub mod security;

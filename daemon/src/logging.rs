@@ -9,12 +9,15 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::ParseError;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::{Registry, reload};
 
 /// Target of what is logged whatever the filter says, down to warnings.
 pub(crate) const ALWAYS: &str = "daemon::always";
@@ -53,7 +56,7 @@ impl LogIdentity {
 
 /// Changes what is logged while a process runs.
 #[derive(Clone)]
-pub struct Filter(Arc<dyn Fn(EnvFilter) + Send + Sync>);
+pub struct Filter(Arc<dyn Fn(Targets) + Send + Sync>);
 
 impl fmt::Debug for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -75,27 +78,23 @@ impl Filter {
     }
 }
 
-fn parsed(settings: &LogSettings) -> Result<EnvFilter, SettingsError> {
-    let wrong = |reason: String| SettingsError::LogFilter { filter: settings.filter.clone(), reason };
-    let filter = EnvFilter::try_new(&settings.filter).map_err(|error| wrong(error.to_string()))?;
-    let always = format!("{ALWAYS}=warn").parse().map_err(|error: ParseError| wrong(error.to_string()))?;
-    Ok(filter.add_directive(always))
+fn parsed(settings: &LogSettings) -> Result<Targets, SettingsError> {
+    let filter: Targets = settings.filter.parse().map_err(|error: tracing_subscriber::filter::ParseError| {
+        SettingsError::LogFilter { filter: settings.filter.clone(), reason: error.to_string() }
+    })?;
+    Ok(filter.with_target(ALWAYS, LevelFilter::WARN))
 }
 
 /// Starts logging of this process. Where a subscriber is set already (a host program's), that one stays.
 pub fn init(role: Role, settings: &LogSettings) -> Result<(LogIdentity, Filter), SettingsError> {
-    let filter = parsed(settings)?;
     let identity = LogIdentity::new(role);
-    let format = Lines { identity: identity.clone(), json: settings.json };
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let (filter, handle) = reload::Layer::new(parsed(settings)?);
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false)
-        .event_format(format)
-        .with_filter_reloading();
-    let handle = builder.reload_handle();
+        .event_format(Lines { identity: identity.clone(), json: settings.json });
     // An error means that the process has a subscriber already: it is not ours to replace. Then the handle changes nothing.
-    let _ = tracing::subscriber::set_global_default(builder.finish());
+    let _ = tracing::subscriber::set_global_default(Registry::default().with(lines.with_filter(filter)));
     let set = move |filter| drop(handle.reload(filter));
     Ok((identity, Filter(Arc::new(set))))
 }
@@ -207,23 +206,21 @@ mod tests {
         }
     }
 
-    fn logged_by(json: bool, filter: EnvFilter, log: impl FnOnce()) -> String {
+    fn logged_by(json: bool, filter: Targets, log: impl FnOnce()) -> String {
         let (sink, identity) = (Sink::default(), LogIdentity::new(Role::Worker));
         identity.set_rank(Rank(3));
         let writer = sink.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(filter)
+        let lines = tracing_subscriber::fmt::layer()
             .with_ansi(false)
             .with_writer(move || writer.clone())
-            .event_format(Lines { identity, json })
-            .finish();
-        tracing::subscriber::with_default(subscriber, log);
+            .event_format(Lines { identity, json });
+        tracing::subscriber::with_default(Registry::default().with(lines.with_filter(filter)), log);
         let bytes = sink.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
     }
 
     fn logged(json: bool) -> String {
-        logged_by(json, EnvFilter::new("info"), || tracing::info!(round = 7u64, "done"))
+        logged_by(json, "info".parse().unwrap(), || tracing::info!(round = 7u64, "done"))
     }
 
     /// What `Loaded::log` says under this filter.
@@ -263,6 +260,29 @@ mod tests {
         assert_eq!((&line["role"], &line["rank"]), (&"worker".into(), &3.into()));
         assert_eq!(line["fields"]["round"], 7);
         assert_eq!(line["fields"]["message"], "done");
+    }
+
+    #[test]
+    fn a_filter_changes_while_the_process_runs() {
+        let (sink, identity) = (Sink::default(), LogIdentity::new(Role::Worker));
+        let writer = sink.clone();
+        let (filter, handle) = reload::Layer::new("error".parse::<Targets>().unwrap());
+        let lines = tracing_subscriber::fmt::layer()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .event_format(Lines { identity, json: false });
+        let subscriber = Registry::default().with(lines.with_filter(filter));
+        let filter = Filter(Arc::new(move |filter| handle.reload(filter).unwrap()));
+        tracing::subscriber::with_default(subscriber, || {
+            for (text, word) in [("error", "first"), ("daemon=debug", "second"), ("info,daemon::logging=off", "third")] {
+                let settings = LogSettings { filter: text.into(), ..LogSettings::default() };
+                filter.set(&settings).unwrap();
+                tracing::debug!("{word}");
+            }
+        });
+        let bytes = sink.0.lock().unwrap().clone();
+        let text = String::from_utf8(bytes).unwrap();
+        assert!(text.lines().count() == 1 && text.trim_end().ends_with("second"), "{text}");
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Metrics of one process: a registry of its own (never the global one) and the series every daemon has.
 
 use crate::flight::{Flight, Slow};
+use crate::process_metrics::ProcessMetrics;
 use crate::security::Security;
 use fabric::Devices;
 use prometheus::core::{Collector, Desc};
-use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::MetricFamily;
 use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 use proto_common::config::{SecuritySettings, Settings};
@@ -17,7 +17,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// A registry with `process_*` and `gradwire_build_info`, to which a role adds its own series.
 pub fn registry(role: Role) -> Result<Registry, prometheus::Error> {
     let registry = Registry::new();
-    registry.register(Box::new(ProcessCollector::for_self()))?;
+    registry.register(Box::new(ProcessMetrics::new()?))?;
     let info = Opts::new("gradwire_build_info", "Version of this build; the value is always 1.")
         .const_label("version", env!("CARGO_PKG_VERSION"))
         .const_label("protocol", PROTOCOL_VERSION.to_string())

@@ -3,6 +3,7 @@
 
 mod checkpoint;
 mod cluster;
+mod meaning;
 mod security;
 
 use crate::ids::JobId;
@@ -11,6 +12,7 @@ use crate::message::ClusterShape;
 use crate::transport::{Driver, Policies, Policy};
 pub use checkpoint::CheckpointSettings;
 pub use cluster::{ClusterSettings, WorkerLoss};
+pub use meaning::meaning;
 pub use security::{Hidden, SecurityMode, SecuritySettings, is_pem, shown};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -29,11 +31,11 @@ pub struct SettingError {
 
 /// All settings, in the sections of `gradwire.toml`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
     /// Id of the job. The scheduler refuses processes of other jobs.
-    #[cfg_attr(feature = "schema", schemars(with = "u64"))]
+    #[cfg_attr(test, schemars(with = "u64"))]
     pub job: JobId,
     /// The scheduler's address.
     pub scheduler: SchedulerSettings,
@@ -59,7 +61,7 @@ pub struct Settings {
 
 /// The scheduler's address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerSettings {
     /// Host name or address that members connect to. The scheduler binds it unless `scheduler.bind` is set.
@@ -79,7 +81,7 @@ impl Default for SchedulerSettings {
 
 /// The RDMA device, for the verbs driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct VerbsSettings {
     /// Name of the RDMA device (`rdma link` lists them). Default: the first device.
@@ -124,7 +126,7 @@ impl Default for VerbsSettings {
 
 /// Timeouts, in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct DeadlineSettings {
     /// Connecting to the scheduler, counted from the start of the process.
@@ -172,7 +174,7 @@ impl Default for DeadlineSettings {
 
 /// Addresses of this process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct NodeSettings {
     /// Address that this process binds for data connections of its peers.
@@ -205,7 +207,7 @@ impl Default for NodeSettings {
 
 /// Memory and queue sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct MemorySettings {
     /// Receive slots of a server per lane, shared by all workers.
@@ -264,7 +266,7 @@ impl Default for MemorySettings {
 
 /// Logs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct LogSettings {
     /// Log filter: a level, or levels per module, such as `info` or `info,fabric=debug`.

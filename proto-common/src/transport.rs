@@ -34,7 +34,7 @@ impl fmt::Display for Driver {
 
 /// The policy for one transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
     /// Use only this transport. Peers that cannot use it are refused.
@@ -47,7 +47,7 @@ pub enum Policy {
 
 /// The policies for all transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Policies {
     /// Shared memory, between processes of one host and one user.
@@ -62,7 +62,7 @@ pub struct Policies {
     pub payload_checksum: bool,
     /// How contributions are transferred: `auto` selects a placement per tensor; any other value applies to all tensors. A
     /// setting of workers.
-    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub placement: PlacementPolicy,
 }
 

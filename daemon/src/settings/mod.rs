@@ -7,8 +7,6 @@ mod env;
 mod error;
 mod interface;
 mod layer;
-#[cfg(feature = "schema")]
-mod meaning;
 pub mod peers;
 
 pub use args::{CommonArgs, PLACEMENTS, Transport, split_address, split_pair};
@@ -18,7 +16,7 @@ pub use error::SettingsError;
 use crate::logging::ALWAYS;
 use crate::small_file;
 use layer::Layer;
-use proto_common::config::{SecurityMode, Settings};
+use proto_common::config::{SecurityMode, Settings, meaning};
 use proto_common::ids::Role;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -107,15 +105,13 @@ fn text_of(value: serde_json::Value) -> String {
 }
 
 /// Every setting with its variable, default and meaning.
-#[cfg(feature = "schema")]
 #[must_use]
 pub fn reference() -> Vec<Reference> {
-    let meanings = meaning::of_all();
     let line = |(key, default): (String, serde_json::Value)| {
         let variable = variable_of(&key);
         // JSON's words, numbers and truths are TOML's, too.
         let default_toml = (!default.is_null()).then(|| default.to_string());
-        let meaning = meanings.get(&key).cloned().unwrap_or_default();
+        let meaning = meaning(&key).unwrap_or_default().to_owned();
         Reference { key, variable, default: text_of(default), default_toml, meaning }
     };
     layer::known_settings().into_iter().map(line).collect()

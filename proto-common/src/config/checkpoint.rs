@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Where checkpoints are, when they are written, and which one is restored at the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointSettings {
     /// Directory on a file system that all servers share, or the URL of an object store (`s3://bucket/path`). Empty: no

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// The cluster's shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterSettings {
     /// Number of workers.
@@ -25,7 +25,7 @@ pub struct ClusterSettings {
     pub deterministic: bool,
     /// Default mode of tensors: `sync`, `bounded:N` or `async`.
     #[serde(with = "crate::mode::by_name")]
-    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub mode: Mode,
     /// Rounds of sync tensors complete without the contributions of this many workers. Later contributions to such a round are
     /// dropped. A tensor's declaration may override it.
@@ -46,7 +46,7 @@ pub struct ClusterSettings {
 
 /// What happens when a worker fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum WorkerLoss {
     /// The job ends. All members report which worker failed and why.

@@ -6,7 +6,7 @@ use std::fmt;
 
 /// How peers are authenticated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum SecurityMode {
     /// Mutual TLS if certificates are set. Without certificates, loopback addresses only.
@@ -49,7 +49,7 @@ pub fn shown(value: &str) -> &str {
 
 /// Text that logs and messages never show.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct Hidden(pub String);
 
@@ -61,7 +61,7 @@ impl fmt::Debug for Hidden {
 
 /// Authentication and encryption.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct SecuritySettings {
     /// `auto`: mutual TLS if certificates are set; without certificates, loopback addresses only. `tls`: always mutual TLS.

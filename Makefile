@@ -39,7 +39,7 @@ RELEASE := $(BUILT)/release
 TOOLS := $(or $(GRADWIRE_TOOLS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gradwire/tools)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(TOOLS)/bin
 VERBS_FEATURES := gradwire/verbs,gradwire-server/verbs,gradwire-worker/verbs
-# Only the programs: what benchmarks and tests need is not built for the demo.
+# Only the programs: what benchmarks and tests need is not built for the demo; nor is the terminal's live page, which packages have.
 PROGRAMS := -p gradwire -p gradwire-scheduler -p gradwire-server -p gradwire-worker
 # The runner alone is built without the roles, so that it can report a role that does not compile.
 RUNNER := cargo build --quiet --locked -p gradwire-tests --no-default-features --bin suites && \
@@ -52,7 +52,7 @@ ifeq ($(TRANSPORT),verbs)
 	@tests/guest/demo.sh $(SERVERS) $(WORKERS) $(BUILT)/demo/loss.svg $(TRAIN) | tee $(BUILT)/demo/log
 else
 	@deploy/bootstrap.sh demo
-	@cargo build --release --locked --bins $(PROGRAMS)
+	@cargo build --release --locked --no-default-features --bins $(PROGRAMS)
 	@$(RELEASE)/gradwire launch --servers $(SERVERS) --workers $(WORKERS) --transport $(TRANSPORT) -- \
 	    $(RELEASE)/gradwire-worker train --plot $(BUILT)/demo/loss.svg $(TRAIN) | tee $(BUILT)/demo/log
 endif

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use tracing::field::{Field, Visit};
-use tracing::{Event, Subscriber};
 use tracing::level_filters::LevelFilter;
+use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
@@ -79,9 +79,10 @@ impl Filter {
 }
 
 fn parsed(settings: &LogSettings) -> Result<Targets, SettingsError> {
-    let filter: Targets = settings.filter.parse().map_err(|error: tracing_subscriber::filter::ParseError| {
-        SettingsError::LogFilter { filter: settings.filter.clone(), reason: error.to_string() }
-    })?;
+    let filter: Targets =
+        settings.filter.parse().map_err(|error: tracing_subscriber::filter::ParseError| {
+            SettingsError::LogFilter { filter: settings.filter.clone(), reason: error.to_string() }
+        })?;
     Ok(filter.with_target(ALWAYS, LevelFilter::WARN))
 }
 
@@ -274,7 +275,9 @@ mod tests {
         let subscriber = Registry::default().with(lines.with_filter(filter));
         let filter = Filter(Arc::new(move |filter| handle.reload(filter).unwrap()));
         tracing::subscriber::with_default(subscriber, || {
-            for (text, word) in [("error", "first"), ("daemon=debug", "second"), ("info,daemon::logging=off", "third")] {
+            for (text, word) in
+                [("error", "first"), ("daemon=debug", "second"), ("info,daemon::logging=off", "third")]
+            {
                 let settings = LogSettings { filter: text.into(), ..LogSettings::default() };
                 filter.set(&settings).unwrap();
                 tracing::debug!("{word}");

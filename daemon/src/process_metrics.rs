@@ -53,7 +53,8 @@ impl Stat {
     /// The program's name may contain spaces and parentheses: the fields start after the last one.
     fn parse(line: &str) -> Option<Self> {
         let (_, fields) = line.rsplit_once(')')?;
-        let fields: Vec<f64> = fields.split_ascii_whitespace().map(|field| field.parse().unwrap_or(0.0)).collect();
+        let fields: Vec<f64> =
+            fields.split_ascii_whitespace().map(|field| field.parse().unwrap_or(0.0)).collect();
         let field = |index: usize| fields.get(index).copied();
         Some(Self {
             cpu_ticks: field(USER_TICKS)? + field(SYSTEM_TICKS)?,
@@ -97,7 +98,9 @@ impl ProcessMetrics {
         if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
             gauges.max_fds.set(limit as f64);
         }
-        let Some(stat) = fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(Stat::parse) else { return };
+        let Some(stat) = fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(Stat::parse) else {
+            return;
+        };
         let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
         // Saturating, because a counter must not fall.
         self.cpu_seconds.inc_by((stat.cpu_ticks / ticks_per_second - self.cpu_seconds.get()).max(0.0));
@@ -151,7 +154,9 @@ mod tests {
         let gauges = &metrics.gauges;
         assert!(gauges.open_fds.get() >= 3.0 && gauges.open_fds.get() <= gauges.max_fds.get());
         assert!(gauges.threads.get() >= 2.0);
-        assert!(gauges.resident_bytes.get() > 1e5 && gauges.virtual_bytes.get() >= gauges.resident_bytes.get());
+        assert!(
+            gauges.resident_bytes.get() > 1e5 && gauges.virtual_bytes.get() >= gauges.resident_bytes.get()
+        );
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
         let age = now - gauges.start_seconds.get();
         assert!((-2.0..3600.0).contains(&age), "{age}");
@@ -164,7 +169,8 @@ mod tests {
         let before = metrics.cpu_seconds.get();
         let mut value = 1u64;
         while metrics.cpu_seconds.get() < before + 0.02 {
-            value = (0..1_000_000).fold(value, |sum, n| std::hint::black_box(sum.wrapping_mul(31).wrapping_add(n)));
+            value = (0..1_000_000)
+                .fold(value, |sum, n| std::hint::black_box(sum.wrapping_mul(31).wrapping_add(n)));
             metrics.read();
         }
         assert!(metrics.cpu_seconds.get() > before);

@@ -45,6 +45,7 @@ pub(crate) fn rate(value: f64) -> String {
 }
 
 /// A number of somebody else's, of any size.
+#[cfg_attr(not(feature = "top"), allow(dead_code, reason = "only the live page shows such numbers"))]
 pub(crate) fn number(value: f64) -> String {
     let size = value.abs();
     if size != 0.0 && !(1e-3..1e7).contains(&size) {

@@ -7,11 +7,15 @@ const MEANINGS: &str = include_str!("meanings.tsv");
 /// What a setting or section means, by its dotted name; none for an unknown name.
 #[must_use]
 pub fn meaning(key: &str) -> Option<&'static str> {
-    MEANINGS.lines().find_map(|line| line.split_once('\t').filter(|(name, _)| *name == key)).map(|(_, text)| text)
+    MEANINGS
+        .lines()
+        .find_map(|line| line.split_once('\t').filter(|(name, _)| *name == key))
+        .map(|(_, text)| text)
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::disallowed_methods, reason = "the test reads and writes a file of the sources")]
     use super::*;
     use crate::config::Settings;
     use schemars::generate::SchemaSettings;

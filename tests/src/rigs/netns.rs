@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Begins the names of all namespaces of ours; the process id follows.
 const PREFIX: &str = "gwt-";
+/// Files of a namespace that `ip netns exec` shows in place of those of /etc.
+const CONFIGURED: &str = "/etc/netns";
 /// Numbers the nets of this process.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -62,6 +64,18 @@ impl Net {
         Place { programs: None, prefix }
     }
 
+    /// Names the hosts `PREFIX1`, `PREFIX2` and so on: whatever starts in [`Net::place`] afterwards sees such an `/etc/hosts`.
+    pub fn name_hosts(&self, prefix: &str) {
+        let line = |host| format!("{} {prefix}{host}\n", Self::address(host));
+        let lines: String = (1..self.names.len()).map(line).collect();
+        for name in &self.names {
+            let directory = Path::new(CONFIGURED).join(name);
+            std::fs::create_dir_all(&directory).expect("a directory for a namespace's /etc");
+            std::fs::write(directory.join("hosts"), format!("127.0.0.1 localhost\n{lines}"))
+                .expect("a namespace's /etc/hosts");
+        }
+    }
+
     /// Pulls the cable between the hub and a host.
     pub fn cut(&self, host: usize) {
         self.ip(0, &["link", "set", &format!("to{host}"), "down"]);
@@ -95,6 +109,7 @@ fn ip(words: &[&str]) {
 }
 
 fn delete(name: &str) {
+    let _ = std::fs::remove_dir_all(Path::new(CONFIGURED).join(name));
     // A namespace that cannot be deleted now is swept by a later test.
     let _ = Command::new("ip").args(["netns", "delete", name]).stderr(Stdio::null()).status();
 }

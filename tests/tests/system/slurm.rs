@@ -6,6 +6,7 @@ use gradwire_tests::rigs::cluster::{PATIENCE, Place};
 use gradwire_tests::rigs::launching::{
     assert_places, done, fails, launch, names, read, telling_trainer, trains, until,
 };
+use gradwire_tests::rigs::netns::Net;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs::{program, repository};
 use gradwire_tests::rigs::slurm::Slurm;
@@ -53,15 +54,18 @@ fn under_slurm_the_first_failure_counts_and_nobody_is_left() {
     slurm.bed.assert_nobody_left();
 }
 
+/// Both nodes of a Slurm on loopback are this host, and their names have no address.
+const ONE_NODE: [&str; 3] = ["--nodes=1", "--ntasks=5", "--ntasks-per-node=5"];
+
 /// The script that users copy, submitted with these words for sbatch and this program; its output comes to the file.
 fn submit(slurm: &Slurm, words: &[&str], program_words: &[&str], out: &PathBuf) -> Command {
     let programs = program("gradwire").parent().unwrap().display().to_string();
     let path = format!("{programs}:{}", std::env::var("PATH").unwrap());
     // As a user's shell has it; tasks get the limits of who submits.
-    let mut batch = Command::new("prlimit");
+    let mut batch = slurm.command("prlimit");
     batch.args(["--memlock=8388608:8388608", "sbatch"]).args(words).arg("--output").arg(out);
     batch.arg(repository().join("deploy/slurm/gradwire.sbatch")).args(program_words);
-    batch.env("SLURM_CONF", slurm.config()).env("PATH", path).env("SERVERS", "2").current_dir(repository());
+    batch.env("PATH", path).env("SERVERS", "2").current_dir(repository());
     batch
 }
 
@@ -70,7 +74,7 @@ fn the_batch_script_trains_and_says_what_tasks_may_pin() {
     let slurm = Slurm::start();
     let out = slurm.bed.path("batch.out");
     let trainer = [&["gradwire-worker", "train"][..], &TRAIN].concat();
-    done(&mut submit(&slurm, &["--wait"], &trainer, &out));
+    done(&mut submit(&slurm, &[&ONE_NODE[..], &["--wait"]].concat(), &trainer, &out));
     let text = read(&out);
     assert_eq!(hash_in(&text), reference(2), "{text}");
     assert!(
@@ -81,7 +85,7 @@ fn the_batch_script_trains_and_says_what_tasks_may_pin() {
     // The script's code is the code of who failed first.
     let out = slurm.bed.path("failed.out");
     let fails = ["sh", "-c", "[ $DMLC_WORKER_ID = 1 ] && exit 65; exec sleep 1000"];
-    let mut process = Process::start("sbatch", &mut submit(&slurm, &["--wait"], &fails, &out));
+    let mut process = Process::start("sbatch", &mut submit(&slurm, &[&ONE_NODE[..], &["--wait"]].concat(), &fails, &out));
     assert_eq!(process.expect_end(PATIENCE), 65, "{}", read(&out));
     until("the jobs to be over", || slurm.idle());
 }
@@ -105,7 +109,7 @@ fn a_job_that_is_cancelled_ends_in_order() {
     let slurm = Slurm::start();
     let out = slurm.bed.path("cancelled.out");
     let long = ["gradwire-worker", "train", "--epochs", "100000", "--jitter-us", "1000"];
-    let submitted = done(&mut submit(&slurm, &["--parsable"], &long, &out));
+    let submitted = done(&mut submit(&slurm, &[&ONE_NODE[..], &["--parsable"]].concat(), &long, &out));
     until("training", || read(&out).contains("epoch "));
     done(Command::new("scancel").arg(submitted.trim()).env("SLURM_CONF", slurm.config()));
     until("the job to be over", || slurm.idle());
@@ -113,4 +117,55 @@ fn a_job_that_is_cancelled_ends_in_order() {
     assert!(text.contains("SIGTERM received"), "{text}");
     assert!(text.contains("the job is over"), "the scheduler has ended it: {text}");
     assert!(!text.contains("killed by signal 9"), "nobody had to be killed: {text}");
+}
+
+/// Two nodes with two addresses, security on: the script makes certificates for its job, or takes those that it is given, and a
+/// plain srun, which has none, gets advice.
+#[test]
+fn the_batch_script_trains_on_two_nodes_with_certificates() {
+    let net = Net::new(2);
+    let slurm = Slurm::between(&net);
+    let show = r#"cut -c1-64 <<END
+worker $DMLC_WORKER_ID on $SLURMD_NODENAME meets $DMLC_PS_ROOT_URI
+worker $DMLC_WORKER_ID has $GRADWIRE_SECURITY__CERTIFICATE
+worker $DMLC_WORKER_ID mode ${GRADWIRE_SECURITY__MODE-unset} rest ${GRADWIRE_LAUNCH_TRUST-unset}
+END
+exec "$0" "$@" "#;
+    let trainer = [&["sh", "-c", show, "gradwire-worker", "train"][..], &TRAIN].concat();
+    let run = |name: &str, env: &[(&str, &str)]| {
+        let out = slurm.bed.path(name);
+        let mut batch = submit(&slurm, &["--wait"], &trainer, &out);
+        let mut process = Process::start("sbatch", batch.envs(env.iter().copied()));
+        let code = process.expect_end(PATIENCE);
+        let text = read(&out);
+        assert_eq!(code, 0, "{text}{}", process.log().text());
+        assert_eq!(hash_in(&text), reference(3), "{text}");
+        for (rank, node) in [(0, "n2"), (1, "n1"), (2, "n2")] {
+            assert!(text.contains(&format!("worker {rank} on {node} meets n1\n")), "{text}");
+            assert!(text.contains(&format!("worker {rank} mode unset rest unset\n")), "{text}");
+        }
+        assert!(!text.contains("security.mode"), "nobody trains unauthenticated: {text}");
+        text
+    };
+    let made = run("made.out", &[]);
+    assert_eq!(made.matches(" has -----BEGIN CERTIFICATE-----\n").count(), 3, "{made}");
+
+    let at = |name: &str| slurm.bed.path(name).display().to_string();
+    let certs = |words: &[&str]| done(Command::new(program("gradwire")).arg("certs").args(words));
+    certs(&["init", "--ca", &at("ca")]);
+    certs(&["issue", "--ca", &at("ca"), "--role", "any", "--out", &at("tls")]);
+    let files = ["ca", "certificate", "key"].map(|name| at(&format!("tls/{name}.pem")));
+    let names = ["CA", "CERTIFICATE", "KEY"].map(|name| format!("GRADWIRE_SECURITY__{name}"));
+    let given: Vec<(&str, &str)> = names.iter().map(String::as_str).zip(files.iter().map(String::as_str)).collect();
+    let taken = run("taken.out", &given);
+    assert_eq!(taken.matches(&format!(" has {}\n", files[1])).count(), 3, "{taken}");
+
+    let mut srun = slurm.command("srun");
+    srun.args(["--ntasks=3", "--nodes=2", "--kill-on-bad-exit=1"]).arg(program("gradwire"));
+    srun.args(["launch", "--cluster", "slurm", "--"]).arg(program("gradwire-worker")).arg("train");
+    let mut process = Process::start("srun", srun.current_dir(repository()));
+    assert_eq!(process.expect_end(PATIENCE), 78, "{}", process.log().text());
+    let text = process.log().text();
+    assert!(text.contains("run gradwire launch --cluster slurm without srun"), "{text}");
+    until("the jobs to be over", || slurm.idle());
 }

@@ -1,5 +1,5 @@
-//! What `gradwire launch` is told: its own flags, and those that users of dmlc-submit, MXNet's launch.py and BytePS know.
-//! It only names and bounds them; what follows from them is `plan`'s.
+//! The command line of `gradwire launch`: its own flags, and the flags of dmlc-submit, MXNet's launch.py and BytePS's launcher.
+//! Owns names, defaults and bounds. It must not derive anything from them; `plan` does.
 
 use super::dmlc::DmlcArgs;
 use clap::{Arg, Args, Command};
@@ -8,129 +8,133 @@ use proto_common::limits::{SERVERS_MAX, WORKERS_MAX};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Starts one scheduler, N servers and M copies of PROGRAM, with the variables that tell them about each
-/// other (GRADWIRE_* and DMLC_*). What they say goes to stderr, each line with its process in front, apart
-/// from the stdout of worker 0, which goes to stdout as it is. Ends with the code of the process that failed
-/// first, and says on stderr which one it was.
+/// Starts one scheduler, N servers and M workers. Each worker runs PROGRAM. All processes get variables (GRADWIRE_* and
+/// DMLC_*) by which they find each other. Their output goes to stderr, and each line begins with the name of its process.
+/// Only the stdout of worker 0 goes to stdout unchanged. The exit code is that of the process that failed first; the last
+/// lines on stderr name this process.
 ///
-/// With --cluster ssh they run on the hosts of a file, with --cluster slurm or mpi in the tasks that srun or mpirun
-/// started, or starts. Where DMLC_ROLE is set and no count is given, this machine's part of a job is started, as
-/// bpslaunch does. Flags of dmlc-submit and launch.py are taken, and those that do nothing here are named in a warning.
+/// --cluster selects where the processes run: on this host, on the hosts of a file through ssh, or in the tasks of Slurm
+/// or MPI. Inside srun or mpirun, each task runs one process; otherwise the launcher calls srun or mpirun itself. If
+/// DMLC_ROLE is set and neither -n nor -s is given, the launcher starts only this machine's part of a job, as bpslaunch
+/// does. Flags of dmlc-submit and launch.py are accepted. A warning names those that have no effect.
 #[derive(Args, Debug)]
 pub(crate) struct LaunchArgs {
-    /// Number of servers. The default is 1; MXNet's launch.py starts as many as workers. With --server-host-file it is one for
-    /// each host of that file.
+    /// Number of servers. The default is 1, or one for each host of --server-host-file. (MXNet's launch.py starts as many
+    /// servers as workers by default.)
     #[arg(short = 's', long, visible_alias = "num-servers", alias = "server-nodes", value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(SERVERS_MAX)))]
     pub(super) servers: Option<u32>,
-    /// How many workers, copies of PROGRAM: 1 unless given, or what Slurm and MPI leave.
+    /// Number of workers. The default is 1, or one for each host of --worker-host-file. Under Slurm, and inside mpirun, the
+    /// default is all tasks that are neither scheduler nor server.
     #[arg(short = 'n', long, visible_alias = "num-workers", alias = "nworker", value_name = "M",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     pub(super) workers: Option<u32>,
-    /// Where processes run: local, ssh, slurm, mpi or byteps (this machine's part, by DMLC_ROLE). Unless given, the
-    /// variable DMLC_SUBMIT_CLUSTER says; else ssh with a host file, and local without.
+    /// Where the processes run: local, ssh, slurm, mpi or byteps (only this machine's part of a job, selected by DMLC_ROLE).
+    /// The default is DMLC_SUBMIT_CLUSTER if set, else ssh if a host file is given, else byteps if DMLC_ROLE is set and
+    /// neither -n nor -s is given, else local.
     #[arg(long, visible_alias = "launcher", value_name = "KIND")]
     pub(super) cluster: Option<String>,
-    /// Hosts, one a line: HOST, and where wanted USER@ before, :PORT behind, then slots=N. Servers and workers are dealt
-    /// out in turn, N at most to each.
+    /// File of hosts, one per line: [USER@]HOST[:PORT] [slots=N]. Servers and workers are assigned to the hosts in turn, at
+    /// most N to each. With --cluster mpi the file is passed to mpirun, in the format of that MPI.
     #[arg(short = 'H', long, visible_alias = "hostfile", value_name = "FILE")]
     pub(super) host_file: Option<PathBuf>,
-    /// Hosts of servers only, or of workers only, instead of --host-file for them.
+    /// File of hosts for the servers, in place of --host-file. Also spelled -SH.
     #[arg(long, visible_alias = "server-hostfile", value_name = "FILE")]
     pub(super) server_host_file: Option<PathBuf>,
-    /// See --server-host-file.
+    /// File of hosts for the workers, in place of --host-file. Also spelled -WH.
     #[arg(long, visible_alias = "worker-hostfile", value_name = "FILE")]
     pub(super) worker_host_file: Option<PathBuf>,
-    /// What reaches other hosts: a program and its first arguments, parted by spaces. It is called as ssh is.
+    /// Command that runs a program on another host: its name and first arguments, separated by spaces. It is called like ssh.
     #[arg(long, value_name = "COMMAND", default_value = "ssh")]
     pub(super) ssh: String,
-    /// The user on other hosts, where the host file names none.
+    /// User on the other hosts, where the host file names none.
     #[arg(long, value_name = "NAME")]
     pub(super) username: Option<String>,
-    /// How long a program on another host may take to be started.
+    /// Time limit for starting a program on another host, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(super) start_timeout: u64,
-    /// Copy the working directory to this directory of every other host with rsync first, and run there.
+    /// First copy the working directory to this directory on every other host with rsync, and run there.
     #[arg(long, visible_alias = "sync-dir", value_name = "DIR")]
     pub(super) sync_dst_dir: Option<String>,
-    /// Address by which members reach the scheduler, where it cannot be guessed.
+    /// Address at which the other processes reach the scheduler. The default is derived from the hosts.
     #[arg(long, visible_alias = "scheduler-ip", value_name = "ADDRESS")]
     pub(super) host_ip: Option<String>,
-    /// The scheduler's port. Unless given the system chooses, or it follows from the id of Slurm's or MPI's job.
+    /// Port of the scheduler. By default the system chooses a free port; under Slurm and MPI the port is derived from the job.
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) scheduler_port: Option<u16>,
-    /// Network interface of every process, as DMLC_INTERFACE.
+    /// Network interface of every process (sets DMLC_INTERFACE).
     #[arg(long, value_name = "NAME")]
     pub(super) interface: Option<String>,
-    /// A variable for all processes: NAME:VALUE or NAME=VALUE. May be repeated.
+    /// Environment variable for all processes: NAME=VALUE, NAME:VALUE, or NAME to forward the value that it has here. May be
+    /// repeated. Other hosts, reached through ssh, inherit only GRADWIRE_*, DMLC_*, PS_*, BYTEPS_* and the like without it.
     #[arg(long, visible_alias = "env-map", value_name = "NAME:VALUE")]
     pub(super) env: Vec<String>,
-    /// The same for servers and the scheduler only.
+    /// The same as --env, for the scheduler and the servers only.
     #[arg(long, value_name = "NAME:VALUE")]
     pub(super) env_server: Vec<String>,
-    /// The same for workers only.
+    /// The same as --env, for the workers only.
     #[arg(long, value_name = "NAME:VALUE")]
     pub(super) env_worker: Vec<String>,
-    /// Start PROGRAM in every role, for programs that are scheduler and server themselves, as ps-lite's are.
+    /// Run PROGRAM in every role, for programs that contain the scheduler and the server, as programs of ps-lite do.
     #[arg(long)]
     pub(super) every_role: bool,
-    /// Workers of each machine, with --cluster byteps; else those of NVIDIA_VISIBLE_DEVICES, or BYTEPS_LOCAL_SIZE, or 1.
+    /// Number of workers on each machine, with --cluster byteps. The default is the number of devices in
+    /// NVIDIA_VISIBLE_DEVICES, else BYTEPS_LOCAL_SIZE, else 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     pub(super) local_size: Option<u32>,
-    /// Require this transport and turn the others off. Without it the best one is used.
+    /// Require this transport and turn the others off. By default the fastest available one is used.
     #[arg(long, value_name = "NAME")]
     pub(super) transport: Option<Transport>,
-    /// How workers' contributions travel; auto lets a plan choose for each tensor (see gradwire plan).
+    /// How contributions of workers travel to the servers. With auto, a plan chooses for each tensor (see gradwire plan).
     #[arg(long, value_name = "NAME", value_parser = PLACEMENTS)]
     pub(super) placement: Option<String>,
-    /// A setting for all processes, by its dotted name, such as cluster.lanes=2. May be repeated.
+    /// Setting for all processes, by its dotted name, such as cluster.lanes=2. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(super) set: Vec<String>,
-    /// What processes log: INFO or DEBUG, or any filter of log.filter.
+    /// Log level of all processes: INFO or DEBUG, or any filter that log.filter accepts.
     #[arg(long, value_name = "LEVEL")]
     pub(super) log_level: Option<String>,
-    /// Also write what each process says to a file of its own in this directory.
+    /// Also write the output of each process to a file in this directory.
     #[arg(long, value_name = "DIR")]
     pub(super) keep_logs: Option<PathBuf>,
-    /// Where gradwire-scheduler and gradwire-server are, if not beside this program.
+    /// Directory of gradwire-scheduler and gradwire-server. The default is the directory of this program.
     #[arg(long, value_name = "DIR")]
     pub(super) bin_dir: Option<PathBuf>,
-    /// Where gradwire and gradwire-server are on other hosts, if not where they are here.
+    /// Directory of gradwire and gradwire-server on other hosts. The default is the same path as here.
     #[arg(long, value_name = "DIR")]
     pub(super) remote_bin_dir: Option<PathBuf>,
-    /// Let the stdout of worker 0 through to stdout, unprefixed. With false it goes to stderr as all others.
+    /// Write the stdout of worker 0 to stdout without a prefix. With false it goes to stderr with a prefix, as all other output.
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub(super) plain_rank0: bool,
-    /// End the job after this many seconds, with exit code 72.
+    /// End the job after this time, with exit code 72. By default there is no limit.
     #[arg(long, value_name = "SECONDS")]
     pub(super) timeout: Option<u64>,
-    /// How long the other processes may take to end by themselves after the first failure, or after the last
-    /// worker is done (a minute more where a checkpoint is being written then), before they are told to, and then again before
-    /// they are killed. The death of a server with
-    /// cluster.replicas = 1, or of a worker with cluster.worker_loss = "continue", is no failure while others of its role are
-    /// left: the job goes on without it.
+    /// Grace period at the end of a job, in milliseconds. After the first failure, or after the last worker has finished, the
+    /// other processes have this long to exit by themselves (one minute more while a checkpoint is written). Then they get
+    /// SIGTERM, and after the same time again SIGKILL. The failure of a server with cluster.replicas = 1, or of a worker with
+    /// cluster.worker_loss = "continue", does not end the job while other processes of that role are left.
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub(super) grace_ms: u64,
-    /// Start a process that dies again, N times at most (3 unless said), after a pause that grows: scheduler, servers and
-    /// workers whose death the job survives (cluster.replicas, cluster.worker_loss, deadlines.scheduler_ms say of which).
-    /// Servers come again as spares; a worker keeps its rank, and its program has to resume, as gradwire-worker does. In
-    /// the tasks of Slurm and MPI it is the task that starts its process again; a node that is lost takes the job with it,
-    /// and a requeued job starts from checkpoint.restore.
+    /// Restart a failed process, at most N times (3 without a number), after a pause that grows. This applies to each
+    /// scheduler, server or worker whose failure the job survives (see cluster.replicas, cluster.worker_loss and
+    /// deadlines.scheduler_ms). Servers rejoin as spares. A worker keeps its rank, and its program has to resume, as
+    /// gradwire-worker does. Under Slurm and MPI the task restarts its process. A node that fails ends the job; a requeued
+    /// job starts from checkpoint.restore.
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3",
         value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(super) restart: Option<u32>,
     #[command(flatten)]
     pub(super) dmlc: DmlcArgs,
-    /// The program of the workers, and its arguments. A bare name is looked for beside gradwire, then on PATH.
+    /// Program of the workers, and its arguments. A name without a slash is searched for in the directory of gradwire, then
+    /// on PATH.
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub(super) program: Vec<OsString>,
 }
 
-/// Flags of BytePS's launcher that have one dash and two letters, and what they are called here.
+/// Flags of BytePS's launcher with one dash and two letters, and their names here.
 const TWO_LETTERS: [(&str, &str); 2] = [("-SH", "--server-host-file"), ("-WH", "--worker-host-file")];
 
-/// The words of a command line, with the long name of a flag of `gradwire launch` that has two letters after one dash. The
-/// program's own arguments stay as they are.
+/// Replaces each two-letter flag of `gradwire launch` by its long name. The arguments of PROGRAM stay as they are.
 pub(crate) fn with_long_names(mut words: Vec<OsString>) -> Vec<OsString> {
     if words.get(1).is_none_or(|word| word != "launch") {
         return words;

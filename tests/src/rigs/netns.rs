@@ -8,8 +8,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Begins the names of all namespaces of ours; the process id follows.
 const PREFIX: &str = "gwt-";
-/// Files of a namespace that `ip netns exec` shows in place of those of /etc.
-const CONFIGURED: &str = "/etc/netns";
 /// Numbers the nets of this process.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -64,16 +62,24 @@ impl Net {
         Place { programs: None, prefix }
     }
 
-    /// Names the hosts `PREFIX1`, `PREFIX2` and so on: whatever starts in [`Net::place`] afterwards sees such an `/etc/hosts`.
-    pub fn name_hosts(&self, prefix: &str) {
-        let line = |host| format!("{} {prefix}{host}\n", Self::address(host));
-        let lines: String = (1..self.names.len()).map(line).collect();
-        for name in &self.names {
-            let directory = Path::new(CONFIGURED).join(name);
-            std::fs::create_dir_all(&directory).expect("a directory for a namespace's /etc");
-            std::fs::write(directory.join("hosts"), format!("127.0.0.1 localhost\n{lines}"))
-                .expect("a namespace's /etc/hosts");
-        }
+    /// Lines for `/etc/hosts` that name the hub `n0` and the hosts `n1`, `n2` and so on.
+    #[must_use]
+    pub fn hosts(&self) -> String {
+        let line = |host| match host {
+            0 => format!("127.0.0.1 localhost\n{} n0\n", Self::HUB),
+            _ => format!("{} n{host}\n", Self::address(host)),
+        };
+        (0..self.names.len()).map(line).collect()
+    }
+
+    /// A host on which processes see its name (`n1` is host 1) and this file as `/etc/hosts`, and all other files as here.
+    #[must_use]
+    pub fn named_place(&self, host: usize, hosts: &Path) -> Place {
+        let net = format!("--net=/run/netns/{}", self.names[host]);
+        let enter = r#"hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@""#;
+        let (name, hosts) = (format!("n{host}"), hosts.display().to_string());
+        let words = ["nsenter", &net, "unshare", "--mount", "--uts", "sh", "-c", enter, &name, &hosts];
+        Place { programs: None, prefix: words.map(str::to_owned).to_vec() }
     }
 
     /// Pulls the cable between the hub and a host.
@@ -109,7 +115,6 @@ fn ip(words: &[&str]) {
 }
 
 fn delete(name: &str) {
-    let _ = std::fs::remove_dir_all(Path::new(CONFIGURED).join(name));
     // A namespace that cannot be deleted now is swept by a later test.
     let _ = Command::new("ip").args(["netns", "delete", name]).stderr(Stdio::null()).status();
 }

@@ -7,6 +7,13 @@ use super::netns::Net;
 use super::process::Process;
 use std::process::Command;
 
+/// A machine of it.
+struct Host {
+    place: Place,
+    name: String,
+    address: String,
+}
+
 /// Slurm with the nodes `n1` and `n2`.
 #[derive(Debug)]
 pub struct Slurm {
@@ -21,47 +28,57 @@ impl Slurm {
     /// Starts it on loopback; returns when both nodes are idle.
     #[must_use]
     pub fn start() -> Self {
-        Self::start_at(["127.0.0.1"; 3].map(|address| (Place::default(), address.to_owned())))
+        let name = done(&mut Command::new("hostname"));
+        let name = name.trim().split('.').next().unwrap();
+        Self::start_at(
+            Bed::default(),
+            [(); 3].map(|()| Host {
+                place: Place::default(),
+                name: name.to_owned(),
+                address: "127.0.0.1".to_owned(),
+            }),
+        )
     }
 
-    /// Starts it with the controller on the hub of a net and a node on each of its first two hosts. On all of them `n1` and
-    /// `n2` are the names of the nodes' addresses.
+    /// Starts it with the controller on the hub of a net and a node on each of its first two hosts, which have the names of
+    /// their nodes.
     #[must_use]
     pub fn between(net: &Net) -> Self {
-        net.name_hosts("n");
-        let host = |host| (net.place(host), Net::address(host));
-        Self::start_at([(net.place(0), Net::HUB.into()), host(1), host(2)])
+        let bed = Bed::default();
+        let hosts = bed.write("hosts", &net.hosts());
+        let host = |host| Host {
+            place: net.named_place(host, &hosts),
+            name: format!("n{host}"),
+            address: if host == 0 { Net::HUB.to_owned() } else { Net::address(host) },
+        };
+        Self::start_at(bed, [0, 1, 2].map(host))
     }
 
-    /// The controller's place and address, and those of both nodes.
-    fn start_at(hosts: [(Place, String); 3]) -> Self {
-        let [(place, address), nodes_at @ ..] = hosts;
-        let bed = Bed::default();
+    /// The first host has the controller.
+    fn start_at(bed: Bed, [hub, nodes @ ..]: [Host; 3]) -> Self {
         let at = |name: &str| bed.path(name).display().to_string();
         let key = bed.write("munge.key", &"gradwire".repeat(32));
         done(Command::new("chmod").arg("600").arg(&key));
         // munge refuses sockets where others could not reach them.
         done(Command::new("chmod").arg("755").arg(bed.directory()));
-        let host = done(&mut Command::new("hostname"));
-        let host = host.trim().split('.').next().unwrap().to_owned();
-        let nodes: String = (1..=2)
-            .zip(&nodes_at)
-            .map(|(node, (_, address))| {
+        let nodes_text: String = (1..=2)
+            .zip(&nodes)
+            .map(|(node, Host { name, address, .. })| {
                 std::fs::create_dir_all(bed.path(&format!("spool/n{node}"))).unwrap();
-                format!(
-                    "NodeName=n{node} NodeHostname={host} NodeAddr={address} Port={} CPUs=8\n",
-                    free_port()
-                )
+                let port = free_port();
+                format!("NodeName=n{node} NodeHostname={name} NodeAddr={address} Port={port} CPUs=8\n")
             })
             .collect();
         std::fs::create_dir(bed.path("state")).unwrap();
         let config = format!(
-            "ClusterName=gradwire\nSlurmctldHost={host}({address})\nSlurmctldPort={}\nAuthType=auth/munge\n\
+            "ClusterName=gradwire\nSlurmctldHost={}({})\nSlurmctldPort={}\nAuthType=auth/munge\n\
              AuthInfo=socket={munge}\nCredType=cred/munge\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n\
              JobAcctGatherType=jobacct_gather/none\nMpiDefault=none\nSlurmUser=root\nSlurmdUser=root\n\
              SlurmdParameters=config_overrides\nStateSaveLocation={}\nSlurmdSpoolDir={}/%n\nSlurmctldPidFile={}\n\
-             SlurmdPidFile={}-%n\nSwitchType=switch/none\nReturnToService=2\nKillWait=5\n{nodes}\
+             SlurmdPidFile={}-%n\nSwitchType=switch/none\nReturnToService=2\nKillWait=5\n{nodes_text}\
              PartitionName=p Nodes=n1,n2 Default=YES OverSubscribe=YES State=UP\n",
+            hub.name,
+            hub.address,
             free_port(),
             at("state"),
             at("spool"),
@@ -83,19 +100,19 @@ impl Slurm {
         }
         daemons.push(Process::start("munged", &mut munged));
         until("munged", || bed.path("munge.sock").exists());
-        let mut slurmctld = command_in(&place, "slurmctld");
+        let mut slurmctld = command_in(&hub.place, "slurmctld");
         daemons.push(Process::start("slurmctld", slurmctld.arg("-D").arg("-f").arg(&config)));
-        for (node, (place, _)) in ["n1", "n2"].into_iter().zip(&nodes_at) {
-            let mut slurmd = command_in(place, "slurmd");
+        for (node, host) in ["n1", "n2"].into_iter().zip(&nodes) {
+            let mut slurmd = command_in(&host.place, "slurmd");
             slurmd.args(["-D", "-N", node, "-f"]).arg(&config);
             daemons.push(Process::start(node, &mut slurmd));
         }
         until("both nodes", || {
-            let mut sinfo = command_in(&place, "sinfo");
+            let mut sinfo = command_in(&hub.place, "sinfo");
             sinfo.args(["-h", "-o", "%T %D"]).env("SLURM_CONF", &config);
             sinfo.output().is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("idle 2"))
         });
-        Self { bed, place, _daemons: daemons }
+        Self { bed, place: hub.place, _daemons: daemons }
     }
 
     /// A command of a user of this Slurm.

@@ -85,7 +85,8 @@ fn the_batch_script_trains_and_says_what_tasks_may_pin() {
     // The script's code is the code of who failed first.
     let out = slurm.bed.path("failed.out");
     let fails = ["sh", "-c", "[ $DMLC_WORKER_ID = 1 ] && exit 65; exec sleep 1000"];
-    let mut process = Process::start("sbatch", &mut submit(&slurm, &[&ONE_NODE[..], &["--wait"]].concat(), &fails, &out));
+    let mut process =
+        Process::start("sbatch", &mut submit(&slurm, &[&ONE_NODE[..], &["--wait"]].concat(), &fails, &out));
     assert_eq!(process.expect_end(PATIENCE), 65, "{}", read(&out));
     until("the jobs to be over", || slurm.idle());
 }
@@ -156,7 +157,8 @@ exec "$0" "$@" "#;
     certs(&["issue", "--ca", &at("ca"), "--role", "any", "--out", &at("tls")]);
     let files = ["ca", "certificate", "key"].map(|name| at(&format!("tls/{name}.pem")));
     let names = ["CA", "CERTIFICATE", "KEY"].map(|name| format!("GRADWIRE_SECURITY__{name}"));
-    let given: Vec<(&str, &str)> = names.iter().map(String::as_str).zip(files.iter().map(String::as_str)).collect();
+    let given: Vec<(&str, &str)> =
+        names.iter().map(String::as_str).zip(files.iter().map(String::as_str)).collect();
     let taken = run("taken.out", &given);
     assert_eq!(taken.matches(&format!(" has {}\n", files[1])).count(), 3, "{taken}");
 

@@ -1,7 +1,7 @@
 //! A plot of groups of bars, one bar a subject: for what has names and no order. Makes text, writes no file.
 
 use crate::plot::{self, Axis};
-use gradwire_worker::train::axis::{escape, short};
+use daemon::axis::{escape, short};
 use std::fmt::Write as _;
 
 /// Bars from zero, below one another, in groups.

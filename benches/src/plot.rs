@@ -1,7 +1,7 @@
 //! Plots as small SVGs that are readable on light and dark pages: lines over a logarithmic axis, and ranges. Makes text,
 //! writes no file. [`crate::bars`] has bars, drawn alike.
 
-use gradwire_worker::train::axis::{self, escape, from_zero, short};
+use daemon::axis::{self, escape, from_zero, short};
 use std::fmt::Write as _;
 
 pub(crate) const WIDTH: f64 = 720.0;

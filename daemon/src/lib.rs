@@ -52,6 +52,7 @@ pub mod host;
 pub mod http;
 pub mod lanes;
 pub mod logging;
+#[cfg(any(test, feature = "cli"))]
 pub mod manual;
 pub mod metrics;
 pub mod notify;

@@ -16,7 +16,7 @@ import sys
 import tomllib
 import uuid
 
-PROGRAMS = ("gradwire", "gradwire-scheduler", "gradwire-server", "gradwire-worker")
+PROGRAMS = ("gradwire", "gradwire-scheduler", "gradwire-server", "gradwire-trainer")
 
 
 def said(directory, *words):

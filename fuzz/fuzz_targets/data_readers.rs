@@ -2,8 +2,8 @@
 //! memory that the input does not pay for. The first byte chooses format and shape.
 #![no_main]
 
-use gradwire_worker::train::TrainError;
-use gradwire_worker::train::data::{Dataset, Shape, csv, idx, libsvm};
+use gradwire_trainer::TrainError;
+use gradwire_trainer::data::{Dataset, Shape, csv, idx, libsvm};
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 

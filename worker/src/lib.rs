@@ -1,7 +1,7 @@
 //! The Gradwire client library: what trainers link. [`Client`] joins a cluster and moves tensors;
 //! operations are asynchronous, zero-copy from registered memory, and each has a deadline.
 //!
-//! `client` is the surface, `engine` decides, `runtime` executes, `train` is a thin trainer over it.
+//! `client` is the surface, `engine` decides, `runtime` executes.
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -9,7 +9,6 @@ pub mod encoder;
 pub mod engine;
 pub mod error;
 pub mod runtime;
-pub mod train;
 
 pub use client::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use client::{

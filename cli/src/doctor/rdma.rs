@@ -47,7 +47,7 @@ pub(super) fn judge(seen: &Seen, settings: &Settings) -> (Vec<Check>, bool) {
         };
         return bad(
             format!("built without verbs{there}"),
-            "to use a RDMA device, build with it: cargo build --release --features gradwire/verbs,gradwire-server/verbs,gradwire-worker/verbs",
+            "to use a RDMA device, build with it: cargo build --release --features gradwire/verbs,gradwire-server/verbs,gradwire-trainer/verbs",
         );
     }
     let devices = match &seen.devices {

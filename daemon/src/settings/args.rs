@@ -1,45 +1,11 @@
 //! The flags that every daemon has. Each only names a setting; meaning, default and bounds stand in
 //! `proto_common::config`.
 
-use super::{Loaded, Override, SettingsError, load_settings};
-use clap::{Args, ValueEnum};
+use super::{Loaded, Override, PLACEMENTS, SettingsError, Transport, load_settings, split_address, split_pair};
+use clap::Args;
 use proto_common::config::shown;
 use proto_common::ids::Role;
-use proto_common::transport::Driver;
 use std::path::PathBuf;
-
-/// A driver on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Transport {
-    /// Shared memory, between processes of one host and one user.
-    Shm,
-    /// TCP.
-    Tcp,
-    /// RDMA.
-    Verbs,
-}
-
-impl Transport {
-    /// The driver.
-    #[must_use]
-    pub fn driver(self) -> Driver {
-        match self {
-            Self::Shm => Driver::Shm,
-            Self::Tcp => Driver::Tcp,
-            Self::Verbs => Driver::Verbs,
-        }
-    }
-
-    /// The settings that require this driver and turn the others off, as (name, value).
-    #[must_use]
-    pub fn settings(self) -> Vec<(String, String)> {
-        let word = |driver| if driver == self.driver() { "require" } else { "off" };
-        Driver::ALL.iter().map(|d| (format!("transport.{d}"), word(*d).to_owned())).collect()
-    }
-}
-
-/// Words of --placement.
-pub const PLACEMENTS: [&str; 5] = ["auto", "slot", "static", "rendezvous-read", "rendezvous-write"];
 
 /// Flags that every daemon has. Flags override the environment (GRADWIRE_SECTION__NAME, then DMLC_* names),
 /// which overrides ./gradwire.toml.
@@ -134,27 +100,4 @@ impl CommonArgs {
         );
         Ok(list)
     }
-}
-
-/// `KEY=VALUE` of a `--set` flag in two.
-pub fn split_pair(pair: &str) -> Result<(&str, &str), SettingsError> {
-    pair.split_once('=').ok_or_else(|| SettingsError::Source {
-        name: "--set".into(),
-        value: pair.to_owned(),
-        fix: "write KEY=VALUE, such as cluster.lanes=2".into(),
-    })
-}
-
-/// `HOST:PORT` in two; IPv6 addresses stand in brackets.
-pub fn split_address<'a>(flag: &str, address: &'a str) -> Result<(&'a str, u16), SettingsError> {
-    let parsed = address.rsplit_once(':').and_then(|(host, port)| {
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        (!host.is_empty()).then_some(())?;
-        Some((host, port.parse().ok()?))
-    });
-    parsed.ok_or_else(|| SettingsError::Source {
-        name: flag.to_owned(),
-        value: address.to_owned(),
-        fix: "write HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092".into(),
-    })
 }

@@ -2,16 +2,20 @@
 //! Merged by the `config` crate, typed and validated once. Nothing here keeps state, and the environment is
 //! an argument.
 
+#[cfg(any(test, feature = "cli"))]
 mod args;
 mod env;
 mod error;
 mod interface;
 mod layer;
 pub mod peers;
+mod words;
 
-pub use args::{CommonArgs, PLACEMENTS, Transport, split_address, split_pair};
+#[cfg(any(test, feature = "cli"))]
+pub use args::CommonArgs;
 pub use env::{CONFIG_VARIABLE, PREFIX};
 pub use error::SettingsError;
+pub use words::{PLACEMENTS, Transport, split_address, split_pair};
 
 use crate::logging::ALWAYS;
 use crate::small_file;

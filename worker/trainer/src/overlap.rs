@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::exchange::{Exchange, How, NamedTensor, Traffic};
+use crate::exchange::{Exchange, How, NamedTensor, Traffic};
 
 /// Whether communication hides behind computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

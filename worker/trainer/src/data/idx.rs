@@ -5,7 +5,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use super::super::error::TrainError;
+use crate::error::TrainError;
 use super::{Dataset, MAX_ROWS, MAX_VALUES, Shape, open, read_failed, too_many_rows};
 
 /// First three bytes of a file of unsigned bytes.

@@ -2,9 +2,9 @@
 //! of `finish` and `start`, repeatable bits.
 
 use super::*;
-use crate::train::data::{Shape, csv};
-use crate::train::exchange::{How, NamedTensor, Traffic};
-use crate::train::reference::Reference;
+use crate::data::{Shape, csv};
+use crate::exchange::{How, NamedTensor, Traffic};
+use crate::reference::Reference;
 use proto_common::optimizer::Optimizer;
 
 const SHAPE: Shape = Shape { features: 5, classes: 3 };

@@ -1,6 +1,6 @@
 //! The loss curve as a small SVG, readable on light and dark pages. Makes text, writes no file.
 
-use super::axis::{MARKS, escape, from_zero, nice_step, short};
+use daemon::axis::{MARKS, escape, from_zero, nice_step, short};
 use std::fmt::Write as _;
 
 const WIDTH: f64 = 720.0;

@@ -8,10 +8,10 @@ use clap::{Args, builder::RangedU64ValueParser};
 use proto_common::codec::{Codec, Compression};
 use proto_common::mode::Mode;
 
-use super::data::{Format, Shape, Source};
-use super::error::TrainError;
-use super::layers::Layers;
-use super::overlap::Overlap;
+use crate::data::{Format, Shape, Source};
+use crate::error::TrainError;
+use crate::layers::Layers;
+use crate::overlap::Overlap;
 use proto_common::optimizer::{Moments, Optimizer, Rule};
 
 /// Most rows of one worker in one step.

@@ -6,8 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::exchange::NamedTensor;
-use super::rng::{Rng, STREAM_INIT};
+use crate::exchange::NamedTensor;
+use crate::rng::{Rng, STREAM_INIT};
 
 /// Most widths that `--layers` may name.
 pub const MAX_LAYERS: usize = 64;

@@ -5,8 +5,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::exchange::{Exchange, How, NamedTensor, Traffic};
-use super::rng::{Rng, STREAM_JITTER};
+use crate::exchange::{Exchange, How, NamedTensor, Traffic};
+use crate::rng::{Rng, STREAM_JITTER};
 
 /// Wraps an exchange; every call but `start` goes straight through.
 pub struct Jittered {

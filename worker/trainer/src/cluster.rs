@@ -2,9 +2,9 @@
 //!
 //! Must not know anything of the network being trained.
 
-use super::error::TrainError;
-use super::exchange::{Exchange, How, NamedTensor, Traffic};
-use crate::client::{Client, Handle, Tensor, TensorBuffer};
+use crate::error::TrainError;
+use crate::exchange::{Exchange, How, NamedTensor, Traffic};
+use gradwire_worker::{Client, Handle, Tensor, TensorBuffer};
 use anyhow::Context;
 use daemon::flight::Flight;
 use daemon::notify::Notify;

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::overlap::Spent;
+use crate::overlap::Spent;
 
 /// The mean step of an epoch, in milliseconds.
 #[derive(Debug, Clone, PartialEq)]

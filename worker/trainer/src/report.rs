@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use textplots::{Chart, LabelBuilder, LabelFormat, Plot, Shape, TickDisplay, TickDisplayBuilder};
 
-use super::error::TrainError;
-use super::overlap::Spent;
-use super::steps::{self, StepTimes};
+use crate::error::TrainError;
+use crate::overlap::Spent;
+use crate::steps::{self, StepTimes};
 
 const BAR: &str = "{prefix} [{bar:32}] {percent:>3}%  {msg}  {elapsed} (eta {eta})";
 /// Epochs whose times are kept, of each way: a middle one is found among so many as well as among a million.

@@ -1,6 +1,6 @@
 //! The trainer's errors, sorted by whose fault they are; each says cause and fix. Nothing here exits.
 
-use crate::error::ClientError;
+use gradwire_worker::ClientError;
 use proto_common::error::ExitCode;
 use std::io;
 use std::path::{Path, PathBuf};

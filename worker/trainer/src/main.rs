@@ -1,4 +1,4 @@
-//! The `gradwire-worker` binary: a thin trainer over the client library.
+//! The program `gradwire-worker`: a trainer over the client library.
 //!
 //! Parses the command line, calls the library, maps its errors to exit codes. Only this file exits.
 #![forbid(unsafe_code)]
@@ -12,7 +12,7 @@ use daemon::notify::Notify;
 use daemon::reload::Read;
 use daemon::settings::{CommonArgs, Loaded};
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
-use gradwire_worker::train::{self, EvalArgs, TrainArgs};
+use gradwire_trainer::{EvalArgs, TrainArgs};
 use proto_common::error::ExitCode;
 use proto_common::ids::Role;
 use std::time::Duration;
@@ -86,9 +86,9 @@ fn main() -> std::process::ExitCode {
                     asked = Some(end_on_signals((&notify, &recorder), (&loaded, again, filter))?);
                     Ok((loaded.settings, notify, recorder))
                 };
-                train::train(train, settings, out)
+                gradwire_trainer::train(train, settings, out)
             }
-            Command::Eval(args) => train::eval(args, out),
+            Command::Eval(args) => gradwire_trainer::eval(args, out),
         };
         let Err(error) = result else { return Ok(0) };
         if let Some(reason) = told_to_stop(asked, error.exit_code()) {

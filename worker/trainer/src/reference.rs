@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use super::exchange::{Exchange, How, NamedTensor, Traffic};
-use crate::encoder::{Encoder, not_finite};
+use crate::exchange::{Exchange, How, NamedTensor, Traffic};
+use gradwire_worker::encoder::{Encoder, not_finite};
 use proto_common::ids::{ChunkIndex, Rank};
 use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use proto_common::optimizer::{Optimizer, Rule};

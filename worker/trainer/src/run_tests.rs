@@ -3,7 +3,7 @@
 use clap::Parser;
 
 use super::*;
-use crate::train::args::RuleName;
+use crate::args::RuleName;
 use proto_common::optimizer::Optimizer;
 
 #[derive(Parser)]

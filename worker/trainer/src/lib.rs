@@ -1,4 +1,4 @@
-//! The trainer behind `gradwire-worker train` and `eval`: a multilayer perceptron on CSV, IDX and LibSVM files.
+//! The trainer behind `gradwire-worker train` and `gradwire-worker eval`: a multilayer perceptron on CSV, IDX and LibSVM files.
 //!
 //! Owns data readers, the network, the training loop and its reports. It sees whoever keeps the parameters
 //! only through [`exchange::Exchange`], must not know sockets, shards or servers, and must not exit the process.
@@ -6,6 +6,7 @@
 //! One step, read forward once: [`shard`] names the rows, [`mlp`] computes gradients layer by layer from last
 //! to first and hands each over as soon as it is complete, the exchange sums and updates, and the next forward
 //! pass waits for each layer's new weights only when it needs them ([`overlap`] keeps the time, or holds them back).
+#![forbid(unsafe_code)]
 
 pub mod args;
 pub mod cluster;
@@ -24,8 +25,6 @@ pub mod run;
 pub mod shard;
 pub mod steps;
 pub mod svg;
-
-pub use daemon::axis;
 
 pub use args::{EvalArgs, TrainArgs};
 pub use error::{Blame, TrainError};

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::train::data::{Dataset, Shape, csv};
-use crate::train::layers::Layers;
-use crate::train::mlp::Mlp;
-use crate::train::reference::Reference;
+use crate::data::{Dataset, Shape, csv};
+use crate::layers::Layers;
+use crate::mlp::Mlp;
+use crate::reference::Reference;
 use proto_common::optimizer::Optimizer;
 
 /// What the trainer asked for, in order: `compute` is the first touch of a gradient, `read` that of weights.

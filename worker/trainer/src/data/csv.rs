@@ -3,7 +3,7 @@
 use std::io::BufRead;
 use std::path::Path;
 
-use super::super::error::TrainError;
+use crate::error::TrainError;
 use super::lines::{Lines, class_error, number, row_error};
 use super::{Dataset, Shape, too_many_rows};
 

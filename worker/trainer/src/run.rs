@@ -9,20 +9,20 @@ use daemon::flight::Flight;
 use daemon::notify::Notify;
 use proto_common::config::Settings;
 
-use super::args::{EvalArgs, Rows, TrainArgs};
-use super::cluster;
-use super::data::{self, Dataset, Shape};
-use super::error::TrainError;
-use super::exchange::{Exchange, How, NamedTensor, Traffic};
-use super::jitter::Jittered;
-use super::layers::Layers;
-use super::mlp::{Mlp, evaluate};
-use super::model::{self, Model, weights_sha256};
-use super::overlap::Overlapped;
-use super::reference::Reference;
-use super::report::{Epoch, Report, say};
-use super::shard::{self, EpochPlan};
-use super::svg;
+use crate::args::{EvalArgs, Rows, TrainArgs};
+use crate::cluster;
+use crate::data::{self, Dataset, Shape};
+use crate::error::TrainError;
+use crate::exchange::{Exchange, How, NamedTensor, Traffic};
+use crate::jitter::Jittered;
+use crate::layers::Layers;
+use crate::mlp::{Mlp, evaluate};
+use crate::model::{self, Model, weights_sha256};
+use crate::overlap::Overlapped;
+use crate::reference::Reference;
+use crate::report::{Epoch, Report, say};
+use crate::shard::{self, EpochPlan};
+use crate::svg;
 
 /// Rows for training and for testing.
 struct Rowset {

@@ -8,9 +8,9 @@ use anyhow::Context;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis};
 
-use super::data::Dataset;
-use super::exchange::Exchange;
-use super::layers::Layers;
+use crate::data::Dataset;
+use crate::exchange::Exchange;
+use crate::layers::Layers;
 
 /// Rows evaluated at once.
 const EVAL_ROWS: usize = 256;

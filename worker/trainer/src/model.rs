@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use sha2::{Digest, Sha256};
 
-use super::error::TrainError;
-use super::exchange::NamedTensor;
-use super::layers::{Layers, MAX_PARAMETERS};
+use crate::error::TrainError;
+use crate::exchange::NamedTensor;
+use crate::layers::{Layers, MAX_PARAMETERS};
 
 /// Largest model file: all parameters the bounds allow, and a header.
 const MAX_FILE_BYTES: u64 = 4 * MAX_PARAMETERS as u64 + (64 << 20);

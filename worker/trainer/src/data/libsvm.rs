@@ -6,7 +6,7 @@
 use std::io::BufRead;
 use std::path::Path;
 
-use super::super::error::TrainError;
+use crate::error::TrainError;
 use super::lines::{Lines, class_error, number, row_error, shown};
 use super::{Dataset, MAX_ROWS, MAX_VALUES, Shape, too_many_rows};
 

@@ -4,7 +4,7 @@
 //! `workers * batch` rows of it, a block; rank r takes rows r, r + workers, … of the block. A last block that
 //! is not full is dropped. So every worker count is well defined, and no worker needs to ask another.
 
-use super::rng::{Rng, STREAM_EPOCH};
+use crate::rng::{Rng, STREAM_EPOCH};
 
 /// The plan of one epoch.
 #[derive(Debug, Clone)]

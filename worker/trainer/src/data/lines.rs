@@ -3,7 +3,7 @@
 use std::io::{BufRead, Read};
 use std::path::Path;
 
-use super::super::error::TrainError;
+use crate::error::TrainError;
 use super::read_failed;
 
 /// Longest line in bytes: room for the widest layer at 16 characters a value.

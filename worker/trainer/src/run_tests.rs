@@ -197,7 +197,7 @@ fn every_rule_of_the_command_line_can_be_declared() {
 
 /// Test accuracy and hash of a run on the digits, as the last line says them, and what was sent.
 fn digits(more: &str) -> (f64, String, String) {
-    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/digits/digits.csv");
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digits/digits.csv");
     let fixed =
         ["train", "--reference", "--data", data, "--layers", "64,48,10", "--epochs", "6", "--lr", "0.02"];
     let args = Cli::try_parse_from(fixed.into_iter().chain(more.split_whitespace())).unwrap().train;

@@ -1,55 +1,55 @@
-//! Calls: what a worker's request to a server's handler looks like on the wire, and its bounds. A request travels as the
-//! payload of one block; large pieces of its body stay in the worker's memory, and the frame says where.
+//! Calls: the bytes of a worker's request to a server's handler, and their bounds. A request travels as the payload of
+//! one block. Large pieces of its body stay in the worker's memory, and the frame says where.
 //!
-//! Nothing here is executed or kept: bytes in, a checked description out.
+//! Nothing is executed or stored here: bytes in, a checked description out.
 
 use crate::ids::{ChunkId, ChunkIndex, Key, Rank};
 use crate::limits::SERVERS_MAX;
 use thiserror::Error;
 
-/// Bytes of a head, of a request or a reply.
+/// Bytes of a head of a request or a reply, at most.
 pub const CALL_HEAD_BYTES_MAX: usize = 512;
 /// Pieces of one body.
 pub const CALL_PIECES_MAX: usize = 16;
-/// Calls of one worker to one handler of one server that may be under way; more wait at the worker.
+/// Calls of one worker to one handler of one server that may be in flight; further ones wait at the worker.
 pub const CALLS_IN_FLIGHT_MAX: u64 = 128;
 /// Handlers of one server that one worker may call.
 pub const CALL_APPS_MAX: usize = 1024;
-/// A body of at most so many bytes travels in the slot; a larger one is read out of the worker's memory.
+/// A body of at most this many bytes travels in the slot; a larger one is read from the worker's memory.
 pub const CALL_INLINE_BYTES_MAX: u64 = 32 << 10;
-/// Head and body of a reply that travels with the result.
+/// Bytes of head and body of a reply that travels with the result, at most.
 pub const REPLY_INLINE_BYTES_MAX: u64 = 8 << 10;
 
-/// Chunk numbers from here on are no chunks: they stand for a server in the identity of a call.
+/// Chunk numbers from here on identify a server in the identity of a call, and not a chunk.
 const FIRST_CALL_CHUNK: u32 = u32::MAX - SERVERS_MAX;
 
 const FRAME_BYTES: usize = 8;
 const PIECE_BYTES: usize = 16;
-/// In place of an offset: the piece is in the frame.
+/// Instead of an offset: the piece is in the frame.
 const IN_FRAME: u64 = u64::MAX;
 
 /// Bytes of the largest frame without the pieces in it.
 pub const FRAME_BYTES_MAX: usize = FRAME_BYTES + CALL_HEAD_BYTES_MAX + CALL_PIECES_MAX * PIECE_BYTES;
 
-/// Heads are padded, so that a body in the frame is as aligned as the frame is.
+/// Heads are padded, so that a body in the frame has the frame's alignment.
 const fn padded(head_bytes: usize) -> usize {
     head_bytes.next_multiple_of(8)
 }
 
-/// Whose queue a call is in: handler and server, in a place that no chunk has.
+/// The identity of a call: handler and server, as a chunk number that no chunk has.
 #[must_use]
 pub fn call_id(app: u32, server: Rank) -> ChunkId {
     ChunkId { key: Key(u64::from(app)), chunk: ChunkIndex(FIRST_CALL_CHUNK.saturating_add(server.0)) }
 }
 
-/// Handler and server of a call's identity; `None` of a chunk's.
+/// Handler and server of a call's identity; `None` for a chunk.
 #[must_use]
 pub fn called(id: ChunkId) -> Option<(u32, Rank)> {
     let server = id.chunk.0.checked_sub(FIRST_CALL_CHUNK).filter(|server| *server < SERVERS_MAX)?;
     Some((u32::try_from(id.key.0).ok()?, Rank(server)))
 }
 
-/// Bytes of a body that may travel in a slot for chunks of this size: a slot holds them with the largest frame.
+/// Bytes of a body that may travel in a slot for chunks of this size, together with the largest frame.
 #[must_use]
 pub fn inline_bytes_max(chunk_bytes: u64) -> u64 {
     CALL_INLINE_BYTES_MAX.min(chunk_bytes.saturating_sub(FRAME_BYTES_MAX as u64))
@@ -58,7 +58,7 @@ pub fn inline_bytes_max(chunk_bytes: u64) -> u64 {
 /// Where a piece of a body is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PieceAt {
-    /// So many bytes further into the payload.
+    /// At this offset in the payload.
     Frame {
         /// Bytes from the payload's start.
         offset: usize,
@@ -85,7 +85,7 @@ impl PieceAt {
     }
 }
 
-/// A frame that is not one. Its sender is to blame.
+/// An invalid frame. Its sender is to blame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("malformed call frame: it is truncated, or longer than its header allows")]
 pub struct BadFrame;
@@ -97,19 +97,19 @@ pub struct FrameShape {
     pub head_bytes: usize,
     /// Pieces of the body.
     pub pieces: usize,
-    /// Bytes of those that lie in the frame.
+    /// Bytes of the pieces in the frame.
     pub inline_bytes: usize,
 }
 
 impl FrameShape {
-    /// Bytes that the frame takes.
+    /// Bytes of the frame.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         FRAME_BYTES + padded(self.head_bytes) + self.pieces * PIECE_BYTES + self.inline_bytes
     }
 
-    /// Writes head and table into `frame`, which has [`FrameShape::bytes`] of room; returns what is left for the pieces
-    /// in it. Of each piece: where it is in the worker's region (`None`: in the frame), and its bytes.
+    /// Writes head and table into `frame`, which has room for [`FrameShape::bytes`]. Returns the rest, for the pieces
+    /// in the frame. Each piece has its place in the worker's region (`None`: in the frame), and its bytes.
     pub fn write<'a>(
         &self,
         frame: &'a mut [u8],
@@ -134,7 +134,7 @@ impl FrameShape {
     }
 }
 
-/// A frame as it was read: head and pieces, all within their bounds.
+/// A decoded frame: head and pieces, all within their bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
     /// The head.
@@ -144,7 +144,7 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Reads a frame whose body has `body_bytes` in all.
+    /// Decodes a frame whose body has `body_bytes` in total.
     pub fn read(payload: &'a [u8], body_bytes: u64) -> Result<Self, BadFrame> {
         let (fixed, rest) = payload.split_at_checked(FRAME_BYTES).ok_or(BadFrame)?;
         let head_bytes = usize::from(u16::from_le_bytes([fixed[0], fixed[1]]));

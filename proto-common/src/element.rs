@@ -1,4 +1,4 @@
-//! Element types: their wire ids and sizes. Arithmetic on them belongs to the server's kernels.
+//! Element types: their wire ids and sizes. Arithmetic on them is in the server's kernels.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -42,7 +42,7 @@ impl Dtype {
         }
     }
 
-    /// Is it summed exactly?
+    /// Whether sums are exact.
     #[must_use]
     pub const fn is_integer(self) -> bool {
         matches!(self, Self::I8 | Self::U8 | Self::I32 | Self::I64)

@@ -1,4 +1,4 @@
-//! What a process registers with a device before any tensor is there, by its settings. Tensors come on top, as far as
+//! What a process registers with a device before any tensor exists, from its settings. Tensors are added as far as
 //! they are used. It must not know how registering works.
 
 use crate::config::{MemorySettings, Settings};
@@ -6,7 +6,7 @@ use crate::limits::{
     INBOX_SLOTS_MIN, PREFIXES_PER_LANE, RESULT_SLOT_BYTES, RESULTS_PER_LANE, TABLE_BYTES_MAX, slot_bytes_for,
 };
 
-/// What keeps an inbox smaller than it is set.
+/// The reason why an inbox is smaller than its setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The bytes that the process may pin.
@@ -16,7 +16,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// The tighter one of the settings' and the process's, where that has one.
+    /// The tighter limit of the settings and the process, if the process has one.
     #[must_use]
     pub fn of(memory: &MemorySettings, pinned_bytes: Option<u64>) -> Self {
         match pinned_bytes {
@@ -34,9 +34,9 @@ impl Limit {
     }
 }
 
-/// Slots of each lane's inbox at a server that uses a device: as many as are set, or as take half of what may be
-/// registered; the rest is for tensors and batches, which have what they need at least. `queue_bytes`: what the device's
-/// queue of a lane takes.
+/// Slots of each lane's inbox at a server that uses a device: the setting, or as many as fit into half of the
+/// registered memory. The rest is for tensors and batches, which always have at least what they need. `queue_bytes`:
+/// bytes of the device's queue of a lane.
 #[must_use]
 pub fn inbox_slots(
     memory: &MemorySettings,
@@ -57,21 +57,21 @@ pub fn spill_blocks(memory: &MemorySettings, chunk_bytes: u64) -> u32 {
     u32::try_from(memory.spill_bytes / chunk_bytes.max(1)).unwrap_or(u32::MAX).max(1)
 }
 
-/// A server's: per lane the inbox of so many slots that all workers share, and result batches under way.
+/// A server's share: per lane the inbox that all workers share, and result batches in flight.
 #[must_use]
 pub fn server_bytes(settings: &Settings, slots: u32) -> u64 {
     let inbox = u64::from(slots) * slot_bytes_for(settings.cluster.chunk_bytes);
     u64::from(settings.cluster.lanes) * (inbox + u64::from(RESULTS_PER_LANE) * RESULT_SLOT_BYTES)
 }
 
-/// What a server's spill area comes to once all of it is in use, which is registered as far as it is.
+/// A server's spill area when all of it is in use. It is registered as far as it is used.
 #[must_use]
 pub fn spill_bytes(settings: &Settings) -> u64 {
     let blocks = u64::from(spill_blocks(&settings.memory, settings.cluster.chunk_bytes));
     u64::from(settings.cluster.lanes) * blocks * settings.cluster.chunk_bytes
 }
 
-/// A worker's: per lane the inboxes for each server's results, and headers and tables of batches under way.
+/// A worker's share: per lane the inboxes for each server's results, and headers and tables of batches in flight.
 #[must_use]
 pub fn worker_bytes(settings: &Settings) -> u64 {
     let slots = u64::from(settings.memory.result_slots) * u64::from(settings.cluster.servers);

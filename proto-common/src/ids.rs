@@ -1,5 +1,5 @@
-//! Identities: who (role, rank, incarnation), when (term, epoch), what (key, chunk, operation, round).
-//! Plain numbers with types, so that a rank is never mistaken for a key. No behaviour beyond display.
+//! Identities: who (role, rank, incarnation), when (term, epoch), what (key, chunk, operation, round). Typed numbers,
+//! so that a rank is never mistaken for a key. No behaviour except display.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -20,7 +20,7 @@ macro_rules! id {
 }
 
 id!(
-    /// A tensor's key, chosen by the user: any but the 2^32 of tables' rows (`crate::table::HOMES`).
+    /// A tensor's key, chosen by the user. The 2^32 keys of tables' rows are reserved (`crate::table::HOMES`).
     Key(u64)
 );
 id!(
@@ -28,11 +28,11 @@ id!(
     ChunkIndex(u32)
 );
 id!(
-    /// A member's number among those of its role, from 0.
+    /// A member's number within its role, from 0.
     Rank(u32)
 );
 id!(
-    /// The job that a process belongs to; strangers' processes carry another one.
+    /// The job that a process belongs to. A process of another job has another number, and is refused.
     JobId(u64)
 );
 id!(
@@ -40,7 +40,7 @@ id!(
     Operation(u64)
 );
 id!(
-    /// A synchronous iteration of a tensor, from 1; round 0 is the initial value.
+    /// A synchronous iteration of a tensor, from 1. Round 0 is the initial value.
     Round(u64)
 );
 id!(
@@ -48,11 +48,11 @@ id!(
     Version(u64)
 );
 id!(
-    /// A fixed function of the chunk: queue pair, completion queue, inbox part and data thread.
+    /// A fixed function of the chunk that selects queue pair, completion queue, inbox part and data thread.
     Lane(u16)
 );
 
-/// Random id of one process's life, never zero in a live process.
+/// Random id of one process, never zero. A restarted process has another one.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Incarnation(pub u64);
@@ -69,17 +69,17 @@ impl fmt::Debug for Incarnation {
     }
 }
 
-/// Membership version: which scheduler life decided (`term`) and its running count.
+/// Membership version: the term of the scheduler that decided, and its running count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Epoch {
-    /// The scheduler life that decided; members refuse lower ones.
+    /// The number of the scheduler's process. Members reject lower terms.
     pub term: u32,
     /// Count of membership or shard map changes within the term.
     pub counter: u32,
 }
 
 impl Epoch {
-    /// As one number, in the same order.
+    /// The epoch as one number, in the same order.
     #[must_use]
     pub fn to_number(self) -> u64 {
         (u64::from(self.term) << 32) | u64::from(self.counter)
@@ -104,7 +104,7 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// One chunk of one tensor; ordered by key, then by position.
+/// One chunk of one tensor, ordered by key, then by position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ChunkId {
     /// The tensor.
@@ -131,9 +131,9 @@ impl fmt::Display for ChunkId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Keeps the roster and decides membership.
+    /// Manages the membership.
     Scheduler,
-    /// Keeps shards of the parameters.
+    /// Holds shards of the parameters.
     Server,
     /// Computes gradients.
     Worker,

@@ -1,11 +1,11 @@
 //! Every bound of the protocol in one place, each with the relation that ties it to the others.
 //! Settings may lower some of these; nothing may raise them.
 
-/// Wire version of everything that processes of a job say to each other. Peers of another version are refused, by name
-/// (`message/version.rs`); `docs/upgrading.md` is the rule.
+/// Wire version of all messages between processes of a job. Peers with another version are refused with both builds
+/// (`message/version.rs`); `docs/upgrading.md` has the rule.
 pub const PROTOCOL_VERSION: u32 = 10;
 
-/// Bytes of a control frame before the sender is known (registration, hello).
+/// Bytes of a control frame until the sender is known (registration, hello).
 pub const FIRST_FRAME_BYTES_MAX: usize = 64 << 10;
 /// Bytes of any control frame.
 pub const CONTROL_FRAME_BYTES_MAX: usize = 16 << 20;
@@ -24,63 +24,63 @@ pub const TABLE_BYTES_MAX: usize =
 /// Alignment of a batch's payload within its slot.
 pub const PAYLOAD_ALIGN_BYTES: usize = 64;
 
-/// Chunk size unless set otherwise: what is moved and reduced at once.
+/// Default chunk size: the unit that is sent and reduced at once.
 pub const CHUNK_BYTES_DEFAULT: u64 = 256 << 10;
 /// Smallest chunk: one page.
 pub const CHUNK_BYTES_MIN: u64 = 4 << 10;
-/// Largest chunk: a slot must hold one, and slots are registered memory.
+/// Largest chunk. A slot must hold one, and slots are registered memory.
 pub const CHUNK_BYTES_MAX: u64 = 16 << 20;
 
-/// Slots of one lane's inbox; a grant index has 24 bits, and the upper half is kept for notices.
+/// Slots of one lane's inbox. A grant index has 24 bits, and the upper half is reserved for notices.
 pub const INBOX_SLOTS_MAX: usize = 1 << 16;
-/// Fewer would make workers take turns with every batch.
+/// With fewer slots, workers would take turns with every batch.
 pub const INBOX_SLOTS_MIN: u32 = 2;
-/// Slots that a lane of a server has for the stream of one other server.
+/// Slots of a lane of a server for the stream of one other server.
 pub const REPLICA_SLOTS_MAX: usize = 256;
-/// Fewer would make records wait for one another.
+/// With fewer slots, records would wait for each other.
 pub const REPLICA_SLOTS_MIN: u32 = 2;
 /// Lanes of a cluster.
 pub const LANES_MAX: u16 = 64;
 
-/// Workers of a cluster; contributor sets are sized by it.
+/// Workers of a cluster. Sets of contributors have this size.
 pub const WORKERS_MAX: u32 = 4096;
 /// Servers of a cluster.
 pub const SERVERS_MAX: u32 = 1024;
 /// Tensors of a cluster.
 pub const TENSORS_MAX: usize = 1 << 20;
-/// Chunks of one tensor: chunk numbers have 32 bits, the last of which stand for servers in the identity of calls.
+/// Chunks of one tensor. Chunk numbers have 32 bits; the last ones identify servers in calls.
 pub const CHUNKS_PER_TENSOR_MAX: u64 = (u32::MAX - SERVERS_MAX) as u64;
-/// Chunks of a tensor whose rule needs norms over all of it: they are on one lane, and none of a round's operations on them
-/// is answered before all have come, so a worker has so many under way there.
+/// Chunks of a tensor whose rule needs norms over the whole tensor. All are on one lane, and no operation of a round
+/// is answered before all have arrived, so a worker has this many in flight there.
 pub const NORM_CHUNKS_MAX: u64 = 1 << 15;
 /// Characters of a tensor's, host's or barrier's name.
 pub const NAME_BYTES_MAX: usize = 256;
-/// Numbers that one worker's trainer reports by name.
+/// Values that one worker's trainer reports by name.
 pub const METRICS_MAX: usize = 16;
 /// Bytes of such a name.
 pub const METRIC_NAME_BYTES_MAX: usize = 48;
-/// Counters of a port that a member tells of.
+/// Counters of a port that a member reports.
 pub const PORT_COUNTERS_MAX: usize = 8;
-/// Ranks listed in an error that says who is waited for; more are counted only.
+/// Ranks listed in an error about a wait; further ones are only counted.
 pub const RANKS_LISTED_MAX: usize = 16;
 
-/// Bytes of a slot of a worker's inbox: a full table and the ranks that a few results name.
+/// Bytes of a slot of a worker's inbox: a full table, and the ranks that a few results name.
 pub const RESULT_SLOT_BYTES: u64 = 16 << 10;
-/// Result batches of a server's lane that can be under way at once.
+/// Result batches of a server's lane that can be in flight at once.
 pub const RESULTS_PER_LANE: u32 = 256;
-/// Batches of a worker's lane that can be under way at once.
+/// Batches of a worker's lane that can be in flight at once.
 pub const PREFIXES_PER_LANE: u32 = 128;
-/// Operations of one worker on one lane that a server keeps unanswered; a worker with more is expelled.
+/// Unanswered operations of one worker on one lane that a server holds. A worker with more is disconnected.
 pub const OPERATIONS_PER_WORKER_MAX: usize = 1 << 17;
 
-/// How many of a worker's operations on a chunk may follow its first unanswered one: requests have 16 bits for it. A worker has
-/// fewer under way; only endings of views are not counted among those.
+/// How many of a worker's operations on a chunk may follow its first unanswered one; requests have 16 bits for it. A
+/// worker has fewer in flight; only ends of views are not counted.
 pub const OPEN_SPAN_MAX: u64 = u16::MAX as u64;
 
-/// Milliseconds that the end of a job waits for the manifest of a checkpoint that is whole.
+/// Milliseconds that the end of a job waits for the manifest of a complete checkpoint.
 pub const MANIFEST_MS_MAX: u64 = 60_000;
 
-/// Slot size that a chunk size needs: the chunk, its header and a full table.
+/// Slot size for a chunk size: the chunk, its header and a full table.
 #[must_use]
 pub const fn slot_bytes_for(chunk_bytes: u64) -> u64 {
     (chunk_bytes + TABLE_BYTES_MAX as u64).next_multiple_of(4096)

@@ -1,5 +1,5 @@
 //! How contributions of several workers become versions of a tensor: the modes, their names in settings and on command
-//! lines, and which tensor may have which. It must not know how a server keeps them.
+//! lines, and which tensor may have which. It must not know how a server implements them.
 
 use crate::message::ClusterShape;
 use crate::table::home_of;
@@ -12,20 +12,20 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// One version a round, from the contributions of all workers (BSP), or of all but the backup workers. A tensor has
-    /// one version.
+    /// One version per round, from the contributions of all workers (BSP), or of all except the backup workers. A
+    /// tensor has one version.
     #[default]
     Sync,
-    /// As `async`, but an operation of a worker that has made so many contributions more than the slowest one is
-    /// answered only when that one has caught up (SSP). 0 waits for everybody's as many.
+    /// As `async`, but if a worker is this many contributions ahead of the slowest one, its operation is answered only
+    /// when the slowest has caught up (SSP). With 0, all workers must have made as many contributions.
     Bounded(u32),
-    /// Each contribution is an update of its own, applied to each chunk when it comes there (ASP). Each chunk has its own
-    /// version, which counts the contributions applied.
+    /// Each contribution is an update of its own, applied to each chunk when it arrives (ASP). Each chunk has its own
+    /// version, the number of its applied contributions.
     Async,
 }
 
 impl Mode {
-    /// Are contributions collected into rounds?
+    /// Whether contributions are collected into rounds.
     #[must_use]
     pub const fn has_rounds(self) -> bool {
         matches!(self, Self::Sync)
@@ -59,7 +59,7 @@ impl FromStr for Mode {
     }
 }
 
-/// Modes in settings: by name.
+/// Modes in settings, by name.
 pub(crate) mod by_name {
     use super::Mode;
     use serde::de::Error;
@@ -74,7 +74,7 @@ pub(crate) mod by_name {
     }
 }
 
-/// What is wrong with so many backup workers in a cluster, if anything.
+/// What is wrong with this number of backup workers in a cluster, if anything.
 #[must_use]
 pub fn backup_fault(backup: u32, workers: u32, deterministic: bool) -> Option<String> {
     if backup == 0 {
@@ -91,32 +91,32 @@ pub fn backup_fault(backup: u32, workers: u32, deterministic: bool) -> Option<St
 }
 
 impl TensorSpec {
-    /// Its mode where that is settled; sync before.
+    /// The mode if it is set; otherwise sync.
     #[must_use]
     pub fn settled_mode(&self) -> Mode {
         self.mode.unwrap_or_default()
     }
 
-    /// Workers whose contribution a round does not wait for.
+    /// The number of workers that a round does not wait for.
     #[must_use]
     pub fn settled_backup(&self) -> u32 {
         self.backup_workers.unwrap_or(0)
     }
 
-    /// In this mode.
+    /// The same tensor in this mode.
     #[must_use]
     pub fn in_mode(self, mode: Mode) -> Self {
         Self { mode: Some(mode), ..self }
     }
 
-    /// With so many backup workers: rounds end with the contributions of all workers but these.
+    /// The same tensor with this number of backup workers: rounds end without the contributions of so many workers.
     #[must_use]
     pub fn with_backup(self, backup_workers: u32) -> Self {
         Self { backup_workers: Some(backup_workers), ..self }
     }
 
-    /// What the declaration leaves to the cluster is the cluster's from here on. Backup workers are of sync tensors: where
-    /// the cluster has some, others have none.
+    /// Fills in the cluster's values for what the declaration does not set. Backup workers apply to sync tensors only:
+    /// other tensors have none, even if the cluster has some.
     #[must_use]
     pub fn settled(mut self, shape: &ClusterShape) -> Self {
         let mode = *self.mode.get_or_insert(shape.mode);
@@ -125,7 +125,7 @@ impl TensorSpec {
         self
     }
 
-    /// Refuses what this cluster cannot serve, by cause.
+    /// Rejects what this cluster does not support, with the reason.
     pub fn validate_in(&self, shape: &ClusterShape) -> Result<(), TensorError> {
         self.validate(shape.chunk_bytes)?;
         match backup_fault(self.settled_backup(), shape.workers, shape.deterministic) {
@@ -134,7 +134,7 @@ impl TensorSpec {
         }
     }
 
-    /// What stands against its mode, if something does.
+    /// What is wrong with the mode, if anything.
     pub(crate) fn mode_fault(&self) -> Option<String> {
         let (mode, backup) = (self.settled_mode(), self.settled_backup());
         if backup > 0 && !mode.has_rounds() {

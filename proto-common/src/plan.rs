@@ -1,5 +1,5 @@
-//! Placement: how a tensor's contributions travel, and the pure choice of it from what was declared and, later, from
-//! what the first iteration has shown. It must not know how a placement is done.
+//! Placement: how a tensor's contributions travel, and the pure function that chooses it from the declaration and,
+//! later, from the first iteration. It must not know how a placement is implemented.
 
 use crate::ids::Key;
 use crate::table::home_of;
@@ -16,11 +16,11 @@ pub enum Placement {
     /// In batches, through the slots of the server's inbox.
     #[default]
     Slot,
-    /// Straight into a key buffer that the server keeps for this worker and chunk.
+    /// Written directly into a key buffer that the server reserves for this worker and chunk.
     Static,
-    /// Announced by a reference; the server reads it out of the worker's memory, or over shared memory reduces it there.
+    /// Announced by a reference. The server reads it from the worker's memory, or over shared memory reduces it there.
     RendezvousRead,
-    /// Announced; the server grants a buffer for one landing, and the worker writes it.
+    /// Announced. The server grants a buffer for one write, and the worker writes it.
     RendezvousWrite,
 }
 
@@ -40,25 +40,25 @@ impl fmt::Display for Placement {
     }
 }
 
-/// Who chooses: the setting `transport.placement`.
+/// The setting `transport.placement`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlacementPolicy {
-    /// The plan, for each tensor by itself.
+    /// Chosen for each tensor separately.
     #[default]
     Auto,
-    /// `slot` for all.
+    /// `slot` for all tensors.
     Slot,
-    /// `static` for all, as far as servers have room.
+    /// `static` for all tensors, as far as servers have room.
     Static,
-    /// `rendezvous-read` for all.
+    /// `rendezvous-read` for all tensors.
     RendezvousRead,
-    /// `rendezvous-write` for all.
+    /// `rendezvous-write` for all tensors.
     RendezvousWrite,
 }
 
 impl PlacementPolicy {
-    /// The placement that all tensors are to have, if one was set.
+    /// The placement of all tensors, if one was set.
     #[must_use]
     pub fn fixed(self) -> Option<Placement> {
         Some(match self {
@@ -74,17 +74,17 @@ impl PlacementPolicy {
 /// One dimension of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dim {
-    /// Always this many.
+    /// Always this size.
     Fixed(u64),
-    /// Another length each time, at most `max` where that is known.
+    /// A different size each time, at most `max` if that is known.
     Dynamic {
-        /// The largest.
+        /// The largest size.
         max: Option<u64>,
     },
 }
 
-/// Over shared memory, contributions of at least this much are reduced where workers have them; smaller ones cost less
-/// in their batch.
+/// Over shared memory, contributions of at least this many bytes are reduced in the worker's memory. Smaller ones are
+/// cheaper in their batch.
 pub const IN_PLACE_BYTES_MIN: u64 = 4 << 10;
 
 /// A tensor to be placed.
@@ -98,9 +98,9 @@ pub struct Subject {
     pub element_bytes: u64,
     /// Its contributions are encoded.
     pub coded: bool,
-    /// It lies whole on one lane of one server, because its rule needs norms over all of it.
+    /// Whether the whole tensor is on one lane of one server, because its rule needs norms over it.
     pub whole: bool,
-    /// What the first iteration has shown, once it is over.
+    /// Observations of the first iteration, once it is over.
     pub trace: Option<Trace>,
 }
 
@@ -116,13 +116,13 @@ impl Subject {
         Self { key: spec.key, dims, element_bytes, coded, whole, trace }
     }
 
-    /// Has it a dimension that may change?
+    /// Whether a dimension may change.
     #[must_use]
     pub fn is_dynamic(&self) -> bool {
         self.dims.iter().any(|dim| matches!(dim, Dim::Dynamic { .. }))
     }
 
-    /// Its bytes, or the most it can have; `None` where there is no bound.
+    /// Its bytes, or the largest number of bytes; `None` without a bound.
     #[must_use]
     pub fn bytes_max(&self) -> Option<u64> {
         self.dims.iter().try_fold(self.element_bytes, |bytes, dim| match dim {
@@ -141,7 +141,7 @@ pub struct Trace {
     pub bytes_min: u64,
     /// Bytes of the longest one.
     pub bytes_max: u64,
-    /// One worker only contributes to it.
+    /// Whether only one worker contributes to it.
     pub single_writer: bool,
 }
 
@@ -158,29 +158,29 @@ pub struct Facts {
     pub lanes: u16,
     /// Bytes that each server may spend on key buffers.
     pub budget_bytes: u64,
-    /// What of it tensors have that were placed before.
+    /// How many of these bytes tensors use that were placed before.
     pub spent_bytes: u64,
     /// Drivers in use between this worker and the servers.
     pub drivers: Vec<Driver>,
-    /// Payloads carry checksums.
+    /// Whether payloads have checksums.
     pub checksums: bool,
-    /// What was set.
+    /// The setting.
     pub policy: PlacementPolicy,
 }
 
-/// A tensor's placement, and why it has it.
+/// A tensor's placement, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Planned {
     /// The placement.
     pub placement: Placement,
-    /// The reason, for people.
+    /// The reason, as text.
     pub why: String,
-    /// Bytes of key buffers that it takes at each server; no more than there is room for. What lies on one lane counts
-    /// as if every lane had as much: where others lie is not known here.
+    /// Bytes of key buffers that it uses at each server, at most the available ones. A tensor on one lane counts as if
+    /// every lane had as much, because the lanes of other tensors are not known here.
     pub buffer_bytes: u64,
 }
 
-/// Chooses a placement for every tensor, in the order given.
+/// Chooses a placement for every tensor, in the given order.
 #[must_use]
 pub fn plan(subjects: &[Subject], facts: &Facts) -> Vec<Planned> {
     let mut left_bytes = facts.budget_bytes.saturating_sub(facts.spent_bytes);
@@ -235,7 +235,7 @@ fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     remote(subject, facts, left_bytes)
 }
 
-/// Servers give key buffers as far as they have room, whatever was set, and refuse the others.
+/// Whatever was set, servers give key buffers only as far as they have room, and refuse the others.
 fn static_by_setting(subject: &Subject, facts: &Facts, left_bytes: u64, set: String) -> Planned {
     let wanted_bytes = buffer_bytes(subject, facts);
     let why = if wanted_bytes > left_bytes {
@@ -260,9 +260,9 @@ fn for_writers(subject: &Subject, facts: &Facts) -> String {
     format!("{bytes} x {writers} worker{}{place}", if writers == 1 { "" } else { "s" })
 }
 
-/// The choice where an RDMA device moves the bytes. Contributions of several workers meet at a chunk, and those that
-/// come before their turn would be copied out of the inbox's slots, which all workers share; a key buffer keeps them
-/// where they landed. One writer's are reduced where they land in any case.
+/// The choice for RDMA devices. Contributions of several workers to a chunk that arrive before their turn would be
+/// copied out of the inbox's slots, which all workers share. A key buffer keeps them where they arrived. Contributions
+/// of a single writer are reduced where they arrive in any case.
 fn remote(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     let bytes = subject.bytes_max().unwrap_or(u64::MAX);
     // One write for many costs less than a buffer each.
@@ -294,8 +294,8 @@ fn writers(subject: &Subject, facts: &Facts) -> u32 {
     if subject.trace.is_some_and(|trace| trace.single_writer) { 1 } else { facts.workers }
 }
 
-/// What its key buffers take at the server that holds most of it: whole chunks, one for each writer. Where all of them are
-/// on one lane, which has its share of the budget only, as much is gone of every lane's.
+/// Bytes of its key buffers at the server that holds most of it: whole chunks, one for each writer. If all of them are
+/// on one lane, which has only its share of the budget, every lane is charged with as much.
 fn buffer_bytes(subject: &Subject, facts: &Facts) -> u64 {
     let chunks = subject.bytes_max().unwrap_or(u64::MAX).div_ceil(facts.chunk_bytes.max(1));
     let chunks = if subject.whole {
@@ -306,7 +306,7 @@ fn buffer_bytes(subject: &Subject, facts: &Facts) -> u64 {
     chunks.saturating_mul(facts.chunk_bytes).saturating_mul(u64::from(writers(subject, facts)))
 }
 
-/// Bytes for people.
+/// Bytes in readable units.
 #[must_use]
 pub fn size(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, "B");

@@ -1,5 +1,5 @@
-//! Which server holds which key range: contiguous ranges over the ordered (key, chunk) space, cut at chunk
-//! borders so that bytes balance; big tensors are cut, small ones stay whole. And the lane of each chunk.
+//! Which server holds which key range: contiguous ranges over the ordered (key, chunk) space, cut between chunks so
+//! that bytes balance. Large tensors are divided, small ones are not. Also the lane of each chunk.
 
 use crate::ids::{ChunkId, ChunkIndex, Epoch, Key, Lane, Rank};
 use crate::tensor::{ChunkSpan, TensorSpec};
@@ -7,29 +7,29 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// A half-open stretch of the ordered (key, chunk) space within one tensor, and who holds it.
+/// A half-open range of the ordered (key, chunk) space within one tensor, and its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyRange {
     /// First chunk.
     pub first: ChunkId,
-    /// How many chunks from there, all of the same key.
+    /// The number of chunks, all of the same key.
     pub chunks: u32,
-    /// The server that serves it.
+    /// The primary: the server that serves the range.
     pub server: Rank,
-    /// The server with a copy that is kept up: nothing is answered before it is there, too.
+    /// The server with an up-to-date replica. The primary answers nothing before this server has it.
     pub backup: Option<Rank>,
-    /// A server that a copy is being made at. It counts for nothing until it is kept up.
+    /// A server on which a replica is being made. It does not count before it is up to date.
     pub seeding: Option<Rank>,
 }
 
 impl KeyRange {
-    /// Chunks that one server has alone.
+    /// Chunks without a replica.
     #[must_use]
     pub fn alone(first: ChunkId, chunks: u32, server: Rank) -> Self {
         Self { first, chunks, server, backup: None, seeding: None }
     }
 
-    /// Bytes of it; `spec` is its tensor.
+    /// Bytes of the range; `spec` is its tensor.
     #[must_use]
     pub fn bytes(&self, spec: &TensorSpec, chunk_bytes: u64) -> u64 {
         let start = u64::from(self.first.chunk.0).saturating_mul(chunk_bytes);
@@ -38,32 +38,32 @@ impl KeyRange {
     }
 }
 
-/// How the shard map changes for tensors that are placed already.
+/// Changes of the shard map for tensors that are already placed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum MapChange {
-    /// A server is gone: what it served goes to its backup, and the copies that it had, or was making, are none any more.
+    /// A server has failed or left: its ranges go to their backups, and its replicas do not exist any more.
     ServerGone(Rank),
-    /// All ranges of some tensors, in place of those that these have.
+    /// New ranges of some tensors, which replace the old ones.
     Ranges(Vec<KeyRange>),
-    /// These tensors could not be allocated everywhere: they are nowhere.
+    /// Tensors that could not be allocated on every server: they are removed from the map.
     Dropped(Vec<Key>),
 }
 
-/// Tensors added under one epoch, with their ranges: what the scheduler sends when tensors are declared.
+/// Tensors added under one epoch, with their ranges. The scheduler sends this when tensors are declared.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MapUpdate {
-    /// The epoch that this update makes.
+    /// The epoch of this update.
     pub epoch: Epoch,
-    /// Tensors that are new, or asked about.
+    /// New tensors, or tensors that were asked about.
     pub tensors: Vec<TensorSpec>,
     /// Their ranges.
     pub ranges: Vec<KeyRange>,
 }
 
-/// An update that cannot be taken.
+/// An update that cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum MapError {
-    /// Decided by an older scheduler.
+    /// The update is from an older scheduler.
     #[error(
         "shard map update is outdated: it has epoch {got}, the current epoch is {have}; a replaced scheduler is still running, stop it"
     )]
@@ -78,7 +78,7 @@ pub enum MapError {
     BadCover {
         /// The tensor.
         key: Key,
-        /// What is wrong.
+        /// The reason.
         what: String,
     },
 }
@@ -130,13 +130,13 @@ impl ShardMap {
         self.tensors.len()
     }
 
-    /// Is nothing declared?
+    /// Whether no tensor is declared.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
 
-    /// Who holds a chunk.
+    /// The range that contains a chunk.
     #[must_use]
     pub fn server_of(&self, id: ChunkId) -> Option<Rank> {
         let ranges = &self.tensors.get(&id.key)?.ranges;
@@ -145,8 +145,8 @@ impl ShardMap {
         (id.chunk.0 - range.first.chunk.0 < range.chunks).then_some(range.server)
     }
 
-    /// The lane of a chunk: neighbouring chunks, and neighbouring small tensors, take turns; tensors whose rule needs
-    /// norms over all of them stay together.
+    /// The lane of a chunk. Neighbouring chunks, and neighbouring small tensors, are on different lanes; tensors whose
+    /// rule needs norms over the whole tensor are on one lane.
     #[must_use]
     pub fn lane_of(&self, id: ChunkId) -> Lane {
         let together = self.tensor(id.key).is_some_and(|spec| spec.optimizer.needs_norms());
@@ -166,7 +166,7 @@ impl ShardMap {
         })
     }
 
-    /// Takes an update; nothing changes on error.
+    /// Applies an update. On an error nothing changes.
     pub fn apply(&mut self, update: &MapUpdate) -> Result<(), MapError> {
         if update.epoch < self.epoch && update.epoch.term < self.epoch.term {
             return Err(MapError::OldTerm { got: update.epoch, have: self.epoch });
@@ -192,8 +192,8 @@ impl ShardMap {
         Ok(())
     }
 
-    /// Takes a change of tensors that are there; those that are not are passed over. Nothing changes on error. Says whose
-    /// ranges nobody has any more.
+    /// Applies a change of existing tensors; unknown ones are skipped. On an error nothing changes. Returns the
+    /// tensors with ranges that no server has any more.
     pub fn change(&mut self, epoch: Epoch, change: &MapChange) -> Result<Vec<Key>, MapError> {
         if epoch.term < self.epoch.term {
             return Err(MapError::OldTerm { got: epoch, have: self.epoch });
@@ -231,7 +231,7 @@ impl ShardMap {
         Ok(lost)
     }
 
-    /// All tensors with their ranges: what a member tells a scheduler that knows nothing.
+    /// All tensors with their ranges: what a member sends to a restarted scheduler.
     #[must_use]
     pub fn whole(&self) -> MapUpdate {
         let entries = self.tensors.values();
@@ -257,7 +257,7 @@ impl ShardMap {
     }
 }
 
-/// What a server's end means for a range. False where nobody has it any more.
+/// Applies a server's failure to a range. Returns false if no server has the range any more.
 fn lose(range: &mut KeyRange, gone: Rank) -> bool {
     if range.server == gone {
         // A copy that was being made is no copy, and nobody goes on making it.
@@ -302,9 +302,9 @@ fn check_cover(spec: &TensorSpec, ranges: &[KeyRange], chunk_bytes: u64) -> Resu
     Ok(())
 }
 
-/// Cuts new tensors over servers so that bytes balance, given what each server (by rank) holds already.
-/// Each server's total ends within one chunk of the level that balances all of them, where its load allows; tensors whose
-/// rule needs norms over all of them stay whole, and count as one chunk here.
+/// Divides new tensors among servers so that bytes balance, given the bytes that each server (by rank) holds already.
+/// Each server's total is within one chunk of the balanced level, if its load allows it. Tensors whose rule needs
+/// norms over the whole tensor are not divided, and count as one chunk here.
 #[must_use]
 pub fn assign(tensors: &[TensorSpec], loads: &[u64], chunk_bytes: u64) -> Vec<KeyRange> {
     let mut sorted: Vec<&TensorSpec> = tensors.iter().collect();
@@ -347,7 +347,7 @@ pub fn assign(tensors: &[TensorSpec], loads: &[u64], chunk_bytes: u64) -> Vec<Ke
     ranges
 }
 
-/// How many of `new` bytes each server takes so that the totals are level.
+/// How many of `new` bytes each server takes so that the totals are balanced.
 fn quotas(new: u64, loads: &[u64]) -> Vec<u64> {
     let mut sorted: Vec<u64> = loads.to_vec();
     sorted.sort_unstable();

@@ -1,7 +1,7 @@
-//! Sparse tables: rows of one width under u64 ids, made at the first push. What a table is, which part of the tables has a row,
-//! and what requests about rows look like. The parts lie in the shard map as tensors of their own, their *homes*: what is
-//! pushed to rows is a contribution to a home, and is copied, moved and counted as others are. What is asked travels as calls
-//! to numbers of their own.
+//! Sparse tables: rows of one width under u64 ids, created at the first push. This file defines what a table is, which
+//! part of the tables has a row, and the bytes of requests about rows. The parts are in the shard map as tensors,
+//! their *homes*: a push to rows is a contribution to a home, and is replicated, moved and counted like any other.
+//! Pulls are calls with reserved numbers.
 
 use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key, Lane};
@@ -13,35 +13,35 @@ use crate::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Numbers of handlers from here on are tables'; programs have those below.
+/// Handler numbers from here on are for tables; programs use the numbers below.
 pub const TABLE_APPS: u32 = 1 << 31;
-/// Tables have keys below this.
+/// Keys of tables are below this.
 pub const TABLES_MAX: u32 = 1 << 16;
-/// Elements of a row.
+/// Elements of a row, at most.
 pub const ROW_WIDTH_MAX: u32 = 1 << 16;
-/// Pushes that a row can be made to wait for: they are counted in a byte.
+/// The largest `admit_after`: pushes are counted in a byte.
 pub const ADMIT_AFTER_MAX: u32 = 255;
-/// Rows of one request.
+/// Rows of one request, at most.
 pub const ROWS_PER_REQUEST_MAX: usize = 1 << 20;
-/// Bytes of the rows that one request pulls or pushes at most.
+/// Bytes of the rows that one request pulls or pushes, at most.
 pub const ROW_BYTES_PER_REQUEST_MAX: usize = 16 << 20;
 
 const _: () = assert!((LANES_MAX as u32) < 1 << 8 && TABLES_MAX << 8 <= TABLE_APPS);
 
-/// What a row holds before anybody has pushed to it. A function of the seed, the row's id and the element's place only: a
-/// row that was evicted, or is on another server, begins with the same numbers.
+/// Initial values of a row. They depend only on the seed, the row's id and the position of the element, so a row that
+/// was evicted, or is on another server, begins with the same values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Initial {
-    /// All elements the same.
+    /// All elements have the same value.
     Constant(f32),
-    /// Evenly spread from `low` to below `high`.
+    /// Uniformly distributed from `low` to below `high`.
     Uniform {
-        /// The least.
+        /// The lowest value.
         low: f32,
-        /// What they stay below.
+        /// The upper bound, exclusive.
         high: f32,
-        /// Another seed makes other numbers.
+        /// Another seed gives other values.
         seed: u64,
     },
 }
@@ -63,41 +63,42 @@ impl Initial {
     }
 }
 
-/// A table: every worker declares the same.
+/// A table. All workers declare the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableSpec {
-    /// Its key, below [`TABLES_MAX`]; tensors' keys are others.
+    /// Its key, below [`TABLES_MAX`]. Tensors have separate keys.
     pub key: u32,
     /// f32 elements of a row.
     pub width: u32,
-    /// Applied to each row by itself, at once, with what one push has for it. Schedules count the row's pushes.
+    /// The update rule, applied to each row separately, with the sum of one push's gradients for it. Schedules count
+    /// the row's pushes.
     pub optimizer: Optimizer,
-    /// What rows begin with.
+    /// Initial values of rows.
     pub initial: Initial,
-    /// Pushes before a row gets memory: with this one it does, and those before are left out; at most [`ADMIT_AFTER_MAX`]. 0 and
-    /// 1: at its first push. Pulls do not count, nor make rows: they bring what a row would begin with. Counted in so few bytes
-    /// that ids may share a count, so a row may be admitted too early; and counts are halved now and then, so what is pushed to
-    /// rarely for ever is never admitted.
+    /// How many pushes a row needs before it gets memory; earlier ones are dropped. At most [`ADMIT_AFTER_MAX`]. With
+    /// 0 and 1 it gets memory at its first push. Pulls do not count, and do not create rows: they return initial
+    /// values. Counts are small, so several ids may share one and a row may be admitted too early. Counts are halved
+    /// from time to time, so a row with rare pushes is never admitted.
     pub admit_after: u32,
-    /// Rows that are kept, spread evenly over servers and lanes, which keep at least one each: beyond that those go that
-    /// were pushed to least recently. 0: no limit.
+    /// The largest number of rows, distributed evenly over servers and lanes, which hold at least one each. Beyond
+    /// that, the rows with the oldest last push are evicted. 0: no limit.
     pub rows_max: u64,
 }
 
 /// Why a table cannot be declared.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum TableError {
-    /// A number is out of range.
+    /// A value is out of range.
     #[error("table {key}: {name} = {value} is out of range; use {range}")]
     OutOfRange {
         /// The table.
         key: u32,
-        /// Which number.
+        /// The field.
         name: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What is allowed.
+        /// The allowed values.
         range: String,
     },
     /// The update rule cannot be used.
@@ -105,22 +106,22 @@ pub enum TableError {
     Optimizer {
         /// The table.
         key: u32,
-        /// Why not.
+        /// The reason.
         source: OptimizerError,
     },
-    /// A rule that no row can have by itself.
+    /// A rule that cannot be applied to a single row.
     #[error("table {0}: lamb needs the norms of a whole tensor; use another rule")]
     Norms(u32),
 }
 
 impl TableSpec {
-    /// A table whose rows are made at their first push, and stay.
+    /// A table whose rows are created at their first push, and stay.
     #[must_use]
     pub const fn new(key: u32, width: u32, optimizer: Optimizer, initial: Initial) -> Self {
         Self { key, width, optimizer, initial, admit_after: 1, rows_max: 0 }
     }
 
-    /// Refuses what cannot be served.
+    /// Rejects what is not supported.
     pub fn validate(&self) -> Result<(), TableError> {
         let key = self.key;
         let wrong =
@@ -155,7 +156,7 @@ impl TableSpec {
     }
 }
 
-/// Spreads bits: SplitMix64's last step.
+/// Mixes bits: the last step of SplitMix64.
 #[must_use]
 pub const fn mix(mut bits: u64) -> u64 {
     bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -164,7 +165,7 @@ pub const fn mix(mut bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// How rows are spread.
+/// How rows are distributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spread {
     /// Servers of the cluster.
@@ -180,7 +181,7 @@ impl Spread {
         self.servers as usize * self.lanes as usize
     }
 
-    /// The part that has a row.
+    /// The part that contains a row.
     #[must_use]
     pub fn part_of(&self, id: u64) -> usize {
         // High bits, scaled: low ones find the row within its part.
@@ -188,7 +189,7 @@ impl Spread {
         ((high * parts) >> 32) as usize
     }
 
-    /// The home of a part: its key is the first of the part's whose lane is the part's turn.
+    /// The home of a part: the first key of the part's keys on the lane that the part is assigned to.
     #[must_use]
     pub fn home(&self, part: usize) -> ChunkId {
         let (first, lanes) = (HOMES | (part as u64) << 8, self.lanes.max(1));
@@ -198,7 +199,7 @@ impl Spread {
         own.unwrap_or_else(|| id(first))
     }
 
-    /// What a part's home is declared as. One contribution fits a chunk.
+    /// The declaration of a part's home. One contribution fits into a chunk.
     #[must_use]
     pub fn home_spec(&self, part: usize, chunk_bytes: u64) -> TensorSpec {
         let elements = chunk_bytes / Dtype::F32.bytes() as u64;
@@ -210,10 +211,10 @@ impl Spread {
     }
 }
 
-/// The 2^32 keys from here on are homes'; tensors of trainers have any other.
+/// The 2^32 keys from here on are for homes. Trainers' tensors use the others.
 pub const HOMES: u64 = 0x6772_7762 << 32;
 
-/// The part whose home has this key; `None` of a tensor.
+/// The part whose home has this key; `None` for a tensor's key.
 #[must_use]
 pub const fn home_of(key: Key) -> Option<u32> {
     if key.0 >> 32 == HOMES >> 32 { Some(key.0 as u32 >> 8) } else { None }
@@ -222,38 +223,38 @@ pub const fn home_of(key: Key) -> Option<u32> {
 /// Bytes before a contribution's ids: see [`PushHead`].
 pub const PUSH_HEAD_BYTES: usize = 40;
 
-/// How a contribution to a home begins. Behind it are a declaration's bytes, or ids and then their rows of numbers.
+/// The head of a contribution to a home. The bytes of a declaration follow it, or ids and then their rows of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PushHead {
-    /// To declare, or to push.
+    /// Declare or push.
     pub op: RowOp,
     /// The table.
     pub key: u32,
-    /// Rows; of a declaration its bytes, behind which there may be zeros.
+    /// The number of rows. For a declaration the number of its bytes, which zeros may follow.
     pub count: u32,
-    /// Parts of tables, of a declaration.
+    /// The number of parts of tables, for a declaration.
     pub parts: u32,
-    /// Rows that the table may then have at the home, which its server says, whatever stands there, before copies have it: they
-    /// are to leave out what it leaves out.
+    /// The number of rows that the table may have at the home after this. Its primary writes this before replicas
+    /// receive it, because they must drop the same rows as the primary.
     pub room: u32,
-    /// Which of its worker's pushes it is, where the worker says so.
+    /// The position of this push among its worker's pushes, if the worker gives it.
     pub which: Option<PushStep>,
 }
 
-/// One of a worker's pushes to a table's rows at a home. A life that comes again and repeats its step says the same, and it
-/// counts once. They only grow.
+/// One of a worker's pushes to rows of a table at a home. If a restarted worker repeats its step, the position is the
+/// same, and it counts once. Positions only grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PushStep {
     /// The worker.
     pub rank: u32,
-    /// Its step, as its trainer counts.
+    /// Its step, as counted by its trainer.
     pub step: u64,
-    /// Which one of the step's.
+    /// The number of the push within the step.
     pub nth: u32,
 }
 
 impl PushHead {
-    /// As it travels.
+    /// The bytes on the wire.
     #[must_use]
     pub fn to_bytes(self) -> [u8; PUSH_HEAD_BYTES] {
         let PushStep { rank, step, nth } = self.which.unwrap_or(PushStep { rank: u32::MAX, step: 0, nth: 0 });
@@ -264,7 +265,7 @@ impl PushHead {
         bytes
     }
 
-    /// `None` where it is none, or cut short.
+    /// `None` if the bytes are invalid or truncated.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.first_chunk::<PUSH_HEAD_BYTES>()?;
@@ -284,29 +285,29 @@ impl PushHead {
     }
 }
 
-/// The number that calls about a table's rows on a lane go to.
+/// The handler number for calls about a table's rows on a lane.
 #[must_use]
 pub const fn table_app(key: u32, lane: Lane) -> u32 {
     TABLE_APPS | key << 8 | lane.0 as u32
 }
 
-/// Table and lane of such a number; `None` of a program's.
+/// Table and lane of such a number; `None` for a program's handler.
 #[must_use]
 pub fn table_of(app: u32) -> Option<(u32, Lane)> {
     let rest = app.checked_sub(TABLE_APPS)?;
     (rest >> 8 < TABLES_MAX).then_some((rest >> 8, Lane((rest & 0xff) as u16)))
 }
 
-/// What a request about rows asks. Its wire id, the first byte of the head, never changes.
+/// The operation of a request about rows. Its wire id, the first byte of the head, never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RowOp {
-    /// Of a call: the body is a [`TableSpec`], and the answer whether the table is declared so. Of a contribution: it is from
-    /// then on.
+    /// In a call: the body is a [`TableSpec`], and the answer says whether the table is declared like this. In a
+    /// contribution: declares it.
     Declare = 0,
-    /// A contribution only: ids, then rows of numbers. The rule is applied to each row.
+    /// Contribution only: ids, then rows of values. The rule is applied to each row.
     Push = 1,
-    /// The body is ids; the reply's is their rows.
+    /// The body has ids, and the reply their rows.
     Pull = 2,
 }
 
@@ -323,21 +324,21 @@ impl RowOp {
     }
 }
 
-/// How a request about rows ended: the first byte of the reply's head, which never changes.
+/// The result of a request about rows: the first byte of the reply's head, which never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RowStatus {
     /// Done.
     Done = 0,
-    /// Nobody has declared the table here.
+    /// The table is not declared here.
     Undeclared = 1,
-    /// Declared otherwise before; the body says how, for people.
+    /// The table was declared differently before; the body has the reason as text.
     Conflict = 2,
-    /// The request is not what the table's rows are like.
+    /// The request does not match the table's rows.
     Malformed = 3,
-    /// There is no memory for what was asked for.
+    /// There is no memory for the request.
     Full = 4,
-    /// This server does not serve the home, or must not answer yet: ask whom the map says.
+    /// This server does not serve the home, or may not answer yet: ask the server in the shard map.
     Elsewhere = 5,
 }
 

@@ -1,5 +1,5 @@
-//! What a declared tensor is, and how it is cut into chunks. The chunk grid is anchored at offset 0, so
-//! that results do not depend on how many servers share the tensor.
+//! Declared tensors, and how they are cut into chunks. The chunk grid begins at offset 0, so that results do not
+//! depend on the number of servers.
 
 use crate::codec::Compression;
 use crate::element::Dtype;
@@ -17,37 +17,39 @@ pub use crate::mode::Mode;
 pub struct TensorSpec {
     /// Its key.
     pub key: Key,
-    /// A name for people; may be empty.
+    /// A name for logs and errors; may be empty.
     pub name: String,
     /// Type of its elements.
     pub dtype: Dtype,
-    /// How many elements; at most, where it is dynamic.
+    /// The number of elements; the largest number, if the tensor is dynamic.
     pub elements: u64,
-    /// Operations carry their own length: a push as many elements as it has, a pull brings those of the last round.
+    /// Dynamic: each operation has its own length. A push has as many elements as its buffer, and a pull returns those
+    /// of the last round.
     #[serde(default)]
     pub dynamic: bool,
-    /// What workers do to contributions before they are sent. What is pulled, and the initial value, are plain.
+    /// How workers encode contributions before they are sent. Pulled weights and the initial value are plain.
     #[serde(default)]
     pub compression: Compression,
     /// The server-side update.
     pub optimizer: Optimizer,
-    /// How contributions become versions; the cluster's mode where it is not said.
+    /// How contributions become versions; the cluster's mode if not set.
     #[serde(default)]
     pub mode: Option<Mode>,
-    /// Workers whose contribution a round does not wait for; the cluster's where it is not said. A contribution to a round
-    /// that is over is dropped.
+    /// The number of workers that a round does not wait for; the cluster's if not set. A contribution to a round that
+    /// has ended is dropped.
     #[serde(default)]
     pub backup_workers: Option<u32>,
 }
 
-/// Another update rule for a declared tensor. What the rule before it kept (momentum, moments, …) stays where the new one
-/// keeps the same, and begins anew with zeros where it does not; the schedule counts the tensor's rounds.
+/// Another update rule for a declared tensor. Optimizer state (momentum, moments, …) that both rules use is kept;
+/// other state begins with zeros. The schedule counts the tensor's rounds.
 ///
-/// Outside mode `sync`, and with backup workers, no worker knows which rounds are open: there each chunk has the new rule
-/// from the contribution, or round, on that comes next when its server is told. Once the change is answered all have it.
+/// Outside mode `sync`, and with backup workers, no worker knows which rounds are open. There, each chunk has the new
+/// rule from its next contribution or round after its server has received the change. When the change is answered, all
+/// servers have it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RuleChange {
-    /// Which tensor.
+    /// The tensor.
     pub key: Key,
     /// The first round of the new rule, in mode `sync` without backup workers.
     pub from_round: u64,
@@ -58,59 +60,60 @@ pub struct RuleChange {
 /// Why a tensor cannot be declared.
 #[derive(Clone, Debug, PartialEq, Error, Serialize, Deserialize)]
 pub enum TensorError {
-    /// Nothing to move.
+    /// The tensor has no elements.
     #[error("tensor {key} has no elements; declare at least one")]
     Empty {
-        /// Which tensor.
+        /// The tensor.
         key: Key,
     },
     /// Too many chunks or bytes for the address space.
     #[error("tensor {key} with {elements} elements is too large; use larger chunks or several tensors")]
     TooLarge {
-        /// Which tensor.
+        /// The tensor.
         key: Key,
-        /// Elements asked for.
+        /// The declared number of elements.
         elements: u64,
     },
-    /// The name exceeds its bound.
+    /// The name is too long.
     #[error("the name of tensor {key} has {bytes} bytes, at most {NAME_BYTES_MAX} are allowed")]
     NameTooLong {
-        /// Which tensor.
+        /// The tensor.
         key: Key,
         /// Bytes of the name.
         bytes: usize,
     },
-    /// A mode, dtype or rule that this version does not serve.
+    /// A mode, dtype or rule that this version does not support.
     #[error("tensor {key}: {what}")]
     Unsupported {
-        /// Which tensor.
+        /// The tensor.
         key: Key,
-        /// What is not served, and what is.
+        /// What is not supported, and what is.
         what: String,
     },
 }
 
-/// A stretch of a tensor: chunk number, byte offset, bytes.
+/// A part of a tensor: chunk number, byte offset, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkSpan {
-    /// Which chunk.
+    /// The chunk.
     pub id: ChunkId,
-    /// Bytes before it.
+    /// Bytes before the chunk.
     pub offset: u64,
-    /// Its bytes; only the last chunk of a tensor is shorter than the chunk size.
+    /// Bytes of the chunk. Only the last chunk of a tensor is shorter than the chunk size.
     pub bytes: u64,
 }
 
 impl TensorSpec {
-    /// A f32 tensor in the cluster's mode.
+    /// An f32 tensor in the cluster's mode.
     #[must_use]
     pub fn f32(key: u64, elements: u64, optimizer: Optimizer) -> Self {
         Self::of(Dtype::F32, key, elements, optimizer)
     }
 
-    /// A tensor of any type, in the cluster's mode. Halves are summed in f32, and the server keeps their weights in f32: what is
-    /// pulled is rounded, nothing else. Integers are summed in i64; a round whose sum leaves i64, or whose value its type,
-    /// ends with an error for all its contributors and leaves the weights as they were, chunk by chunk.
+    /// A tensor of any type in the cluster's mode. f16 and bf16 gradients are summed in f32, and the server stores
+    /// their weights in f32; only pulled values are rounded. Integers are summed in i64. If a sum does not fit i64, or
+    /// a value does not fit its type, all contributors of the round get an error, and the weights of that chunk do not
+    /// change.
     #[must_use]
     pub fn of(dtype: Dtype, key: u64, elements: u64, optimizer: Optimizer) -> Self {
         let (name, compression) = (String::new(), Compression::default());
@@ -118,27 +121,27 @@ impl TensorSpec {
         Self { key, name, dtype, elements, dynamic, compression, optimizer, mode, backup_workers }
     }
 
-    /// A f32 tensor whose length may be another one in each round, at most `elements_max`: its value is
-    /// the sum of a round's contributions, which agree on the length. It is in mode sync, whatever the cluster's is.
+    /// An f32 tensor whose length may differ in each round, up to `elements_max`. Its value is the sum of a round's
+    /// contributions, which must have the same length. It is always in mode sync.
     #[must_use]
     pub fn dynamic_f32(key: u64, elements_max: u64) -> Self {
         Self { dynamic: true, ..Self::f32(key, elements_max, Optimizer::assign()).in_mode(Mode::Sync) }
     }
 
-    /// The same with contributions encoded. Only f32 tensors of one length can be; with the rule `assign` what is pulled is
-    /// the sum of what was encoded, as in an all-reduce of gradients.
+    /// The same tensor with encoded contributions. Only f32 tensors of fixed length can have a codec. With the rule
+    /// `assign` a pull returns the sum of what was encoded, as in an all-reduce of gradients.
     #[must_use]
     pub fn compressed(self, compression: Compression) -> Self {
         Self { compression, ..self }
     }
 
-    /// Bytes of the whole tensor. Validated tensors cannot overflow; others saturate.
+    /// Bytes of the whole tensor. For validated tensors this cannot overflow; for others it saturates.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.elements.saturating_mul(self.dtype.bytes() as u64)
     }
 
-    /// How many chunks of `chunk_bytes` it has.
+    /// The number of its chunks of `chunk_bytes`.
     #[must_use]
     pub fn chunk_count(&self, chunk_bytes: u64) -> u64 {
         self.bytes().div_ceil(chunk_bytes)
@@ -158,7 +161,7 @@ impl TensorSpec {
         (0..).map_while(move |index| self.chunk(ChunkIndex(index), chunk_bytes))
     }
 
-    /// Refuses a change of the rule that cannot be served, by cause.
+    /// Rejects a change of the rule that is not supported, with the reason.
     pub fn validate_change(&self, change: &RuleChange, chunk_bytes: u64) -> Result<(), TensorError> {
         if change.optimizer.needs_norms() != self.optimizer.needs_norms() {
             let what =
@@ -169,7 +172,7 @@ impl TensorSpec {
         Self { optimizer: change.optimizer, ..self.clone() }.validate(chunk_bytes)
     }
 
-    /// Refuses what cannot be served, by cause.
+    /// Rejects a tensor that is not supported, with the reason.
     pub fn validate(&self, chunk_bytes: u64) -> Result<(), TensorError> {
         let key = self.key;
         if self.elements == 0 {

@@ -1,9 +1,9 @@
-//! Codecs: how a worker makes a gradient shorter before it is sent, chunk by chunk, and what the server makes of it.
-//! Owns the configuration, the encoded bytes and the loops over them. It must not keep anything from round to round:
-//! what a codec leaves out (the error that is fed back) is its caller's.
+//! Codecs: how a worker compresses a gradient before it is sent, chunk by chunk, and how the server decodes it. Owns
+//! the configuration, the encoded bytes and the loops over them. It must not store anything between rounds: what a
+//! codec leaves out (the error feedback) belongs to its caller.
 //!
-//! A chunk of n f32 is encoded by itself, into a number of bytes that follows from n, so that both ends know it. All
-//! numbers are little-endian; lengths are multiples of 4, and what is left of the last word is 0.
+//! A chunk of n f32 is encoded separately, into a number of bytes that depends only on n, so both sides know it. All
+//! numbers are little-endian. Lengths are multiples of 4, and the rest of the last word is 0.
 //!
 //! | codec | wire id | bytes | what they are |
 //! | --- | --- | --- | --- |
@@ -15,11 +15,11 @@
 //! | `randomk:S` | 6 | 8 + 4k | u64 seed, then the f32 of one place of each of k stretches, which the seed picks |
 //! | `dither:B` | 7 | 4 + Bn/8 | f32 step; then B bits each, sign and magnitude in steps, rounded up or down at random |
 //!
-//! In a word the first element has the lowest bits. Sources: `onebit` is Karimireddy et al. 2019 (EF-signSGD, after Seide
-//! et al. 2014), `twobit` MXNet's, `topk` Aji and Heafield 2017, `randomk` Stich et al. 2018, `dither` QSGD (Alistarh et
-//! al. 2017) with linear steps of the largest magnitude; error feedback is Seide et al.'s.
+//! Within a word the first element has the lowest bits. Sources: `onebit` is Karimireddy et al. 2019 (EF-signSGD,
+//! after Seide et al. 2014), `twobit` is MXNet's, `topk` Aji and Heafield 2017, `randomk` Stich et al. 2018, `dither`
+//! QSGD (Alistarh et al. 2017) with linear steps of the largest magnitude. Error feedback is from Seide et al.
 //!
-//! Sums run in one written order and random numbers are functions of the seed, so every machine makes the same bytes.
+//! Sums have one fixed order, and random numbers are functions of the seed, so every machine produces the same bytes.
 
 mod config;
 mod dither;
@@ -35,13 +35,13 @@ use thiserror::Error;
 
 pub use config::{Codec, CodecError, Compression};
 
-/// An encoded chunk that its codec does not make. The sender is to blame.
+/// An encoded chunk that is invalid for its codec. The sender is to blame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Malformed {
-    /// Another length than the chunk's.
+    /// The length is not that of the chunk.
     #[error("an encoded chunk has {have} bytes, expected {want}")]
     Length {
-        /// Bytes there.
+        /// Received bytes.
         have: usize,
         /// Bytes of an encoded chunk.
         want: usize,
@@ -49,27 +49,27 @@ pub enum Malformed {
     /// A scale, step or value that is not a finite number, or a scale below 0.
     #[error("number {at} of an encoded chunk is not finite, or is a negative scale")]
     Number {
-        /// Its place.
+        /// Its position.
         at: usize,
     },
-    /// Two bits that stand for nothing.
+    /// A two-bit code without a meaning.
     #[error("word {at} of an encoded chunk has an unknown code")]
     Code {
-        /// Which word.
+        /// The word.
         at: usize,
     },
-    /// Places that do not rise, or lie beyond the chunk.
+    /// Positions that do not increase, or are beyond the chunk.
     #[error("index {at} of an encoded chunk does not increase, or is beyond the chunk")]
     Place {
-        /// Which of the places.
+        /// Which of the positions.
         at: usize,
     },
-    /// Something behind the last element.
+    /// Nonzero bits after the last element.
     #[error("the unused bits of the last word of an encoded chunk are not 0")]
     Tail,
 }
 
-/// What the random numbers of one chunk's encoding follow from.
+/// The source of the random numbers for one chunk's encoding.
 #[must_use]
 pub fn seed(chunk: ChunkId, round: u64, rank: Rank) -> u64 {
     let parts = [chunk.key.0, u64::from(chunk.chunk.0), round, u64::from(rank.0)];
@@ -77,7 +77,7 @@ pub fn seed(chunk: ChunkId, round: u64, rank: Rank) -> u64 {
 }
 
 impl Codec {
-    /// Bytes of an encoded chunk of so many elements.
+    /// Bytes of an encoded chunk with this number of elements.
     #[must_use]
     pub fn encoded_bytes(&self, elements: usize) -> usize {
         match self {
@@ -91,8 +91,8 @@ impl Codec {
         }
     }
 
-    /// Encodes finite numbers; what the encoded ones lack of them is left in `values`: encoded + left = given. `into`
-    /// has [`Codec::encoded_bytes`]. `seed` is [`seed`]'s.
+    /// Encodes finite numbers. The difference to the encoded values is left in `values`: encoded + left = given.
+    /// `into` has [`Codec::encoded_bytes`] bytes. `seed` comes from [`seed`].
     #[inline(always)]
     pub fn encode(&self, seed: u64, values: &mut [f32], into: &mut [u8]) {
         debug_assert_eq!(into.len(), self.encoded_bytes(values.len()), "bytes of an encoded chunk");
@@ -108,7 +108,8 @@ impl Codec {
         }
     }
 
-    /// Are these the bytes of an encoded chunk of so many elements? Such bytes decode to finite numbers.
+    /// Checks that these are the bytes of an encoded chunk with this number of elements. Such bytes decode to finite
+    /// numbers.
     #[inline(always)]
     pub fn check(&self, elements: usize, encoded: &[u8]) -> Result<(), Malformed> {
         let (have, want) = (encoded.len(), self.encoded_bytes(elements));
@@ -127,8 +128,8 @@ impl Codec {
         }
     }
 
-    /// Decodes a chunk into all of its elements. Bytes that [`Codec::check`] refuses give some numbers, and no panic: a
-    /// peer on shared memory can change them after they were checked.
+    /// Decodes a chunk into all of its elements. Bytes that [`Codec::check`] rejects decode to arbitrary numbers,
+    /// without a panic: a peer on shared memory can change them after the check.
     #[inline(always)]
     pub fn decode(&self, encoded: &[u8], into: &mut [f32]) {
         match self {
@@ -144,7 +145,7 @@ impl Codec {
     }
 }
 
-/// The words after a leading f32, and that number; words only where it is cut short.
+/// The words after a leading f32, and that number; only words if the number is truncated.
 #[inline(always)]
 fn after_scale(encoded: &[u8]) -> (f32, &[[u8; 4]]) {
     match encoded.as_chunks::<4>().0.split_first() {
@@ -153,12 +154,12 @@ fn after_scale(encoded: &[u8]) -> (f32, &[[u8; 4]]) {
     }
 }
 
-/// A scale or a step: finite, and not below 0.
+/// A scale or a step: finite and not negative.
 fn check_scale(scale: f32) -> Result<(), Malformed> {
     if scale.is_finite() && scale >= 0.0 { Ok(()) } else { Err(Malformed::Number { at: 0 }) }
 }
 
-/// Behind the last of `elements` codes of `bits` bits everything is 0.
+/// Checks that all bits after the last of `elements` codes of `bits` bits are 0.
 fn check_tail(elements: usize, bits: usize, words: &[[u8; 4]]) -> Result<(), Malformed> {
     let used = elements * bits % 32;
     let tail = words.last().map_or(0, |word| u32::from_le_bytes(*word) >> used);

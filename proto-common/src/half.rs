@@ -1,4 +1,4 @@
-//! Halves: f16 (IEEE 754 binary16) and bf16 by their bits, to and from f32. Conversions have no branches, so that loops
+//! f16 (IEEE 754 binary16) and bf16 as bits, converted to and from f32. Conversions have no branches, so that loops
 //! over them are vectorised, and give the same bits with every vector unit.
 
 /// The largest finite f16.

@@ -1,5 +1,5 @@
-//! Server-side update rules: typed configuration, and what of it changes from round to round. The arithmetic on
-//! weights lives in the server.
+//! Server-side update rules: typed configuration, and its values in each round. The arithmetic on weights is in the
+//! server.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -10,7 +10,7 @@ mod tests;
 
 pub use schedule::{Decay, Schedule};
 
-/// Which update a server applies when a round is complete, with the constants that only it has. A rule's place in this
+/// The update that a server applies when a round is complete, with the rule's own constants. A rule's position in this
 /// list is its wire id and never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -21,9 +21,9 @@ pub enum Rule {
     Assign,
     /// Stochastic gradient descent.
     Sgd {
-        /// Share of the last step that is kept, 0 to below 1.
+        /// Share of the last step that is kept, from 0 to below 1.
         momentum: f32,
-        /// Look ahead by the momentum (Nesterov, in the form of Sutskever et al. 2013). Without momentum it is plain.
+        /// Nesterov momentum, in the form of Sutskever et al. 2013. Without momentum it has no effect.
         nesterov: bool,
     },
     /// AdaGrad (Duchi et al. 2011).
@@ -42,22 +42,22 @@ pub enum Rule {
     Adam(Moments),
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
     AdamW(Moments),
-    /// LAMB (You et al. 2020, algorithm 2, with the norms as they are). They are the whole tensor's, so its chunks stay on
-    /// one lane of one server and finish a round together.
+    /// LAMB (You et al. 2020, algorithm 2, without bounds on the norms). Norms are over the whole tensor, so its
+    /// chunks are on one lane of one server and complete a round together.
     Lamb(Moments),
     /// FTRL-proximal (McMahan et al. 2013).
     Ftrl {
-        /// Added to the root of the squares' sum.
+        /// Added to the root of the sum of squares.
         beta: f32,
-        /// Weight of the absolute values.
+        /// L1 weight.
         l1: f32,
-        /// Weight of the squares.
+        /// L2 weight.
         l2: f32,
     },
-    /// Weights change places with one of the arrays that the rule before keeps, and contributions count for nothing: what a
-    /// rule keeps can so be pulled. Done twice, with that rule given back, it leaves all as it was.
+    /// Swaps weights with one array of the preceding rule's state, and ignores contributions. In this way optimizer
+    /// state can be pulled. Applied twice, and with the old rule restored, it changes nothing.
     Exchange {
-        /// Which array, from 0; with one that is not there weights stay.
+        /// The array, from 0. If it does not exist, weights are unchanged.
         array: u8,
     },
 }
@@ -80,38 +80,39 @@ impl Default for Moments {
     }
 }
 
-/// Which of the forms that frameworks give a rule is meant. They differ by rounding where nothing else is said.
+/// The form of a rule, because frameworks differ. Unless noted, the forms differ in rounding only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
     /// As published.
     #[default]
     Published,
-    /// As MXNet's optimizers have it, for the same training as with them: momentum holds steps, with the rate they had;
-    /// epsilon of `ada_grad` and `rms_prop` is under the root, and `ada_grad`'s weight decay beside the gradient, as in its
-    /// version 1; epsilon of `adam` and `adam_w` is added before the bias is corrected, which `adam_w`'s decay is, too.
+    /// As MXNet's optimizers, to train identically: momentum stores steps, with the rate they had; epsilon of
+    /// `ada_grad` and `rms_prop` is under the root; `ada_grad`'s weight decay is separate from the gradient, as in
+    /// MXNet's version 1; epsilon of `adam` and `adam_w` is added before the bias correction, which includes
+    /// `adam_w`'s decay.
     Mxnet,
 }
 
-/// An update rule with its constants. It is computed in the order that the docs of the server's kernel give, never
+/// An update rule with its constants. It is computed in the order that the docs of the server's kernel give, and never
 /// fused, so that every machine computes the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Optimizer {
     /// The rule.
     pub rule: Rule,
-    /// Step size; used by every rule but `sum` and `assign`.
+    /// Step size; used by every rule except `sum` and `assign`.
     pub learning_rate: f32,
     /// How the step size changes with the rounds.
     pub schedule: Schedule,
-    /// Share of the weight added to its gradient; of `adam_w` and `lamb`, to its step.
+    /// Share of the weight that is added to its gradient; for `adam_w` and `lamb`, to its step.
     pub weight_decay: f32,
-    /// Divide the sum by the number of contributors before the rule is applied.
+    /// Whether to divide the sum by the number of contributors before the rule is applied.
     pub average: bool,
-    /// What the sum is multiplied by, too: not 0. Trainers whose gradients are a batch's sum give 1 / batch.
+    /// Factor of the sum; not 0. Trainers whose gradients are sums over a batch set 1 / batch.
     #[serde(default = "one")]
     pub rescale: f32,
-    /// Which form of the rule.
+    /// The form of the rule.
     #[serde(default)]
     pub form: Form,
 }
@@ -123,7 +124,7 @@ const fn one() -> f32 {
 /// Why an update rule cannot be used.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum OptimizerError {
-    /// A rule that has a step size of its own for each weight, and would divide by one that ends at 0.
+    /// A rule with a separate step size for each weight, which would divide by a rate that decays to 0.
     #[error(
         "optimizer {0} takes no learning-rate schedule, because it adapts its step per weight: use a constant rate"
     )]
@@ -131,11 +132,11 @@ pub enum OptimizerError {
     /// A constant is out of range.
     #[error("optimizer parameter {name} = {value} is out of range: it must be finite and {range}")]
     OutOfRange {
-        /// Which constant.
+        /// The constant.
         name: &'static str,
-        /// What was given.
+        /// The given value.
         value: f32,
-        /// What is allowed.
+        /// The allowed values.
         range: &'static str,
     },
 }
@@ -171,25 +172,25 @@ impl Optimizer {
         Self::new(rule, learning_rate, true)
     }
 
-    /// Does it only add? Then integers can be served, too.
+    /// Whether it only adds. Such rules also support integers.
     #[must_use]
     pub const fn is_exact(&self) -> bool {
         matches!(self.rule, Rule::Sum | Rule::Assign) && !self.average && self.rescale == 1.0
     }
 
-    /// Does it only look at what the rule before it keeps?
+    /// Whether it only reads the state of the rule before it.
     #[must_use]
     pub const fn is_exchange(&self) -> bool {
         matches!(self.rule, Rule::Exchange { .. })
     }
 
-    /// Does a step depend on all of the tensor's weights?
+    /// Whether a step depends on all of the tensor's weights.
     #[must_use]
     pub const fn needs_norms(&self) -> bool {
         matches!(self.rule, Rule::Lamb(_))
     }
 
-    /// How many arrays of the tensor's length the rule keeps beside the weights.
+    /// The number of arrays of the tensor's length in its state.
     #[must_use]
     pub fn state_arrays(&self) -> usize {
         match self.rule {
@@ -200,7 +201,7 @@ impl Optimizer {
         }
     }
 
-    /// Can a rule go on with the arrays that another one kept?
+    /// Whether a rule can continue with the state of another one.
     #[must_use]
     pub fn continues(&self, before: &Self) -> bool {
         let kind = |optimizer: &Self| match optimizer.rule {
@@ -215,14 +216,14 @@ impl Optimizer {
         kind(self) == kind(before) && same_momentum
     }
 
-    /// What holds for one round, counted from 1, with so many contributors.
+    /// The values for one round, counted from 1, with this number of contributors.
     #[must_use]
     pub fn step(&self, round: u64, contributors: u32) -> Step {
         self.step_since(0, round, contributors)
     }
 
-    /// As [`Optimizer::step`], with what the rule keeps begun anew after round `begun`: biases are of the rounds since
-    /// then, schedules of all.
+    /// As [`Optimizer::step`], with state that began after round `begun`: bias corrections count the rounds since
+    /// then, schedules count all.
     #[must_use]
     pub fn step_since(&self, begun: u64, round: u64, contributors: u32) -> Step {
         let bias = |beta: f32| 1.0 - schedule::power(f64::from(beta), round.saturating_sub(begun));
@@ -243,7 +244,7 @@ impl Optimizer {
         }
     }
 
-    /// Refuses constants out of range.
+    /// Rejects constants that are out of range.
     pub fn validate(&self) -> Result<(), OptimizerError> {
         within("learning_rate", self.learning_rate, Range::NotNegative)?;
         within("weight_decay", self.weight_decay, Range::NotNegative)?;
@@ -275,7 +276,7 @@ impl Optimizer {
     }
 }
 
-/// An update rule in one round; numbers are rounded to the type that the tensor's sums have.
+/// An update rule in one round. Values are rounded to the type of the tensor's sums.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// The rule.
@@ -284,25 +285,25 @@ pub struct Step {
     pub rate: f64,
     /// Weight decay.
     pub decay: f64,
-    /// What the contributions' sum is multiplied by.
+    /// Factor of the contributions' sum.
     pub scale: f64,
     /// The rule's form.
     pub form: Form,
-    /// 1 - beta1^round, of rules that have it.
+    /// 1 - beta1^round, for rules that have it.
     pub bias1: f64,
-    /// 1 - beta2^round, of rules that have it.
+    /// 1 - beta2^round, for rules that have it.
     pub bias2: f64,
 }
 
 impl Step {
-    /// The rate with the biases of Adam's moments taken out of it, as MXNet has it.
+    /// The rate with the bias correction of Adam's moments included, as in MXNet.
     #[must_use]
     pub fn corrected_rate(&self) -> f64 {
         self.rate * self.bias2.sqrt() / self.bias1
     }
 
-    /// The second half of a rule that needs norms: a plain step along what the first half made of the contributions,
-    /// with its rate times `trust`.
+    /// The second half of a rule with norms: a plain step in the direction that the first half computed, with its rate
+    /// times `trust`.
     #[must_use]
     pub fn along(&self, trust: f64) -> Self {
         let rule = Rule::Sgd { momentum: 0.0, nesterov: false };

@@ -6,34 +6,34 @@ use crate::limits::{BLOCK_BYTES, OPEN_SPAN_MAX};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What an operation does. The number is the wire id and never changes.
+/// The operation of a block. The number is the wire id and never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum OpKind {
     /// Contribute to a round; acknowledged when the round is published. Outside mode sync a contribution is applied by
     /// itself, and then acknowledged.
     Push = 1,
-    /// Land the published weights of version `round` or later; where it is [`Block::exact`], of that version.
+    /// Return the published weights of version `round` or later; with [`Block::exact`], of exactly that version.
     Pull = 2,
-    /// Both: contribute, then land the version that the round made.
+    /// Both: contribute, then return the version that the round produced.
     PushPull = 3,
-    /// Set the initial value (worker rank 0 only) or wait until it is set (the others, without payload).
+    /// Set the initial value (worker rank 0), or wait until it is set (other workers, without payload).
     Init = 4,
-    /// No more than what [`Block::reading`] says; answered at once, with the version in force: outside mode sync with how many of
-    /// its worker's contributions are. With operation 0 it is none, and goes to a server that had the chunk before: what that
-    /// one showed to operations before `reading.from` is not read any more.
+    /// Only the content of [`Block::reading`]. Answered at once with the current version; outside mode sync with the
+    /// number of applied contributions of its worker. With operation 0 it is no operation, and goes to a server that
+    /// had the chunk before: views that this server gave to operations before `reading.from` are not read any more.
     Release = 5,
-    /// A request to a handler of the server's program: see [`crate::call`]. `id` names handler and server, the payload is
-    /// the request's frame, `round` the bytes of its body, `landing` room for the reply's (its region is also where pieces
-    /// of the body lie). Answers of calls before `first_open` are kept no longer. The result's payload is two bytes with the
-    /// length of the reply's head, the head and, where there is no landing, the body of `round` bytes.
+    /// A request to a handler of the server's program: see [`crate::call`]. `id` names handler and server, the payload
+    /// is the request's frame, `round` the bytes of its body, `landing` the room for the reply (its region also
+    /// contains the pieces of the body). Answers of calls before `first_open` are dropped. The result's payload has
+    /// two bytes with the length of the reply's head, the head and, without a landing, the body of `round` bytes.
     Call = 6,
-    /// Record of a stream: has the copy version `round`? `operation`: the decision that there is to be one, as a number.
-    /// `token`: see [`crate::batch::RECORD_INITIALISED`]. No payload.
+    /// Record of a stream: does the replica have version `round`? `operation` is the decision that assigns the
+    /// replica, as a number. `token`: see [`crate::batch::RECORD_INITIALISED`]. No payload.
     CopyCheck = 16,
-    /// Record: the contributions of `round`, summed. In records `landing` says of which whole the payload is a part: `bytes`
-    /// and `offset`, and in `region` bytes of the round's weights. A second block has the set of contributors; `operation` is
-    /// the count of the one worker that contributed, outside mode sync.
+    /// Record: the sum of the contributions to `round`. In records `landing` describes the whole of which the payload
+    /// is a part: `bytes` and `offset`, and in `region` the bytes of the round's weights. A second block has the set
+    /// of contributors. Outside mode sync `operation` is the count of the one worker that contributed.
     CopyUpdate = 17,
     /// Record: part of the chunk's image, of version `round`.
     CopyState = 18,
@@ -60,19 +60,19 @@ impl OpKind {
         })
     }
 
-    /// Is it a record of a stream between servers? Workers send none.
+    /// Whether it is a record of a stream between servers. Workers send none.
     #[must_use]
     pub const fn is_record(self) -> bool {
         matches!(self, Self::CopyCheck | Self::CopyUpdate | Self::CopyState | Self::CopyRules)
     }
 
-    /// Does it count as a round's contribution?
+    /// Whether it counts as a contribution to a round.
     #[must_use]
     pub const fn contributes(self) -> bool {
         matches!(self, Self::Push | Self::PushPull)
     }
 
-    /// Does it end with weights: in the worker's key buffer, or with a view of them?
+    /// Whether it ends with weights: in the worker's memory, or as a view.
     #[must_use]
     pub const fn lands(self) -> bool {
         matches!(self, Self::Pull | Self::PushPull)
@@ -81,71 +81,72 @@ impl OpKind {
 
 /// Record's token: the chunk has its initial value.
 pub const RECORD_INITIALISED: u64 = 1;
-/// Record's token: a sum of this round left its integers.
+/// Record's token: a sum of this round did not fit its integers.
 pub const RECORD_LEFT: u64 = 2;
 
-/// How an operation ended. The number is the wire id and never changes.
+/// The result of an operation. The number is the wire id and never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
     /// In a request: no status yet.
     None = 0,
-    /// Done; weights, if any were to land, have landed.
+    /// Done. If weights were requested, they have arrived.
     Done = 1,
-    /// Not now (spill budget, order): send it again. The payload lists the ranks (u32) whose contributions have to
-    /// come first, where that is known.
+    /// Not now (spill area, order): send it again. The payload lists the ranks (u32) whose contributions must come
+    /// first, if known.
     Retry = 2,
-    /// Not here: the shard map has changed.
+    /// Wrong server: the shard map has changed.
     Reroute = 3,
     /// The round did not complete in time; the payload lists the ranks (u32) that did not contribute.
     DeadlineWaiting = 4,
     /// The key or chunk is not declared at this server.
     UnknownChunk = 5,
-    /// Dtype, length or landing does not fit the declared chunk.
+    /// Dtype, length or landing does not match the declared chunk.
     WrongShape = 6,
-    /// The operation breaks the protocol (number reused, init from a rank other than 0, another codec than declared).
+    /// The operation violates the protocol (number reused, init from a rank other than 0, another codec than
+    /// declared).
     Refused = 7,
-    /// To a contribution to a round whose sum, or new value, its integers cannot hold. The round has ended, and the
-    /// chunk's weights are those of the round before.
+    /// Answer to a contribution: a sum or new value of its round does not fit its integers. The round has ended, and
+    /// the chunk's weights are those of the round before.
     BadValue = 8,
-    /// The round is complete, but its weights found no place in time: the payload lists the ranks (u32) that
-    /// still read older ones.
+    /// The round is complete, but both buffers of weights were read until the deadline. The payload lists the ranks
+    /// (u32) that still read older weights.
     DeadlineReading = 9,
-    /// The batch's payload is not what its checksum says: it changed on the way. Nothing of it was taken; send it
-    /// again, but not for ever. In a request: the operation is given up for that, carries nothing, and is refused; its
-    /// number is used up.
+    /// The batch's payload does not match its checksum: it changed on the way. Nothing of it was used; send it again,
+    /// a bounded number of times. In a request: the worker has given up the operation because of this; it carries
+    /// nothing and is refused, and its number is used up.
     Corrupt = 10,
-    /// To an announcement: `landing` is the buffer to write the payload into, for one landing or, where that was asked
-    /// for, until the channel ends. Without a landing, also to a reference: none is to be had, send it in a slot.
+    /// Answer to an announcement: `landing` is the buffer for the payload, for one write or, if requested, until the
+    /// channel closes. Without a landing, also as an answer to a reference: no buffer is available, send the payload
+    /// in a slot.
     Granted = 11,
-    /// The payload is not what the tensor's codec makes: nothing of it was taken, and the operation's number is used up.
+    /// The payload is invalid for the tensor's codec. Nothing of it was used, and the operation's number is used up.
     Malformed = 12,
-    /// The worker has made more contributions to a bounded tensor than the slowest one may be behind: the payload lists
-    /// the ranks (u32) that did not catch up in time.
+    /// The worker is too many contributions ahead of the slowest one for a bounded tensor. The payload lists the ranks
+    /// (u32) that did not catch up in time.
     DeadlineBehind = 13,
-    /// As [`Status::Done`], to a contribution to a round that had ended without it, as rounds of tensors with backup
-    /// workers do: it was dropped.
+    /// As [`Status::Done`], for a contribution whose round had ended without it, as with backup workers: it was
+    /// dropped.
     Late = 14,
-    /// To a call whose deadline is over: the server's program has no handler for it.
+    /// Answer to a call at its deadline: the server's program has no handler for it.
     NoHandler = 15,
-    /// To a call: its handler let it go without an answer, or the answer came before a channel broke and is not kept any
-    /// more.
+    /// Answer to a call: its handler dropped it without an answer, or it was answered before a channel broke and the
+    /// answer is no longer stored.
     NoReply = 16,
-    /// To a call: the reply has `round` bytes, for which the request had no room; ask again, with room.
+    /// Answer to a call: the reply has `round` bytes, and the request had no room for it. Ask again, with room.
     ReplyRoom = 17,
-    /// To a call: beside what the server keeps of others (`memory.call_bytes`) it has no room for this one now; send it
-    /// again.
+    /// Answer to a call: with the calls of other workers the server has no room for this one now
+    /// (`memory.call_bytes`). Send it again.
     CallRoom = 18,
-    /// To a call: the server has no memory for its body or its reply, or cannot register it. The call is over.
+    /// Answer to a call: the server has no memory for its body or reply, or cannot register it. The call has failed.
     NoMemory = 19,
-    /// To a pull that asks for one version exactly: it is not there, because newer ones have taken its place. `round` is the one
-    /// in force.
+    /// Answer to a pull of one exact version: newer versions have replaced it. `round` is the current one.
     VersionGone = 20,
-    /// The round is complete, or what there was before this server had the chunk is to be told, but a copy was not confirmed in
-    /// time: the payload lists the ranks (u32) of the servers with it.
+    /// The round is complete, or this server has taken over the chunk, but a replica did not confirm in time. The
+    /// payload lists the ranks (u32) of the servers with these replicas.
     DeadlineCopies = 21,
-    /// Of a tensor with norms: this server took over while its copy was being made, and has its chunks at different rounds.
-    /// Nothing ends them any more. `round` is this one's.
+    /// For a tensor with norms: this server took over while its replica was being made, and its chunks have different
+    /// rounds. No operation on the tensor can complete any more. `round` is this chunk's.
     Torn = 22,
     /// The round is complete, but the version before it was not copied for a checkpoint in time.
     DeadlineSaving = 23,
@@ -185,27 +186,27 @@ impl Status {
     }
 }
 
-/// Where a block's bytes are.
+/// The place of a block's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockData {
     /// In this batch, `offset` bytes into the payload.
     Inline {
-        /// Bytes from the payload's start.
+        /// Bytes from the payload's beginning.
         offset: u64,
     },
-    /// In the sender's own region, by a grant to read.
+    /// In the sender's region, with a grant to read it.
     ByReference {
         /// The region's remote key.
         region: u64,
-        /// Bytes from the region's start.
+        /// Bytes from the region's beginning.
         offset: u64,
     },
-    /// Not sent yet: the sender asks for a buffer to write it into.
+    /// Not sent yet: the sender requests a buffer to write it into.
     Announced {
-        /// For all contributions to the chunk while the channel lives, not for one only.
+        /// For all contributions to the chunk while the channel is open, and not for one only.
         keep: bool,
     },
-    /// In the buffer that the receiver granted for this chunk, written there before this batch.
+    /// In the buffer that the receiver has granted for this chunk; written before this batch.
     Placed,
 }
 
@@ -220,37 +221,36 @@ impl BlockData {
     }
 }
 
-/// A grant to write `bytes`: in requests of weights at their final address, for one landing; in results see
+/// A grant to write `bytes`. In requests: for weights, at their final address, for one write. In results: see
 /// [`Status::Granted`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Landing {
-    /// Remote key of the granter's region.
+    /// Remote key of the grantor's region.
     pub region: u64,
-    /// Bytes from the region's start.
+    /// Bytes from the region's beginning.
     pub offset: u64,
     /// Bytes that may be written.
     pub bytes: u64,
 }
 
-/// Which views of a tensor a worker still reads: those that operations from this number on are given, and of earlier ones
-/// what is kept.
+/// Which views of a tensor a worker still reads: all views of operations from this number on, and some earlier ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
     /// The first operation whose view may be read without being kept.
     pub from: Operation,
-    /// Of views that operations before were given.
+    /// The views of earlier operations that are still read.
     pub kept: Kept,
 }
 
 /// Which version of earlier views is still read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kept {
-    /// None is.
+    /// None.
     #[default]
     None,
-    /// This one only.
+    /// Only this one.
     Version(Version),
-    /// Any may be.
+    /// Possibly any.
     All,
 }
 
@@ -278,41 +278,42 @@ impl Kept {
 /// One operation on one chunk, or its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Which chunk.
+    /// The chunk.
     pub id: ChunkId,
-    /// What is done to it.
+    /// The operation.
     pub op: OpKind,
-    /// Type of the payload's elements.
+    /// The type of the payload's elements.
     pub dtype: Dtype,
-    /// How the payload is encoded: [`crate::codec::Codec::wire_id`], 0 where there is none.
+    /// The encoding of the payload: [`crate::codec::Codec::wire_id`], 0 without one.
     pub codec: u8,
-    /// How it ended; in requests [`Status::None`], or [`Status::Corrupt`].
+    /// The result; in requests [`Status::None`], or [`Status::Corrupt`].
     pub status: Status,
     /// The worker's operation number on the key.
     pub operation: Operation,
-    /// Request: all of the worker's operations on the chunk before this one have been answered. A server that never heard of them
-    /// knows what comes next. At most [`OPEN_SPAN_MAX`] before `operation`, and never behind it. Results echo it.
+    /// Request: all earlier operations of the worker on the chunk have been answered. A server that has not seen them
+    /// knows from this which operation is next. At most [`OPEN_SPAN_MAX`] before `operation`, and never after it.
+    /// Results repeat it.
     pub first_open: Operation,
-    /// Request: the round contributed to, or the least version wanted; outside mode sync the worker's contributions so
-    /// far, counting this one. Result: the version published, and that landed.
+    /// Request: the round of the contribution, or the oldest acceptable version; outside mode sync the number of the
+    /// worker's contributions so far, including this one. Result: the published version, which was also returned.
     pub round: u64,
     /// Payload bytes.
     pub bytes: u64,
-    /// Where the payload is.
+    /// The place of the payload.
     pub data: BlockData,
-    /// Request: where weights are to land. Result: where the payload is to be written; of a dynamic tensor's pull, how
-    /// many bytes landed; of a view, where the weights lie in the server's region.
+    /// Request: the address for weights. Result: the address for the payload; for a pull of a dynamic tensor, how many
+    /// bytes arrived; for a view, where the weights are in the server's region.
     pub landing: Option<Landing>,
-    /// Request: weights are not to land, but to be read where they lie. Result: `landing` says where that is; they stay
-    /// as they are until a request says that they are not read any more.
+    /// Request: return a view instead of a copy of the weights. Result: `landing` says where the weights are. They do
+    /// not change until a request says that they are not read any more.
     pub view: bool,
-    /// Request, of pulls: weights of version `round` are wanted, and not of a later one.
+    /// Request, for pulls: only version `round`, and no later one.
     pub exact: bool,
-    /// Request: what the worker still reads of what it was shown of this tensor.
+    /// Request: which views of this tensor the worker still reads.
     pub reading: Reading,
     /// Request: the server answers within this time even if the round is not complete; 0 means at once.
     pub timeout_ms: u32,
-    /// Chosen by the requester, echoed in the result.
+    /// Chosen by the requester, repeated in the result.
     pub token: u64,
 }
 
@@ -339,7 +340,7 @@ pub(super) struct RawBlock {
     timeout_ms: U32,
     status: u8,
     reserved0: u8,
-    /// `first_open`, as how far before `operation` it is.
+    /// `first_open`, as the distance before `operation`.
     open_span: U16,
 }
 
@@ -391,15 +392,15 @@ impl Block {
         }
     }
 
-    /// What lies further back than can be said is never sent: workers wait with it.
+    /// Larger distances are never sent: workers wait.
     fn open_span(&self) -> u16 {
         let span = self.operation.0.saturating_sub(self.first_open.0);
         debug_assert!(span <= OPEN_SPAN_MAX, "operation {} is too far ahead", self.operation);
         u16::try_from(span).unwrap_or(u16::MAX)
     }
 
-    /// The typed form; `None` when an id or flag is unknown, an unused field is not zero, or operations from before the first
-    /// one are open.
+    /// The typed form; `None` if an id or flag is unknown, if an unused field is not zero, or if operations from
+    /// before the first one are open.
     pub(super) fn from_raw(raw: &RawBlock) -> Option<Self> {
         if raw.reserved0 != 0 {
             return None;
@@ -442,7 +443,7 @@ impl Block {
     }
 }
 
-/// Where the bytes are: one way at a time, and no field that this way has no use for.
+/// The place of the bytes. Exactly one kind is used, and fields of the other kinds must be zero.
 fn data_from_raw(raw: &RawBlock) -> Option<BlockData> {
     const KEPT: u8 = FLAG_ANNOUNCED | FLAG_KEEP;
     let place = (raw.source_region.get(), raw.offset.get());

@@ -1,5 +1,5 @@
-//! Reading a batch's prefix. The caller copies it out of the slot first, because a peer on shared memory
-//! can change a slot at any time; nothing here is read twice from memory a peer can reach.
+//! Decodes a batch's prefix. The caller copies it out of the slot first, because a peer on shared memory can change a
+//! slot at any time. Nothing here is read twice from memory that a peer can write.
 
 use super::block::{Block, BlockData, RawBlock};
 use super::encode::prefix_bytes_padded;
@@ -10,15 +10,15 @@ use thiserror::Error;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
-/// Why a batch was refused. The sender is to blame, always: it is counted and its channel closed.
+/// Why a batch was refused. The sender is always to blame: the fault is counted and its channel closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BatchError {
-    /// Fewer bytes than the header, or than header and table say.
+    /// Fewer bytes than the header, or than header and table announce.
     #[error("batch is truncated: {have} bytes, {need} needed")]
     Truncated {
-        /// Bytes there.
+        /// Available bytes.
         have: usize,
-        /// Bytes needed.
+        /// Required bytes.
         need: usize,
     },
     /// Not a batch.
@@ -30,9 +30,9 @@ pub enum BatchError {
     /// Header or table changed on the way.
     #[error("batch checksum mismatch: computed {computed:08x}, header has {stated:08x}")]
     Checksum {
-        /// What the bytes sum to.
+        /// The computed checksum.
         computed: u32,
-        /// What the header says.
+        /// The checksum in the header.
         stated: u32,
     },
     /// More blocks or grants than allowed.
@@ -40,20 +40,20 @@ pub enum BatchError {
         "batch has {blocks} blocks and {grants} grants, the limits are {BLOCKS_PER_BATCH_MAX} and {GRANTS_PER_BATCH_MAX}"
     )]
     TooMany {
-        /// Blocks stated.
+        /// Announced blocks.
         blocks: usize,
-        /// Grants stated.
+        /// Announced grants.
         grants: usize,
     },
     /// Unknown kind or flag, or a reserved field that is not zero.
     #[error("batch header has an unknown kind or flag")]
     BadHeader,
-    /// The payload does not lie within the slot.
+    /// The payload is not within the slot.
     #[error("payload of {bytes} bytes at {offset} does not fit the {total} bytes of the slot")]
     PayloadOutOfBounds {
-        /// Payload offset stated.
+        /// Announced payload offset.
         offset: u64,
-        /// Payload bytes stated.
+        /// Announced payload bytes.
         bytes: u64,
         /// Bytes of the slot.
         total: u64,
@@ -61,24 +61,24 @@ pub enum BatchError {
     /// A table entry with an unknown id, flag or status.
     #[error("block {index} has an unknown operation, dtype, status or flag")]
     BadBlock {
-        /// Its place in the table.
+        /// Its position in the table.
         index: usize,
     },
-    /// An inline block that reaches past the payload.
+    /// An inline block that exceeds the payload.
     #[error("block {index} extends beyond the payload")]
     BlockOutOfBounds {
-        /// Its place in the table.
+        /// Its position in the table.
         index: usize,
     },
-    /// A grant that is no slot.
+    /// A grant whose index is no slot.
     #[error("grant {index} has an invalid slot")]
     BadGrant {
-        /// Its place.
+        /// Its position.
         index: usize,
     },
 }
 
-/// Bytes of prefix that a header announces: what to copy out before [`BatchReader::read`]. Needs the first
+/// Bytes of the prefix that a header announces: how much to copy out before [`BatchReader::read`]. Needs the first
 /// [`HEADER_BYTES`] bytes.
 pub fn prefix_bytes(header: &[u8]) -> Result<usize, BatchError> {
     let (_, blocks, grants) = raw_header(header)?;
@@ -101,7 +101,7 @@ fn raw_header(bytes: &[u8]) -> Result<(RawHeader, usize, usize), BatchError> {
     Ok((raw, blocks, grants))
 }
 
-/// Decoded batches; its vectors are reused, so that reading allocates nothing after the first batches.
+/// Decoded batches. Its vectors are reused, so that reading allocates nothing after the first batches.
 #[derive(Debug, Default)]
 pub struct BatchReader {
     /// The blocks of the last batch read.
@@ -111,7 +111,7 @@ pub struct BatchReader {
 }
 
 impl BatchReader {
-    /// Reads the prefix of a batch that lies in `total_bytes` of slot. On error the vectors are empty.
+    /// Decodes the prefix of a batch in a slot with `total_bytes`. On error the vectors are empty.
     pub fn read(&mut self, prefix: &[u8], total_bytes: u64) -> Result<BatchHeader, BatchError> {
         self.blocks.clear();
         self.grants.clear();
@@ -152,7 +152,7 @@ impl BatchReader {
     }
 }
 
-/// The checksum field counts as zero in its own sum.
+/// The checksum is computed with zero in its own field.
 fn check_sum(prefix: &[u8], stated: u32) -> Result<(), BatchError> {
     const AT: usize = 8;
     let computed = crc32c::crc32c(&prefix[..AT]);

@@ -1,5 +1,5 @@
-//! Writing the prefix of a batch (header, table, grants) into a caller's buffer. The payload is gathered
-//! by the transport from where it lies; this writer only says where it goes.
+//! Writes the prefix of a batch (header, table, grants) into a caller's buffer. The transport gathers the payload from
+//! its own memory; this writer only assigns its offsets.
 
 use super::block::{Block, BlockData};
 use super::header::BatchHeader;
@@ -11,18 +11,19 @@ use crate::limits::{
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
-/// A batch that cannot be written. Always the caller's mistake.
+/// A batch that cannot be written. Always a mistake of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum EncodeError {
-    /// The buffer cannot hold the largest prefix.
+    /// The buffer is too small for the largest prefix.
     #[error("the prefix buffer is too small: it has {have} bytes, {TABLE_BYTES_MAX} are needed")]
     BufferTooSmall {
-        /// Bytes given.
+        /// Bytes of the buffer.
         have: usize,
     },
 }
 
-/// How much of a slot is left: the one place that knows what fits. Engines plan with it, the writer obeys it.
+/// The free room in a slot. This is the only place that knows what fits: engines plan with it, and the writer follows
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchRoom {
     slot_bytes: u64,
@@ -37,7 +38,7 @@ impl BatchRoom {
         Self { slot_bytes, blocks: 0, payload_bytes: 0 }
     }
 
-    /// Would a block with this much inline payload fit?
+    /// Whether a block with this much inline payload fits.
     #[must_use]
     pub fn fits(&self, inline_bytes: u64) -> bool {
         let prefix = prefix_bytes_padded(self.blocks + 1, GRANTS_PER_BATCH_MAX) as u64;
@@ -46,7 +47,7 @@ impl BatchRoom {
         self.blocks < BLOCKS_PER_BATCH_MAX && end.is_some_and(|end| end <= self.slot_bytes)
     }
 
-    /// Takes the room for a block; false, unchanged, when it does not fit.
+    /// Takes the room for a block. If it does not fit, returns false and changes nothing.
     #[must_use]
     pub fn take(&mut self, inline_bytes: u64) -> bool {
         let fits = self.fits(inline_bytes);
@@ -64,8 +65,8 @@ impl BatchRoom {
     }
 }
 
-/// Fills one batch's prefix. `push` and `grant` say whether there was room, so that a caller packs until
-/// one does not fit and sends the rest in the next batch.
+/// Fills one batch's prefix. `push` and `grant` return whether there was room, so a caller packs until something does
+/// not fit and sends the rest in the next batch.
 pub struct BatchWriter<'a> {
     prefix: &'a mut [u8],
     room: BatchRoom,
@@ -74,8 +75,8 @@ pub struct BatchWriter<'a> {
 }
 
 impl<'a> BatchWriter<'a> {
-    /// Starts a batch for a slot of `slot_bytes`, its prefix built in `prefix`
-    /// (at least [`TABLE_BYTES_MAX`] bytes).
+    /// Begins a batch for a slot of `slot_bytes`. The prefix is written into `prefix` (at least [`TABLE_BYTES_MAX`]
+    /// bytes).
     pub fn new(prefix: &'a mut [u8], slot_bytes: u64) -> Result<Self, EncodeError> {
         if prefix.len() < TABLE_BYTES_MAX {
             return Err(EncodeError::BufferTooSmall { have: prefix.len() });
@@ -84,7 +85,8 @@ impl<'a> BatchWriter<'a> {
         Ok(Self { prefix, room, grants: 0, pending_grants })
     }
 
-    /// Adds a block; an inline one's payload offset is assigned here. Returns false, unchanged, when full.
+    /// Adds a block, and assigns the payload offset of an inline block. If there is no room, returns false and changes
+    /// nothing.
     #[must_use]
     pub fn push(&mut self, mut block: Block) -> bool {
         let (index, payload_bytes) = (self.room.blocks, self.room.payload_bytes);
@@ -100,7 +102,7 @@ impl<'a> BatchWriter<'a> {
         true
     }
 
-    /// Adds a slot grant. Returns false, unchanged, when full.
+    /// Adds a slot grant. If there is no room, returns false and changes nothing.
     #[must_use]
     pub fn grant(&mut self, grant: SlotGrant) -> bool {
         if self.grants == GRANTS_PER_BATCH_MAX {
@@ -111,8 +113,8 @@ impl<'a> BatchWriter<'a> {
         true
     }
 
-    /// Writes grants, header and checksum. Returns the prefix's bytes, which is also where the payload
-    /// starts; counts, payload offset and bytes of `header` are filled in here.
+    /// Writes grants, header and checksum. Returns the prefix's bytes, which is also where the payload begins. Counts,
+    /// payload offset and bytes in `header` are filled in here.
     pub fn finish(self, mut header: BatchHeader) -> usize {
         let grants_at = HEADER_BYTES + self.room.blocks * BLOCK_BYTES;
         for (i, grant) in self.pending_grants[..self.grants].iter().enumerate() {
@@ -132,7 +134,7 @@ impl<'a> BatchWriter<'a> {
     }
 }
 
-/// Bytes of header, table and grants, rounded up to where the payload starts.
+/// Bytes of header, table and grants, rounded up to the beginning of the payload.
 #[must_use]
 pub fn prefix_bytes_padded(blocks: usize, grants: usize) -> usize {
     (HEADER_BYTES + blocks * BLOCK_BYTES + grants * 4).next_multiple_of(PAYLOAD_ALIGN_BYTES)

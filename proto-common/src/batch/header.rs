@@ -9,7 +9,7 @@ pub(super) const MAGIC: [u8; 4] = *b"GWB1";
 /// Version of header, table and notices. Changes with any of their bytes.
 pub(super) const BATCH_VERSION: u16 = 4;
 
-/// Who speaks to whom.
+/// The direction of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BatchKind {
@@ -17,28 +17,28 @@ pub enum BatchKind {
     Request = 1,
     /// A server's results, to a worker.
     Result = 2,
-    /// A record of a stream, to a server that has copies: one block.
+    /// A record of a stream, to a server with replicas: one block.
     Record = 3,
 }
 
-/// What every batch says before its blocks.
+/// The header of every batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchHeader {
-    /// Request or result.
+    /// Request, result or record.
     pub kind: BatchKind,
-    /// The one lane that all blocks belong to.
+    /// The lane of all blocks.
     pub lane: Lane,
-    /// Credits the sender could use beyond those it holds.
+    /// Credits that the sender could use in addition to those it holds.
     pub wanted: u16,
     /// The sender's rank in its role.
     pub sender: Rank,
     /// The job.
     pub job: JobId,
-    /// The sender's view of the membership.
+    /// The sender's epoch of the membership.
     pub epoch: Epoch,
-    /// The sender's life.
+    /// The sender's incarnation.
     pub sender_incarnation: Incarnation,
-    /// The receiver's life as the sender knows it.
+    /// The receiver's incarnation as the sender knows it.
     pub receiver_incarnation: Incarnation,
     /// Counts batches on the channel, from 1.
     pub sequence: u64,
@@ -46,7 +46,7 @@ pub struct BatchHeader {
     pub payload_offset: u64,
     /// Bytes of payload.
     pub payload_bytes: u64,
-    /// CRC32C of the payload, where the transport asks for one.
+    /// CRC32C of the payload, if the transport uses one.
     pub payload_checksum: Option<u32>,
 }
 
@@ -107,7 +107,7 @@ impl BatchHeader {
         }
     }
 
-    /// The typed form; `None` when kind or flags are unknown.
+    /// The typed form; `None` if kind or flags are unknown.
     pub(super) fn from_raw(raw: &RawHeader) -> Option<Self> {
         let kind = match raw.kind {
             1 => BatchKind::Request,

@@ -1,7 +1,7 @@
-//! The batch: one message, a header, a block table, slot grants and the payload of all blocks. It is the
-//! only thing written into a slot. Generalises Li et al., table 1 (block count, N sizes, meta, data).
+//! The batch: one message with a header, a block table, slot grants and the payload of all blocks. Nothing else is
+//! written into a slot. It generalises Li et al., table 1 (block count, N sizes, meta, data).
 //!
-//! Layout, little-endian, no padding beyond what is named:
+//! Layout, little-endian, without other padding:
 //!
 //! ```text
 //! 0                header, 96 bytes            (checksum covers header, table and grants)
@@ -10,8 +10,8 @@
 //! payload_offset   payload, 64-byte aligned    (inline blocks one after the other)
 //! ```
 //!
-//! Decoding copies nothing: it takes the private copy of the prefix that its caller made, and fills a
-//! reused vector. What it returns is valid or refused, never "check later".
+//! Decoding copies no payload. It takes the private copy of the prefix that its caller made, and fills a reused
+//! vector. A batch is valid or refused, as a whole.
 
 mod block;
 mod checksum;

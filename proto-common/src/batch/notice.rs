@@ -1,5 +1,5 @@
-//! The 32 bits of immediate data: a grant index (24 bits) and its generation (8 bits). The upper part of
-//! the index space names notices that carry no batch.
+//! The 32 bits of immediate data: a grant index (24 bits) and its generation (8 bits). The upper part of the index
+//! space is for notices without a batch.
 
 use crate::limits::{INBOX_SLOTS_MAX, REPLICA_SLOTS_MAX};
 
@@ -20,8 +20,8 @@ const _: () = assert!(
 );
 const _: () = assert!(JUDGED_END <= WANT && REPLICA_SLOTS_MAX <= 1 << 8);
 
-/// The right to write one batch into one slot: a credit. A slot's generation changes at each grant, so a
-/// late or repeated use is recognised.
+/// The right to write one batch into one slot: a credit. A slot's generation changes with each grant, so a late or
+/// repeated use is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotGrant {
     /// Slot number in the grantor's inbox of this lane, below [`INBOX_SLOTS_MAX`].
@@ -31,13 +31,13 @@ pub struct SlotGrant {
 }
 
 impl SlotGrant {
-    /// The 32 bits as they travel.
+    /// The 32 bits on the wire.
     #[must_use]
     pub const fn to_wire(self) -> u32 {
         (self.slot << 8) | self.generation as u32
     }
 
-    /// Reads the 32 bits; `None` when the index is no slot.
+    /// Decodes the 32 bits; `None` if the index is no slot.
     #[must_use]
     pub const fn from_wire(wire: u32) -> Option<Self> {
         let slot = wire >> 8;
@@ -45,17 +45,17 @@ impl SlotGrant {
     }
 }
 
-/// What a server with a copy says of a record.
+/// The answer of a server with a replica to a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Judgement {
-    /// It has, or will have, what the record says, whatever happens to the sender.
+    /// It has, or will have, the record's content, whatever happens to the sender.
     Confirmed = 0,
-    /// It has one version more than it was asked for.
+    /// It is one version newer than the record asks for.
     Ahead = 1,
     /// It needs the whole state.
     Wanting = 2,
-    /// Not now: ask again when it says [`Notice::Ready`].
+    /// Not now: ask again after [`Notice::Ready`].
     Later = 3,
 }
 
@@ -71,23 +71,23 @@ impl Judgement {
     }
 }
 
-/// What a write's immediate data says.
+/// The meaning of a write's immediate data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A batch lies in this slot of the receiver's inbox.
+    /// A batch is in this slot of the receiver's inbox.
     Batch(SlotGrant),
-    /// The receiver's batch in this slot of the sender's inbox was read; the same slot may be written again
-    /// with the next generation.
+    /// The receiver's batch in this slot of the sender's inbox was read. The same slot may be written again with the
+    /// next generation.
     Returned(SlotGrant),
-    /// The sender will not use this grant of the receiver's inbox; it is free again.
+    /// The sender will not use this grant of the receiver's inbox; the slot is free again.
     GivenBack(SlotGrant),
-    /// The sender holds no credit and could use this many (1 to 255). One is outstanding at most.
+    /// The sender holds no credit and could use this many (1 to 255). At most one such notice is outstanding.
     Want(u8),
-    /// What becomes of the record in this slot, which is below [`REPLICA_SLOTS_MAX`]. Between servers.
+    /// Between servers: the result for the record in this slot, which is below [`REPLICA_SLOTS_MAX`].
     Judged(SlotGrant, Judgement),
-    /// The receiver may ask again about chunks that it was told to ask about later. Between servers.
+    /// Between servers: the receiver may ask again about chunks that were not ready.
     Ready,
-    /// First write over a new channel.
+    /// The first write over a new channel.
     Probe,
     /// Answer to [`Notice::Probe`].
     ProbeReply,
@@ -112,7 +112,7 @@ impl Notice {
         }
     }
 
-    /// Reads immediate data; `None` for what no version of ours sends.
+    /// Decodes immediate data; `None` for values that no version sends.
     #[must_use]
     pub const fn from_wire(wire: u32) -> Option<Self> {
         let (index, generation) = (wire >> (32 - INDEX_BITS), wire as u8);

@@ -1,41 +1,41 @@
-//! Which codec a tensor has, and what a worker does around it: typed, checked when the tensor is declared.
+//! A tensor's codec, and what a worker does with it: typed, and checked when the tensor is declared.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// How contributions to a tensor are encoded. A codec's place in this list is its wire id and never changes.
+/// How contributions to a tensor are encoded. A codec's position in this list is its wire id and never changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Codec {
-    /// Not at all.
+    /// Not encoded.
     #[default]
     Plain,
     /// IEEE 754 binary16.
     F16,
     /// bfloat16.
     Bf16,
-    /// Signs, and one scale a chunk.
+    /// Signs, and one scale per chunk.
     OneBit,
-    /// Up, down or nothing.
+    /// Plus, minus or nothing.
     TwoBit {
-        /// The step; smaller sums wait until they are as large.
+        /// The step. Smaller sums wait until they reach it.
         threshold: f32,
     },
     /// The largest magnitudes.
     TopK {
-        /// Of so many of a chunk's elements, above 0 and at most 0.5.
+        /// The share of a chunk's elements, above 0 and at most 0.5.
         share: f32,
     },
-    /// Elements picked at random.
+    /// Randomly selected elements.
     RandomK {
-        /// So many of a chunk's elements, above 0 and at most 0.5.
+        /// The share of a chunk's elements, above 0 and at most 0.5.
         share: f32,
     },
-    /// Magnitudes in steps, rounded at random.
+    /// Magnitudes in steps, randomly rounded.
     Dither {
-        /// Bits of an element: 2, 4 or 8.
+        /// Bits per element: 2, 4 or 8.
         bits: u8,
     },
 }
@@ -43,35 +43,35 @@ pub enum Codec {
 /// Why a codec cannot be used.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum CodecError {
-    /// No such name.
+    /// Unknown name.
     #[error(
         "unknown codec {given:?}: use plain, f16, bf16, onebit, twobit:THRESHOLD, topk:SHARE, randomk:SHARE or dither:BITS"
     )]
     Unknown {
-        /// The text that was given.
+        /// The given text.
         given: String,
     },
-    /// A number is missing, not wanted, or none.
+    /// A number is missing, superfluous, or invalid.
     #[error("invalid codec {given:?}: write {form}")]
     Argument {
-        /// The text that was given.
+        /// The given text.
         given: String,
-        /// How it is written.
+        /// The correct form.
         form: &'static str,
     },
     /// A number is out of range.
     #[error("codec {codec}: {name} = {value} is out of range: it must be {range}")]
     OutOfRange {
-        /// Which codec.
+        /// The codec.
         codec: &'static str,
-        /// Which number.
+        /// The number.
         name: &'static str,
-        /// The text that was given.
+        /// The given text.
         value: f32,
-        /// What is allowed.
+        /// The allowed values.
         range: &'static str,
     },
-    /// There is nothing to feed back, or to encode after momentum.
+    /// Error feedback or momentum without an encoding.
     #[error(
         "codec plain takes no error feedback and no momentum, because it is lossless: turn them off, or use another codec"
     )]
@@ -109,13 +109,13 @@ impl Codec {
         }
     }
 
-    /// Are contributions sent as they are?
+    /// Whether contributions are sent unencoded.
     #[must_use]
     pub const fn is_plain(&self) -> bool {
         matches!(self, Self::Plain)
     }
 
-    /// Refuses numbers out of range.
+    /// Rejects numbers out of range.
     pub fn validate(&self) -> Result<(), CodecError> {
         let codec = self.name();
         let refuse = |name, value, range| Err(CodecError::OutOfRange { codec, name, value, range });
@@ -182,27 +182,28 @@ impl FromStr for Codec {
     }
 }
 
-/// What a worker does to gradients before they are sent. All workers of a tensor do the same.
+/// What a worker does to gradients before they are sent. It is the same for all workers of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Compression {
-    /// How they are encoded.
+    /// The encoding.
     pub codec: Codec,
-    /// Add to the next gradient what the encoding of this one left out, so that nothing is lost, only late.
+    /// Error feedback: adds what the encoding of this gradient left out to the next one. Nothing is lost, but some of
+    /// it is late.
     pub feedback: bool,
-    /// Momentum before the encoding, 0 to below 1: m = momentum * m + g, and g + momentum * m is encoded (Nesterov's, as
-    /// BytePS has it). A rule with momentum of its own would have it twice.
+    /// Momentum before the encoding, from 0 to below 1: m = momentum * m + g, and g + momentum * m is encoded
+    /// (Nesterov's, as in BytePS). With a rule that has momentum, it would be applied twice.
     pub momentum: f32,
 }
 
 impl Compression {
-    /// A codec, with error feedback unless it leaves nothing out, and no momentum.
+    /// A codec without momentum, and with error feedback unless it is lossless.
     #[must_use]
     pub const fn of(codec: Codec) -> Self {
         Self { codec, feedback: !codec.is_plain(), momentum: 0.0 }
     }
 
-    /// Refuses numbers out of range.
+    /// Rejects numbers out of range.
     pub fn validate(&self) -> Result<(), CodecError> {
         self.codec.validate()?;
         if self.codec.is_plain() && (self.feedback || self.momentum != 0.0) {

@@ -1,11 +1,11 @@
-//! What a worker and a server say to each other over TCP before the data plane carries anything:
-//! who they are, which driver, endpoints, inboxes and first grants. Grants travel only here.
+//! What a worker and a server exchange over TCP before the data plane is used: identities, driver, endpoints, inboxes
+//! and first grants. Grants travel only here and in batches.
 
 use crate::ids::{Epoch, Incarnation, JobId, Rank};
 use crate::transport::{Choice, NoTransport, Offer};
 use serde::{Deserialize, Serialize};
 
-/// The first message of a server that has shards whose copies the other one is to hold.
+/// The first message of a server with shards whose replicas the receiver is to hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReplicaHello {
     /// [`crate::limits::PROTOCOL_VERSION`] of the sender.
@@ -14,13 +14,13 @@ pub struct ReplicaHello {
     pub job: JobId,
     /// The sender's rank.
     pub rank: Rank,
-    /// The sender's life, as it stands in the roster.
+    /// The sender's incarnation, as in the roster.
     pub incarnation: Incarnation,
-    /// The life that the sender expects of the receiver.
+    /// The receiver's incarnation that the sender expects.
     pub server_incarnation: Incarnation,
-    /// The sender's view of the membership.
+    /// The sender's epoch of the membership.
     pub epoch: Epoch,
-    /// The drivers it can offer.
+    /// The drivers that it offers.
     pub offer: Offer,
 }
 
@@ -33,29 +33,29 @@ pub struct Hello {
     pub job: JobId,
     /// The worker's rank.
     pub rank: Rank,
-    /// The worker's life, as it stands in the roster.
+    /// The worker's incarnation, as in the roster.
     pub incarnation: Incarnation,
-    /// The server's life that the worker expects.
+    /// The server's incarnation that the worker expects.
     pub server_incarnation: Incarnation,
-    /// Its view of the membership.
+    /// The worker's epoch of the membership.
     pub epoch: Epoch,
-    /// The drivers it can offer.
+    /// The drivers that it offers.
     pub offer: Offer,
 }
 
-/// One lane's channel address, opaque to everyone but the driver.
+/// One lane's channel address, opaque to all code except the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneEndpoint {
     /// Driver bytes.
     pub blob: Vec<u8>,
 }
 
-/// The server's answer: the driver and where its channels are.
+/// The server's answer: the driver and the addresses of its channels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServerOffer {
-    /// The driver and why.
+    /// The driver and the reason.
     pub choice: Choice,
-    /// Driver bytes to connect to, good for all lanes.
+    /// Driver bytes to connect to, valid for all lanes.
     pub endpoint: LaneEndpoint,
     /// How many lanes (channels) to connect.
     pub lanes: u16,
@@ -66,7 +66,7 @@ pub struct ServerOffer {
 pub struct InboxGrant {
     /// Remote key of the inbox's region.
     pub region: u64,
-    /// Bytes from the region's start to slot 0.
+    /// Bytes from the region's beginning to slot 0.
     pub offset: u64,
     /// Bytes of a slot.
     pub slot_bytes: u64,
@@ -74,29 +74,29 @@ pub struct InboxGrant {
     pub grants: Vec<u32>,
 }
 
-/// Everything that is said to a server's bootstrap.
+/// All messages to a server's bootstrap.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToServer {
     /// A worker's first message.
     Hello(Hello),
-    /// A server's first message. What follows is as with workers; the inboxes told are those that copies' answers need.
+    /// A server's first message. The rest is as with workers; the inboxes are those for answers about replicas.
     Replica(ReplicaHello),
-    /// Channels are connected; here are the worker's inboxes, one a lane.
+    /// Channels are connected. The worker's inboxes, one per lane.
     Inboxes(Vec<InboxGrant>),
 }
 
-/// Everything a server's bootstrap says to a worker.
+/// All messages of a server's bootstrap to a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum FromServer {
-    /// Connect like this.
+    /// Connect with this driver to these addresses.
     Offer(ServerOffer),
-    /// No driver satisfies both.
+    /// No driver satisfies both sides.
     NoTransport(NoTransport),
-    /// Refused, for another reason.
+    /// Refused for another reason.
     Refused {
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
-    /// Channels are connected; here are the server's inboxes, one a lane.
+    /// Channels are connected. The server's inboxes, one per lane.
     Inboxes(Vec<InboxGrant>),
 }

@@ -1,4 +1,4 @@
-//! What scheduler and servers say to each other about checkpoints. One is known by its round.
+//! Messages between scheduler and servers about checkpoints. A checkpoint is identified by its round.
 
 use crate::ids::{ChunkId, Rank};
 use crate::table::TableSpec;
@@ -6,33 +6,33 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use thiserror::Error;
 
-/// Parts that an error names; the others are counted.
+/// Parts that an error names; further ones are counted.
 pub const WAITING_LISTED_MAX: usize = 8;
 
-/// What the scheduler tells servers.
+/// Orders of the scheduler to servers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum CheckpointOrder {
     /// Copy every chunk as it was when this version was published, and write it.
     Save {
         /// The version.
         round: u64,
-        /// As the chunks are at this moment: who asks knows that nothing is under way.
+        /// Copy the chunks as they are now: the requester knows that nothing is in flight.
         now: bool,
     },
-    /// Some tensors have gone two rounds further: those without a contribution since take no part in training, and are copied
-    /// as they are.
+    /// Some tensors are two rounds further. Tensors without a contribution since then take no part in training, and
+    /// are copied as they are.
     Passed {
         /// The checkpoint.
         round: u64,
     },
-    /// Nothing comes of it: stop copying and writing.
+    /// Abandoned: stop copying and writing.
     Drop {
         /// The checkpoint.
         round: u64,
     },
-    /// A scheduler that knows of none: whatever is under way, nothing comes of it.
+    /// From a scheduler that knows of no checkpoint: abandon any that is in progress.
     Reset,
-    /// How far is each lane, and what does a checkpoint wait for there? Answered by `At`.
+    /// Report the version of each lane, and what a checkpoint waits for there. Answered by `At`.
     Where,
 }
 
@@ -41,27 +41,27 @@ pub enum CheckpointOrder {
 pub struct Waits {
     /// The checkpoint.
     pub round: u64,
-    /// Chunks that are not copied.
+    /// Chunks that are not copied yet.
     pub left: u32,
-    /// The one that is furthest behind.
+    /// The chunk with the oldest version.
     pub chunk: ChunkId,
     /// Its version.
     pub version: u64,
 }
 
-/// A part that has not come.
+/// A missing part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    /// Whose.
+    /// The server.
     pub server: Rank,
-    /// Which lane's.
+    /// The lane.
     pub lane: u16,
-    /// What it waits for, as far as it was said: chunks; without them, for the file to be written.
+    /// What it waits for, as far as known: chunks, or else the writing of the file.
     pub waits: Option<Waits>,
 }
 
 impl Waiting {
-    /// The first of so many parts that have not come, for people.
+    /// The first of the missing parts, as text.
     #[must_use]
     pub fn list(waiting: &[Self], missing: u64) -> String {
         let named: Vec<String> = waiting.iter().map(Self::to_string).collect();
@@ -92,42 +92,42 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// How a checkpoint that an operator asked for goes.
+/// Progress of a checkpoint that an operator ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SaveProgress {
-    /// The round that was named; none yet where servers are asked how far they are, or another one is being written.
+    /// Its round; none while servers are asked for their rounds, or another checkpoint is being written.
     pub round: Option<u64>,
-    /// The newest round of any chunk, as far as was said.
+    /// The newest round of any chunk, as far as reported.
     pub newest: u64,
-    /// Parts that are there.
+    /// Parts that are complete.
     pub parts: u64,
-    /// Parts that it is to have.
+    /// Parts in total.
     pub parts_expected: u64,
 }
 
-/// Chunks of a part, next to one another, of the same version.
+/// Adjacent chunks of a part with the same version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cover {
-    /// The first.
+    /// The first chunk.
     pub first: ChunkId,
-    /// How many.
+    /// The number of chunks.
     pub chunks: u32,
     /// Their version.
     pub version: u64,
 }
 
-/// A part that lies in its place.
+/// A completely written part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PartWritten {
     /// The checkpoint.
     pub round: u64,
-    /// Which lane's part it is.
+    /// The lane of the part.
     pub lane: u16,
     /// Its file.
     pub file: String,
-    /// Its bytes.
+    /// The size of the file.
     pub bytes: u64,
-    /// The checksum of all of it.
+    /// The checksum of the file.
     pub crc32c: u32,
     /// The checksum of its header and table.
     pub index_crc32c: u32,
@@ -137,63 +137,63 @@ pub struct PartWritten {
     pub tables: Vec<(TableSpec, u64)>,
 }
 
-/// What servers tell the scheduler.
+/// Reports of servers to the scheduler.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum CheckpointNews {
-    /// A chunk has come to a round of which a checkpoint is written: all servers are to begin.
+    /// A chunk has reached a round for which a checkpoint is written: all servers must begin.
     Begun {
         /// The round.
         round: u64,
     },
-    /// A chunk has gone two rounds further than that.
+    /// A chunk is two rounds further.
     Passed {
         /// The round.
         round: u64,
     },
-    /// A part is there.
+    /// A part is complete.
     Part(PartWritten),
-    /// Nothing comes of it.
+    /// The checkpoint failed.
     Failed {
         /// The round.
         round: u64,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// Nothing comes of it: a chunk had gone on before it was heard of.
+    /// The checkpoint failed: a chunk had passed its round before the order arrived.
     Past {
         /// The round.
         round: u64,
-        /// Where that chunk is.
+        /// The round of that chunk.
         newest: u64,
     },
-    /// Where a lane is.
+    /// The version of a lane.
     At {
         /// The lane.
         lane: u16,
-        /// The newest version of any chunk that has rounds; of any chunk, where none has.
+        /// The newest version of any chunk with rounds; if no chunk has rounds, of any chunk.
         newest: u64,
-        /// What a checkpoint under way waits for there.
+        /// What a checkpoint in progress waits for on this lane.
         waits: Option<Waits>,
     },
 }
 
-/// Why a checkpoint that was asked for was not written.
+/// Why a requested checkpoint was not written.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum SaveError {
-    /// There is no place for it.
+    /// No directory is set.
     #[error(
         "cannot write a checkpoint: checkpoint.directory is not set at the scheduler; set it for all processes"
     )]
     NoPlace,
-    /// It was begun, and something went wrong.
+    /// It was begun and failed.
     #[error("checkpoint of round {round} was not written: {reason}")]
     Failed {
         /// The round.
         round: u64,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// It takes longer than its asker waits. It may be complete later.
+    /// It takes longer than the requester waits. It may be completed later.
     #[error(
         "checkpoint of round {round} is not complete after {waited_ms} ms: {missing} of {parts} parts are missing: {}; retry with a longer timeout, or check the servers' logs",
         Waiting::list(waiting, *missing)
@@ -201,24 +201,24 @@ pub enum SaveError {
     Deadline {
         /// The round.
         round: u64,
-        /// How long was waited.
+        /// How long the requester waited.
         waited_ms: u64,
-        /// Parts that have not come.
+        /// Missing parts.
         missing: u64,
-        /// Parts that it is to have.
+        /// Parts in total.
         parts: u64,
-        /// The first of those that have not come.
+        /// The first missing parts.
         waiting: Vec<Waiting>,
     },
-    /// It was not even begun.
+    /// It was not begun.
     #[error("no checkpoint was started within {waited_ms} ms: {why}; retry with a longer timeout")]
     NotBegun {
-        /// How long was waited.
+        /// How long the requester waited.
         waited_ms: u64,
-        /// What for.
+        /// The reason.
         why: String,
     },
-    /// The cluster is not complete, or ends.
+    /// The cluster is not complete, or is ending.
     #[error("{0}")]
     NotNow(String),
 }

@@ -1,15 +1,15 @@
-//! The one place that knows how control messages become bytes (bincode 2, fixed integers, little-endian,
-//! with a limit). Replacing the codec means replacing this file.
+//! The only place that knows how control messages become bytes (bincode 2, fixed integers, little-endian, with a
+//! limit). To replace the codec, replace this file.
 
 use crate::limits::CONTROL_FRAME_BYTES_MAX;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// A control message that cannot be written or read.
+/// A control message that cannot be encoded or decoded.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CodecError {
-    /// Ours is larger than a frame may be.
+    /// Our message is larger than a frame.
     #[error(
         "control message too large: {bytes} bytes, the limit is {CONTROL_FRAME_BYTES_MAX}; declare fewer tensors at once"
     )]
@@ -17,18 +17,18 @@ pub enum CodecError {
         /// Its bytes.
         bytes: usize,
     },
-    /// Ours cannot be written: a bug.
+    /// Our message cannot be encoded: a bug.
     #[error("control message cannot be encoded: {0}")]
     Encode(String),
-    /// The peer's is malformed.
+    /// The peer's message is malformed.
     #[error("malformed control message: {0}")]
     Malformed(String),
-    /// The peer's has bytes after its end.
+    /// The peer's message has trailing bytes.
     #[error("malformed control message: {extra} extra bytes after {used} bytes")]
     Trailing {
         /// Bytes of the message.
         used: usize,
-        /// Bytes after it.
+        /// Trailing bytes.
         extra: usize,
     },
 }
@@ -50,7 +50,7 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
     Ok(bytes)
 }
 
-/// Bytes to message; all bytes must be used.
+/// Bytes to message. All bytes must be used.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
     let (message, used) = bincode::serde::decode_from_slice(bytes, settings())
         .map_err(|e| CodecError::Malformed(e.to_string()))?;

@@ -1,4 +1,4 @@
-//! What the scheduler says to members.
+//! Messages of the scheduler to members.
 
 use super::checkpoint::{CheckpointOrder, SaveError, SaveProgress};
 use super::post::{PostError, PostMessage, PostReply};
@@ -14,43 +14,43 @@ use crate::tensor::{RuleChange, TensorError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The cluster's shape: set once at the scheduler, so that members cannot disagree.
+/// The cluster's shape. It is set only at the scheduler, so that members cannot disagree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterShape {
-    /// How many workers.
+    /// The number of workers.
     pub workers: u32,
-    /// How many servers.
+    /// The number of servers.
     pub servers: u32,
     /// Bytes of a chunk.
     pub chunk_bytes: u64,
     /// Lanes.
     pub lanes: u16,
-    /// Reduce in rank order.
+    /// Whether to reduce in rank order.
     pub deterministic: bool,
-    /// The mode of tensors that do not say theirs.
+    /// The mode of tensors that set none.
     pub mode: Mode,
-    /// Workers whose contribution a round does not wait for, of tensors that do not say it.
+    /// Backup workers of tensors that set none.
     pub backup_workers: u32,
     /// Members send a heartbeat this often.
     pub heartbeat_ms: u64,
-    /// A member silent for this long is dead.
+    /// A member that is silent for this long has failed.
     pub silence_ms: u64,
-    /// Copies of every shard on other servers.
+    /// Replicas of every shard on other servers.
     pub replicas: u32,
-    /// Places for servers, of which `servers` are there at the start.
+    /// Places for servers; `servers` of them are used at the start.
     pub server_places: u32,
-    /// What a worker's death means for the others.
+    /// What the failure of a worker means for the others.
     pub worker_loss: WorkerLoss,
     /// With fewer workers the job ends.
     pub workers_min: u32,
-    /// Members go on without a scheduler for so long.
+    /// How long members continue without a scheduler.
     pub scheduler_ms: u64,
 }
 
 impl ClusterShape {
-    /// The first setting, with its value here and there, in which two shapes differ that cannot be of one job: members are built
-    /// with what they were told at their start, and data lies, is reduced and survives by it. Deadlines and `workers_min` are
-    /// the scheduler's own, so that the next one may have others.
+    /// The first setting, with both values, in which two shapes differ that cannot belong to one job. Members are
+    /// built with the shape that they received at their start, and their data depends on it. Deadlines and
+    /// `workers_min` belong to the scheduler, so a restarted one may have other values.
     #[must_use]
     pub fn conflict(&self, other: &Self) -> Option<(&'static str, String, String)> {
         let texts = |shape: &Self| {
@@ -82,30 +82,31 @@ pub struct Welcome {
     pub job: JobId,
     /// Epoch in force.
     pub epoch: Epoch,
-    /// The scheduler's life.
+    /// The scheduler's incarnation.
     pub scheduler: Incarnation,
     /// The cluster's shape.
     pub shape: ClusterShape,
     /// The checkpoint that tensors begin from.
     pub restore: Option<String>,
-    /// What a worker comes into; of servers, always the start.
+    /// How a worker joins; for servers always the start.
     pub coming: Coming,
 }
 
-/// What a worker comes into.
+/// How a worker joins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Coming {
-    /// A job that begins, or goes on in this very life: rounds need it.
+    /// A new job, or a member that continues with the same incarnation: rounds need this worker.
     #[default]
     Start,
-    /// Rounds wait for it, because an earlier life of this rank died: it goes on with the round after the last that everybody
-    /// finished.
+    /// Rounds wait for this worker, because an earlier process with its rank failed. It continues with the round after
+    /// the last one that all workers have completed.
     Again,
-    /// Rounds go on without it. [`FromScheduler::CountFrom`] says from which of them it counts; it contributes to none before.
+    /// Rounds continue without this worker. [`FromScheduler::CountFrom`] says from which rounds it counts; it
+    /// contributes to no earlier ones.
     Between,
 }
 
-/// The setting that says how many processes of a role there may be.
+/// The setting with the largest number of processes of a role.
 fn places_of(role: &str) -> String {
     // Beyond `cluster.servers` they are spare ones.
     let beyond = if role == "server" { "_max" } else { "" };
@@ -115,7 +116,7 @@ fn places_of(role: &str) -> String {
 /// Why a registration was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum RefusalReason {
-    /// Another protocol version. Its bytes are the same in every version: see `version.rs`.
+    /// Another protocol version. The bytes of this refusal are the same in every version: see `version.rs`.
     #[error(
         "{theirs} cannot join a job whose scheduler is {ours}: all processes of a job must run the same release; upgrade {} and \
          restart the job, see docs/upgrading.md",
@@ -145,20 +146,20 @@ pub enum RefusalReason {
     Full {
         /// The role.
         role: String,
-        /// How many there are.
+        /// The number of places.
         places: u32,
     },
-    /// The rank asked for is taken or does not exist.
+    /// The requested rank is taken or does not exist.
     #[error(
         "rank {rank} is taken or out of range: leave node.rank unset, or give each process its own rank below {places}"
     )]
     RankTaken {
         /// The rank.
         rank: Rank,
-        /// How many places there are.
+        /// The number of places.
         places: u32,
     },
-    /// It is another scheduler that asks.
+    /// The sender is another scheduler.
     #[error(
         "a scheduler of job {job} is already running there (pid {pid}, term {term}, since {} s): stop it first, or set \
          scheduler.port to a free port and job to an unused number",
@@ -169,18 +170,18 @@ pub enum RefusalReason {
         job: JobId,
         /// Its term.
         term: u32,
-        /// Its process.
+        /// Its process id.
         pid: u32,
         /// How long it has been running.
         age_ms: u64,
     },
-    /// Its certificate is good, and is not for what it claims to be.
+    /// Its certificate is valid, but not for the claimed role or job.
     #[error("{0}")]
     Certificate(String),
-    /// The message makes no sense here: what it was, and what was expected.
+    /// An unexpected message: what was received, and what was expected.
     #[error("{0}")]
     Misplaced(String),
-    /// Others did not come; this process did nothing wrong.
+    /// Other members did not register; this process made no mistake.
     #[error(
         "the job is incomplete after {waited_ms} ms, missing: {}; start them, or raise deadlines.assemble_ms",
         list(missing)
@@ -188,10 +189,10 @@ pub enum RefusalReason {
     Incomplete {
         /// How long the scheduler waited.
         waited_ms: u64,
-        /// Who did not come.
+        /// The missing members.
         missing: Vec<MemberId>,
     },
-    /// Not now: the same process may be let in when it is started again. Why, and when.
+    /// Temporary: the same process may be admitted when it is started again. The reason, and when.
     #[error("{0}")]
     Later(String),
 }
@@ -199,30 +200,30 @@ pub enum RefusalReason {
 /// One member of the roster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Who.
+    /// The member.
     pub id: MemberId,
-    /// Its life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
-    /// Servers: where workers reach it.
+    /// Servers: the address for workers.
     pub data_address: Option<String>,
-    /// Its HTTP endpoints.
+    /// Its HTTP address.
     pub http_address: Option<String>,
 }
 
 /// Why a declaration was refused.
 #[derive(Clone, Debug, PartialEq, Error, Serialize, Deserialize)]
 pub enum DeclareError {
-    /// The tensor itself is wrong.
+    /// The tensor itself is invalid.
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    /// Declared before with another shape or rule.
+    /// It was declared before with another shape or rule.
     #[error("tensor {key} was declared before as {before}, now as {now}; all workers must declare the same")]
     Conflict {
         /// The tensor.
         key: Key,
         /// The first declaration.
         before: String,
-        /// This one.
+        /// This declaration.
         now: String,
     },
     /// The same key twice in one call.
@@ -234,29 +235,29 @@ pub enum DeclareError {
     /// Too many tensors.
     #[error("more than {limit} tensors; merge small ones")]
     TooMany {
-        /// The bound.
+        /// The limit.
         limit: u64,
     },
     /// A server could not allocate its part.
     #[error("server {server} could not allocate its part: {reason}")]
     Server {
-        /// Which server.
+        /// The server.
         server: Rank,
-        /// Its words.
+        /// Its reason.
         reason: String,
     },
-    /// A server cannot use its part of the checkpoint that the job begins from.
+    /// A server cannot use its part of the checkpoint that the job began from.
     #[error("server {server} could not restore the checkpoint: {reason}")]
     Checkpoint {
-        /// Which server.
+        /// The server.
         server: Rank,
-        /// Its words.
+        /// Its reason.
         reason: String,
     },
     /// The cluster is not complete or is ending.
     #[error("{0}")]
     NotNow(String),
-    /// Some servers did not say in time that they have allocated. What was declared stays declared.
+    /// Some servers did not confirm in time. The declaration remains in force.
     #[error(
         "the declaration timed out after {waited_ms} ms, waiting for server {}: these servers send heartbeats but have not allocated their part; check their logs, then declare the same again, or raise deadlines.operation_ms",
         list_ranks(servers)
@@ -272,7 +273,7 @@ pub enum DeclareError {
 /// Why a barrier was not released.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum WaitError {
-    /// Some members did not come in time.
+    /// Some members did not arrive in time.
     #[error(
         "barrier {name:?} timed out after {waited_ms} ms, missing: {}; check their logs and `gradwire status`, or raise deadlines.barrier_ms",
         list(missing)
@@ -282,15 +283,15 @@ pub enum WaitError {
         name: String,
         /// How long this member waited.
         waited_ms: u64,
-        /// Who did not come.
+        /// The missing members.
         missing: Vec<MemberId>,
     },
-    /// The barrier makes no sense.
+    /// The barrier is invalid.
     #[error("barrier {name:?} refused: {reason}")]
     Refused {
         /// The barrier.
         name: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -314,114 +315,117 @@ fn join<T: ToString>(all: impl ExactSizeIterator<Item = T>) -> String {
     }
 }
 
-/// Everything the scheduler says.
+/// All messages of the scheduler.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum FromScheduler {
     /// Registered.
     Welcome(Welcome),
-    /// Refused; the connection closes.
+    /// Refused; the connection is closed.
     Refused(RefusalReason),
-    /// Who is there: told when all members are, and again whenever one came or went. A rank may have another life than before.
+    /// The membership: sent when all members have registered, and again whenever one joins or leaves. A rank may have
+    /// another incarnation than before.
     Roster {
         /// Epoch of the roster.
         epoch: Epoch,
         /// Servers and workers by rank.
         members: Vec<Member>,
-        /// Workers that have left in good order: rounds go on without them from the one that each of them finished last. Others
-        /// that are not among the members died: `cluster.worker_loss` says what becomes of rounds.
+        /// Workers that have left in good order: rounds continue without them after the last round that each
+        /// completed. Other workers that are not among the members have failed; `cluster.worker_loss` decides what
+        /// happens to rounds.
         left: Vec<Rank>,
     },
-    /// Server: new ranges to hold. Answered by `Assigned`.
+    /// Server: new ranges to allocate. Answered by `Assigned`.
     Assign(MapUpdate),
     /// Answer to `Declare`.
     Declared {
-        /// Echo.
+        /// Repeated from the request.
         request: u64,
-        /// Where the tensors are, or why not.
+        /// Where the tensors are, or the reason for the refusal.
         result: Result<MapUpdate, DeclareError>,
     },
     /// Answer to `Barrier`.
     Released {
-        /// Echo.
+        /// Repeated from the request.
         request: u64,
-        /// Released, or why not.
+        /// Released, or the reason for the failure.
         result: Result<(), WaitError>,
     },
-    /// Sign of life.
+    /// Heartbeat.
     HeartbeatAck,
-    /// Shards have moved, or their copies have. Every member applies these in the order of their epochs.
+    /// Shards or replicas have moved. Every member applies these messages in the order of epochs.
     Remap {
-        /// The epoch that this makes.
+        /// The new epoch.
         epoch: Epoch,
-        /// What has changed.
+        /// The change.
         change: MapChange,
     },
-    /// A member died, and the job cannot go on without it: report it and exit.
+    /// A member has failed, and the job cannot continue without it: report this and exit.
     MemberDied(Death),
     /// The job is over: exit in good order.
     Shutdown {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Answer to `Goodbye`: who goes is remembered as somebody that went; the connection closes.
+    /// Answer to `Goodbye`: the member is recorded as having left; the connection is closed.
     GoodbyeAck,
-    /// Server: a tensor gets another rule. Answered by `Assigned`.
+    /// Server: change the rule of a tensor. Answered by `Assigned`.
     ChangeRule {
-        /// Its number: every server takes changes in this order.
+        /// Its number: every server applies changes in this order.
         epoch: Epoch,
         /// The change.
         change: RuleChange,
     },
     /// A message for this member's program. Answered by `PostReply`.
     Posted {
-        /// Names it in the answer.
+        /// Identifies it in the answer.
         ticket: u64,
-        /// Who sent it.
+        /// The sender.
         from: MemberId,
-        /// What.
+        /// The message.
         message: PostMessage,
         /// How long its sender waits.
         timeout_ms: u64,
     },
-    /// Answer to `Post`, of one receiver.
+    /// Answer to `Post`, from one receiver.
     PostAnswered {
-        /// Echo.
+        /// Repeated from the request.
         request: u64,
-        /// Whose answer it is.
+        /// The receiver.
         from: MemberId,
-        /// How many receivers there are.
+        /// The number of receivers.
         of: u32,
-        /// The answer, or why there is none.
+        /// The answer, or the reason why there is none.
         result: Result<PostReply, PostError>,
     },
-    /// Server: a worker is to count between two rounds. From which round of each tensor on could it? Rounds from then on are not
-    /// begun before `CountFrom` says so, or a roster without this life. Answered by `Rounds`, once, and once more for each
-    /// time that it is asked.
+    /// Server: a worker joins between two rounds. From which round of each tensor could it count? The server does not
+    /// begin these rounds before `CountFrom`, or before a roster without this incarnation. Answered by `Rounds`, once
+    /// for each time it is asked.
     AskRounds {
         /// The worker's rank.
         rank: Rank,
-        /// Its life.
+        /// Its incarnation.
         incarnation: Incarnation,
     },
-    /// A worker counts from these rounds on, one a tensor; of tensors that are not named from the first. To servers, also to
-    /// those that come later, and to the worker itself.
+    /// A worker counts from these rounds on, one per tensor; for tensors that are not listed, from the first. Sent to
+    /// servers, including those that join later, and to the worker itself.
     CountFrom {
         /// The worker's rank.
         rank: Rank,
-        /// Its life.
+        /// Its incarnation.
         incarnation: Incarnation,
-        /// By tensor the highest that a server named; outside mode sync the worker's first contribution gets this count.
+        /// For each tensor the highest round that a server named. Outside mode sync the worker's first contribution
+        /// gets this count.
         rounds: RoundsPart,
     },
-    /// Server: what to do about a checkpoint. Answered by `Checkpoint`.
+    /// Server: an order about a checkpoint. Answered by `Checkpoint`.
     Checkpoint(CheckpointOrder),
     /// Answer to `SaveCheckpoint`.
     CheckpointSaved {
-        /// Echo.
+        /// Repeated from the request.
         request: u64,
-        /// Its name, or why there is none.
+        /// Its name, or the reason why there is none.
         result: Result<String, SaveError>,
     },
-    /// To an operator: how the checkpoint that was asked for goes. Said when it has gone on.
+    /// To an operator: progress of the ordered checkpoint. Sent when it has changed.
     CheckpointGoes(SaveProgress),
 }

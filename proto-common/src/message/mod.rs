@@ -1,5 +1,5 @@
-//! Control messages: everything said over TCP control connections, one family a file, and the one codec
-//! that turns them into bytes. Payload never travels here.
+//! Control messages: all messages on TCP control connections, one family per file, and the one codec that turns them
+//! into bytes. No payload travels here.
 
 mod bootstrap;
 mod checkpoint;

@@ -1,25 +1,25 @@
-//! Small messages between programs of a cluster, which the scheduler passes on: a few bytes to a member or a group, each
-//! answered by its receiver's handler.
+//! Small messages between programs of a cluster, which the scheduler forwards: a few bytes to a member or a group. The
+//! receiver's handler answers each one.
 
 use crate::ids::{MemberId, Role};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Bytes of a body, of a message or an answer.
+/// Bytes of the body of a message or an answer, at most.
 pub const POST_BODY_BYTES_MAX: usize = 1 << 20;
-/// Messages of one member that are not answered, counted by receiver.
+/// Unanswered messages of one member, counted per receiver, at most.
 pub const POSTS_ASKED_MAX: usize = 8192;
-/// Messages to one member that it has not answered.
+/// Unanswered messages to one member, at most.
 pub const POSTS_OWED_MAX: usize = 1024;
-/// Bytes of those.
+/// Bytes of these messages, at most.
 pub const POSTS_OWED_BYTES_MAX: usize = 16 << 20;
 
-/// Whom a message is for.
+/// The receivers of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PostTo {
     /// One member, or the scheduler.
     One(MemberId),
-    /// All of these, the sender too where it is one of them.
+    /// All members of these roles, including the sender if it has one of them.
     Group {
         /// The scheduler.
         scheduler: bool,
@@ -31,7 +31,7 @@ pub enum PostTo {
 }
 
 impl PostTo {
-    /// Is it for this member?
+    /// Whether this member is a receiver.
     #[must_use]
     pub fn holds(&self, id: MemberId) -> bool {
         match *self {
@@ -50,44 +50,44 @@ impl PostTo {
 pub struct PostMessage {
     /// The handler's number.
     pub app: u32,
-    /// For the handler.
+    /// The head, for the handler.
     pub head: i32,
-    /// For the handler, at most [`POST_BODY_BYTES_MAX`].
+    /// The body, at most [`POST_BODY_BYTES_MAX`].
     pub body: Vec<u8>,
 }
 
 /// A handler's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PostReply {
-    /// For the sender.
+    /// The head, for the sender.
     pub head: i32,
-    /// For the sender, at most [`POST_BODY_BYTES_MAX`].
+    /// The body, at most [`POST_BODY_BYTES_MAX`].
     pub body: Vec<u8>,
 }
 
 /// Why a message was not answered.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum PostError {
-    /// Nobody there answered in time.
+    /// The receiver did not answer in time.
     #[error(
         "{member} did not answer within {waited_ms} ms: its program has no such handler, or the handler is slow; check its log"
     )]
     Deadline {
-        /// Who did not.
+        /// The receiver.
         member: MemberId,
         /// How long it had.
         waited_ms: u64,
     },
-    /// The handler let it go.
+    /// The handler dropped the message without an answer.
     #[error("the handler returned without a reply")]
     NoReply,
-    /// It has left the job.
+    /// The receiver has left the job.
     #[error("{member} has left the job")]
     Gone {
-        /// Who.
+        /// The receiver.
         member: MemberId,
     },
-    /// Nobody is meant.
+    /// The group is empty.
     #[error("no such member: name a member of the cluster, or a group that is not empty")]
     Nobody,
     /// The body is too long.
@@ -98,10 +98,10 @@ pub enum PostError {
         /// Its bytes.
         bytes: u64,
     },
-    /// Too much is under way.
+    /// Too many messages are in flight.
     #[error("too many messages in flight: wait for replies before you send more")]
     Busy,
-    /// An answer that its asker has no room for: it has not read others.
+    /// The sender has no room for the answer, because it has not read others.
     #[error(
         "no room for a reply of {bytes} bytes: too many replies are on their way to the sender of the message; send fewer messages at once"
     )]
@@ -109,7 +109,7 @@ pub enum PostError {
         /// Bytes of its body.
         bytes: u64,
     },
-    /// A handler of messages waits for answers.
+    /// A handler of messages tried to wait for an answer.
     #[error(
         "a message handler cannot wait for replies, because they arrive on the thread that runs the handler; use `post` with a callback, or wait on another thread"
     )]

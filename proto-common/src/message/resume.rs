@@ -1,4 +1,4 @@
-//! What a member tells a scheduler that knows nothing, and how it is cut into messages.
+//! What a member sends to a restarted scheduler, and how it is divided into messages.
 
 use super::from_scheduler::{ClusterShape, Member};
 use super::to_scheduler::NodeGroup;
@@ -8,43 +8,44 @@ use crate::shard_map::{KeyRange, MapUpdate};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Bytes of a part, about: a single tensor's ranges stay together.
+/// Approximate bytes of a part. A single tensor's ranges stay together.
 const PART_BYTES: usize = 1 << 20;
-/// Bytes of a member with its addresses, of a barrier or tensor apart from its name, and of a range: a little more than the
-/// codec needs.
+/// Bytes of a member with its addresses, of a barrier or tensor without its name, and of a range: slightly more than
+/// the codec needs.
 const MEMBER_BYTES: usize = 2 * NAME_BYTES_MAX + 64;
 const RANK_BYTES: usize = 4;
 const BARRIER_BYTES: usize = 32;
 const TENSOR_BYTES: usize = 112;
 const RANGE_BYTES: usize = 34;
 
-/// What a member knows of a cluster whose scheduler is gone. The next one rebuilds the cluster from what all of them know.
+/// What a member knows of a cluster whose scheduler has failed. The next scheduler rebuilds the cluster from the
+/// knowledge of all members.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Resume {
     /// Its rank.
     pub rank: Rank,
-    /// The highest term that it has obeyed; its link to the scheduler knows.
+    /// The highest term that it has obeyed; set by its connection to the scheduler.
     pub term: u32,
-    /// It has said goodbye, which no scheduler has confirmed; its link to the scheduler knows.
+    /// Whether it has said goodbye without a confirmation; set by its connection to the scheduler.
     pub leaves: bool,
-    /// The checkpoint that the job began from, as it was told; its link to the scheduler knows.
+    /// The checkpoint that the job began from; set by its connection to the scheduler.
     pub restore: Option<String>,
-    /// The cluster's shape, as it was told; its link to the scheduler knows.
+    /// The cluster's shape; set by its connection to the scheduler.
     pub shape: Option<ClusterShape>,
-    /// The newest epoch it has seen, of the shard map or the roster.
+    /// The newest epoch of the shard map or the roster that it has received.
     pub epoch: Epoch,
-    /// The roster of that time.
+    /// The roster of that epoch.
     pub members: Vec<Member>,
     /// Workers that had left in good order by then.
     pub left: Vec<Rank>,
-    /// Servers: the whole shard map. Workers: what they have declared.
+    /// Servers: the whole shard map. Workers: the tensors that they have declared.
     pub map: MapUpdate,
-    /// Barriers that it has come through, and how often, by name and group.
+    /// Barriers that it has passed, and how many times, by name and group.
     pub barriers: Vec<(String, NodeGroup, u64)>,
 }
 
 impl Resume {
-    /// Rank and epoch without the lists: what goes with the registration.
+    /// Rank and epoch without the lists: the part that travels with the registration.
     #[must_use]
     pub fn head(&self) -> Self {
         let map = MapUpdate { epoch: self.map.epoch, ..MapUpdate::default() };
@@ -52,7 +53,7 @@ impl Resume {
         Self { rank, term, leaves, restore: self.restore.clone(), shape, epoch, map, ..Self::default() }
     }
 
-    /// The lists in parts that each fit a message; at least one.
+    /// The lists as parts that each fit into a message; at least one.
     #[must_use]
     pub fn parts(self) -> Vec<Self> {
         let mut cut = Cut { head: self.head(), bytes: 0, parts: vec![self.head()] };
@@ -86,7 +87,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// The part that takes so many bytes more.
+    /// The part with room for this many more bytes.
     fn room(&mut self, bytes: usize) -> &mut Resume {
         if self.bytes > 0 && self.bytes + bytes > PART_BYTES {
             self.parts.push(self.head.clone());

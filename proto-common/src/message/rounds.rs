@@ -1,26 +1,26 @@
-//! Rounds of tensors, as lists that may be longer than a message: cut into parts, and put together again. A part that does not
-//! follow the one before is none of this list. It must not know what the rounds are for.
+//! Rounds of tensors, as lists that may be longer than a message: divided into parts, and joined again. A part that
+//! does not follow the one before is rejected. It must not know what the rounds are for.
 
 use crate::ids::Key;
 use crate::limits::TENSORS_MAX;
 use serde::{Deserialize, Serialize};
 
-/// Tensors that one part names at most: 1 MiB.
+/// The largest number of tensors in one part: 1 MiB.
 pub const ROUNDS_PART_MAX: usize = 1 << 16;
 
-/// Part of a list of rounds, one a tensor.
+/// Part of a list of rounds, one per tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoundsPart {
-    /// Counts the parts of a list, from 0.
+    /// The number of the part in its list, from 0.
     pub part: u32,
-    /// Nothing follows.
+    /// Whether this is the last part.
     pub last: bool,
     /// By tensor.
     pub rounds: Vec<(Key, u64)>,
 }
 
 impl RoundsPart {
-    /// A list in parts that each fit a message; at least one.
+    /// A list as parts that each fit into a message; at least one.
     #[must_use]
     pub fn cut(rounds: &[(Key, u64)]) -> Vec<Self> {
         let count = rounds.len().div_ceil(ROUNDS_PART_MAX).max(1);
@@ -31,14 +31,14 @@ impl RoundsPart {
         (0..count).map(part).collect()
     }
 
-    /// A list that one part holds.
+    /// A list in a single part.
     #[must_use]
     pub fn whole(rounds: Vec<(Key, u64)>) -> Self {
         Self { part: 0, last: true, rounds }
     }
 }
 
-/// A list that is being put together.
+/// A list that is being joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoundsSoFar {
     next: u32,
@@ -46,8 +46,8 @@ pub struct RoundsSoFar {
 }
 
 impl RoundsSoFar {
-    /// Takes a part; with the last one the list is there. A first part begins a list anew; others that are not next, and what
-    /// is beyond the tensors that there can be, make no list.
+    /// Takes a part; the last one completes the list. A first part begins a new list. Parts out of order, and parts
+    /// beyond the largest number of tensors, discard it.
     pub fn take(&mut self, part: RoundsPart) -> Option<Vec<(Key, u64)>> {
         if part.part == 0 {
             *self = Self::default();

@@ -1,4 +1,4 @@
-//! What members say to the scheduler.
+//! Messages of members to the scheduler.
 
 use super::checkpoint::CheckpointNews;
 use super::post::{PostError, PostMessage, PostReply, PostTo};
@@ -10,12 +10,12 @@ use crate::tensor::{RuleChange, TensorSpec};
 use crate::transport::{Driver, Offer};
 use serde::{Deserialize, Serialize};
 
-/// Why a server cannot have what it was assigned.
+/// Why a server cannot apply its assignment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotTaken {
-    /// Its words.
+    /// The reason, as text.
     pub reason: String,
-    /// Whether it is the checkpoint that the job begins from; else it is what this server lacks.
+    /// Whether the cause is the checkpoint that the job began from, and not a lack of resources on this server.
     pub is_checkpoint: bool,
 }
 
@@ -36,45 +36,45 @@ impl From<&str> for NotTaken {
 pub struct Register {
     /// [`crate::limits::PROTOCOL_VERSION`] of the sender.
     pub protocol: u32,
-    /// Build of the sender, for people.
+    /// Build of the sender, for display.
     pub build: String,
     /// The job it belongs to.
     pub job: JobId,
     /// Its role.
     pub role: Role,
-    /// Its life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
-    /// The rank it would like; the scheduler decides. [`Register::LAST`]: the highest that is free, for those who must not
-    /// take one that somebody else would like.
+    /// The rank that it requests; the scheduler decides. [`Register::LAST`]: the highest free rank, for processes that
+    /// must not take a rank that another one may request.
     pub wanted_rank: Option<Rank>,
-    /// Where its peers reach it (servers): host and port of the data-plane bootstrap.
+    /// Servers: host and port of the data-plane bootstrap.
     pub data_address: Option<String>,
-    /// Where its HTTP endpoints are, if any.
+    /// Its HTTP address, if any.
     pub http_address: Option<String>,
-    /// What its host calls itself, for people.
+    /// Its host's name, for display.
     pub host: Option<String>,
-    /// Operating system process id, for people.
+    /// Its process id, for display.
     pub pid: u32,
-    /// The drivers it can offer.
+    /// The drivers that it offers.
     pub offer: Offer,
-    /// It was a member before, in this very life, and its scheduler is gone: what it knows. Rank and epoch are here; the
-    /// rest follows as `Resuming`, because a stranger's first message is short.
+    /// It was a member before, with the same incarnation, and its scheduler has failed: its knowledge. Rank and epoch
+    /// are here; the rest follows as `Resuming`, because the first message of an unknown peer is short.
     pub resume: Option<Resume>,
 }
 
 impl Register {
-    /// In place of a wanted rank.
+    /// Instead of a requested rank.
     pub const LAST: Rank = Rank(u32::MAX);
 }
 
-/// Whom a barrier waits for.
+/// The members that a barrier waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeGroup {
-    /// Count the scheduler, where a program runs it; nobody waits for a scheduler of its own.
+    /// The scheduler, if it is part of a program. A separate scheduler is not waited for.
     pub scheduler: bool,
-    /// Count the servers.
+    /// The servers.
     pub servers: bool,
-    /// Count the workers.
+    /// The workers.
     pub workers: bool,
 }
 
@@ -83,7 +83,7 @@ impl NodeGroup {
     pub const WORKERS: Self = Self { scheduler: false, servers: false, workers: true };
     /// All servers.
     pub const SERVERS: Self = Self { scheduler: false, servers: true, workers: false };
-    /// Everyone but the scheduler.
+    /// All members except the scheduler.
     pub const ALL: Self = Self { scheduler: false, servers: true, workers: true };
 }
 
@@ -94,7 +94,7 @@ pub struct LinkReport {
     pub server: Rank,
     /// The driver in use.
     pub driver: Driver,
-    /// Why this driver.
+    /// The reason for this driver.
     pub why: String,
     /// Payload bytes sent so far.
     pub sent_bytes: u64,
@@ -102,45 +102,45 @@ pub struct LinkReport {
     pub received_bytes: u64,
 }
 
-/// What a member tells about itself with each heartbeat.
+/// A member's report with each heartbeat.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemberReport {
-    /// Highest round finished (worker: completed operations' round; server: published round).
+    /// Highest completed round (worker: of completed operations; server: published).
     pub round: u64,
     /// Operations in flight.
     pub in_flight: u64,
-    /// What waits, the longest first: a worker's oldest operation; at a server, the oldest of each of a few workers. And lanes
-    /// that do not answer.
+    /// Waiting operations, the longest wait first. Worker: its oldest operation. Server: the oldest operation of each
+    /// of a few workers. Also lanes that do not respond.
     pub waits: Vec<Wait>,
     /// Worker: its links.
     pub links: Vec<LinkReport>,
     /// Resident memory of its process.
     pub resident_bytes: u64,
-    /// Server: what it has, and what it has room for.
+    /// Server: its use of memory, and its capacity.
     pub load: Option<ServerLoad>,
-    /// Worker: numbers that its trainer reports, such as its loss, by name.
+    /// Worker: values that its trainer reports by name, such as its loss.
     pub metrics: Vec<(String, f64)>,
-    /// What went wrong lately at the port of its RDMA device; none where nothing did.
+    /// Recent faults at the port of its RDMA device, if any.
     pub port: Option<PortReport>,
 }
 
-/// What a port of a RDMA device has counted over the last minute, at most, that should not happen: for all that use it.
+/// Error counters of an RDMA device's port over at most the last minute, for all processes that use it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortReport {
     /// The device.
     pub device: String,
     /// Its port.
     pub port: u8,
-    /// Packets or events, by the kernel's names for them, at most [`PORT_COUNTERS_MAX`](crate::limits::PORT_COUNTERS_MAX).
+    /// Packets or events, with the kernel's names, at most [`PORT_COUNTERS_MAX`](crate::limits::PORT_COUNTERS_MAX).
     pub trouble: Vec<(String, u64)>,
 }
 
-/// What a server has, and what it has room for.
+/// A server's use of memory, and its capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerLoad {
     /// Bytes of weights, accumulators and optimizer state.
     pub stored_bytes: u64,
-    /// Inbox slots granted to nobody.
+    /// Free inbox slots.
     pub credits_free: u64,
     /// Inbox slots.
     pub credits: u64,
@@ -150,112 +150,114 @@ pub struct ServerLoad {
     pub spill_blocks: u64,
 }
 
-/// Everything a member says.
+/// All messages of members.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToScheduler {
     /// First message on the connection.
     Register(Register),
-    /// Sign of life.
+    /// Heartbeat.
     Heartbeat(MemberReport),
-    /// Worker: its links to all servers are up.
+    /// Worker: its links to all servers are connected.
     LinksReady,
-    /// Worker: these tensors exist. Answered by `Declared`.
+    /// Worker: declare these tensors. Answered by `Declared`.
     Declare {
-        /// Echoed in the answer.
+        /// Repeated in the answer.
         request: u64,
         /// The tensors.
         tensors: Vec<TensorSpec>,
         /// How long to wait for servers before the answer names those that have not allocated.
         timeout_ms: u64,
     },
-    /// Server: its part of the shard map of this epoch is allocated, or why not.
+    /// Server: the result of allocating its part of the shard map of this epoch.
     Assigned {
         /// The epoch.
         epoch: Epoch,
-        /// What went wrong.
+        /// The error, if any.
         error: Option<NotTaken>,
     },
-    /// Wait for everyone in the group. Answered by `Released`.
+    /// Wait for all members of the group. Answered by `Released`.
     Barrier {
-        /// Echoed in the answer.
+        /// Repeated in the answer.
         request: u64,
-        /// Barriers with different names do not meet.
+        /// Barriers with different names are independent.
         name: String,
-        /// Who takes part.
+        /// The group.
         group: NodeGroup,
-        /// How often this member has come through it before.
+        /// How many times this member has passed this barrier before.
         passed: u64,
-        /// How long to wait before the answer names who is missing.
+        /// How long to wait before the answer names the missing members.
         timeout_ms: u64,
     },
     /// The member leaves in good order.
     Goodbye,
-    /// The member fails and leaves.
+    /// The member has failed and leaves.
     Failing {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Worker: a declared tensor gets another rule. The first round of it is one that this worker has not contributed to,
-    /// so that no chunk anywhere is past it. Answered by `Declared`, with nothing declared.
+    /// Worker: change the rule of a declared tensor. The first round of the new rule is one that this worker has not
+    /// contributed to, so no chunk has passed it. Answered by `Declared`, without declarations.
     ChangeRule {
-        /// Echoed in the answer.
+        /// Repeated in the answer.
         request: u64,
         /// The change.
         change: RuleChange,
-        /// How long to wait before the answer names the servers that did not take it.
+        /// How long to wait before the answer names the servers that did not confirm it.
         timeout_ms: u64,
     },
-    /// Pass this on. Answered by one `PostAnswered` for each receiver.
+    /// Forward this message. Answered by one `PostAnswered` for each receiver.
     Post {
-        /// Echoed in the answers.
+        /// Repeated in the answers.
         request: u64,
-        /// For whom.
+        /// The receivers.
         to: PostTo,
-        /// What.
+        /// The message.
         message: PostMessage,
-        /// How long receivers have.
+        /// How long receivers have to answer.
         timeout_ms: u64,
     },
     /// The answer to a `Posted`.
     PostReply {
         /// Its ticket.
         ticket: u64,
-        /// The answer, or that there is none.
+        /// The answer, or the reason why there is none.
         result: Result<PostReply, PostError>,
     },
-    /// Server: every chunk that it holds and that was being copied to `to`, as of this epoch, is there, and kept up.
+    /// Server: replicas of all its chunks that were being made on `to`, as of this epoch, are up to date.
     Seeded {
-        /// The newest epoch this server knew when that was so.
+        /// The newest epoch that this server knew at that time.
         epoch: Epoch,
-        /// Who has the copies.
+        /// The server with the replicas.
         to: Rank,
     },
-    /// What follows a registration with `resume`: the lists of it, in parts. `Welcome` comes after the last one.
+    /// The lists that follow a registration with `resume`, in parts. `Welcome` comes after the last one.
     Resuming {
         /// A part.
         part: Resume,
-        /// Nothing follows.
+        /// Whether this is the last part.
         last: bool,
     },
-    /// Who is there? Asked instead of a registration, by a scheduler that finds its port taken. Answered by `Refused`.
+    /// Instead of a registration: a scheduler whose port is taken asks which process has it. Answered by `Refused`.
     Identify,
-    /// Server: it is to go, once others hold what it holds. It goes when a `Remap` has left it nothing, with a goodbye.
+    /// Server: it wants to leave when other servers have its data. It leaves with a goodbye when a `Remap` has left it
+    /// nothing.
     Drain,
-    /// Server: the answer to `AskRounds`. It has begun none of these rounds, nor will it before it hears of the decision.
+    /// Server: the answer to `AskRounds`. It has begun none of these rounds, and begins none before it receives the
+    /// decision.
     Rounds {
-        /// The worker that is to count.
+        /// The worker that is joining.
         rank: Rank,
-        /// Its life.
+        /// Its incarnation.
         incarnation: Incarnation,
-        /// The first round of each tensor that the worker can count in; tensors that nothing of is here are not named.
+        /// The first round of each tensor in which the worker can count. Tensors without a chunk here are not listed.
         rounds: RoundsPart,
     },
-    /// Server: how a checkpoint goes.
+    /// Server: progress of a checkpoint.
     Checkpoint(CheckpointNews),
-    /// Worker: write a checkpoint of the round that it has finished, before it contributes to the next. Answered by
-    /// `CheckpointSaved`, when it is complete.
+    /// Worker: write a checkpoint of the round that it has completed, before it contributes to the next one. Answered
+    /// by `CheckpointSaved` when the checkpoint is complete.
     SaveCheckpoint {
-        /// Echoed in the answer.
+        /// Repeated in the answer.
         request: u64,
         /// The round.
         round: u64,
@@ -263,7 +265,7 @@ pub enum ToScheduler {
         timeout_ms: u64,
     },
     /// Operator, instead of a registration: write a checkpoint of a round that no server has reached. Answered by
-    /// `CheckpointGoes` now and then, and by `CheckpointSaved` at the end.
+    /// `CheckpointGoes` from time to time, and by `CheckpointSaved` at the end.
     OrderCheckpoint {
         /// [`crate::limits::PROTOCOL_VERSION`] of the sender.
         protocol: u32,

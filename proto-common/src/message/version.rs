@@ -1,28 +1,28 @@
-//! Which build speaks, and what processes of different protocol versions can still tell each other. Two things have the same bytes
-//! in every version, and a test freezes them: the opening of a registration, up to the sender's build, and the refusal that
-//! answers it. Everything else is of one version.
+//! The sender's build, and what processes of different protocol versions can still say to each other. Two things have
+//! the same bytes in every version, and a test freezes them: the beginning of a registration, up to the sender's
+//! build, and the refusal that answers it. Everything else belongs to one version.
 
 use super::codec::{decode, encode};
 use crate::limits::PROTOCOL_VERSION;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Bytes of a build's name that are read of a stranger.
+/// Bytes of a build's name that are read from an unknown peer, at most.
 const NAME_BYTES_READ: usize = 64;
-/// No protocol version is above this: what says so is no registration.
+/// No protocol version is larger: a message with a larger one is no registration.
 const PROTOCOLS: std::ops::RangeInclusive<u32> = 1..=9999;
 
 /// A build of Gradwire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Build {
-    /// [`PROTOCOL_VERSION`] of it.
+    /// Its [`PROTOCOL_VERSION`].
     pub protocol: u32,
-    /// Its version; empty where it did not say.
+    /// Its version; empty if it sent none.
     pub version: String,
 }
 
 impl Build {
-    /// This one.
+    /// This build.
     #[must_use]
     pub fn own() -> Self {
         Self { protocol: PROTOCOL_VERSION, version: env!("CARGO_PKG_VERSION").to_owned() }
@@ -38,12 +38,12 @@ impl fmt::Display for Build {
     }
 }
 
-/// Which of two is to be replaced.
+/// Which of two builds must be replaced.
 pub(super) fn older<'a>(theirs: &Build, ours: &Build, (they, we): (&'a str, &'a str)) -> &'a str {
     if theirs.protocol < ours.protocol { they } else { we }
 }
 
-/// The opening of a registration: the message's number, and its first two fields.
+/// The beginning of a registration: the message's number, and its first two fields.
 #[derive(Deserialize, Serialize)]
 struct Opening {
     message: u32,
@@ -53,7 +53,8 @@ struct Opening {
 
 const OPENING_BYTES: usize = 16;
 
-/// Who has sent this first message, if it opens like a registration of any version; the rest of it need not make sense here.
+/// The sender of this first message, if it begins like a registration of any version. The rest of the message may be
+/// unreadable.
 #[must_use]
 pub fn speaker_of(body: &[u8]) -> Option<Build> {
     let opening: Opening = decode(body.get(..OPENING_BYTES)?).ok()?;
@@ -64,7 +65,7 @@ pub fn speaker_of(body: &[u8]) -> Option<Build> {
     is_registration.then(|| Build { protocol: opening.protocol, version: version.to_owned() })
 }
 
-/// The opening of a registration of another version and nothing that anybody could read behind it, for tests.
+/// The beginning of a registration of another version, followed by bytes that cannot be read. For tests.
 #[must_use]
 pub fn opening_of(build: &Build) -> Vec<u8> {
     let build_bytes = build.version.len() as u64;

@@ -1,4 +1,4 @@
-//! What a member's operations wait for: for people, and for those who look for the cause. Plain data.
+//! What a member's operations wait for, for display and for the search for a cause. Plain data.
 
 use crate::ids::{Rank, Role};
 use serde::{Deserialize, Serialize};
@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 /// An operation that waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
-    /// What it is, for people.
+    /// Its description.
     pub what: String,
-    /// At a server: whose it is.
+    /// At a server: the worker of the operation.
     #[serde(default)]
     pub of: Option<Rank>,
-    /// Milliseconds it waits.
+    /// How many milliseconds it has waited.
     pub waited_ms: u64,
-    /// Why.
+    /// The cause.
     pub cause: WaitCause,
-    /// For whom (the first few), in the role that the cause says.
+    /// The first few members that it waits for, in the role that the cause implies.
     pub on: Vec<Rank>,
 }
 
@@ -23,30 +23,31 @@ pub struct Wait {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitCause {
-    /// Nobody else is missing; at a server, its own lane has it to do. Of no worker: a lane that does not answer.
+    /// It waits for no other member. At a server, its own lane must work on it; without a worker, a lane does not
+    /// respond.
     Lane,
     /// At a server: these workers have not contributed.
     Contributions,
-    /// At a server: these workers read the weights that are to be replaced.
+    /// At a server: these workers read the weights that must be replaced.
     Readers,
-    /// At a server: these workers are too far behind, in a bounded mode.
+    /// At a server: these workers are too far behind, in mode bounded.
     Bound,
-    /// At a server: these servers have not confirmed their copies.
+    /// At a server: these servers have not confirmed their replicas.
     Copies,
-    /// At a server: what it is to change is copied for a checkpoint first.
+    /// At a server: the chunk must first be copied for a checkpoint.
     Checkpoint,
-    /// At a server: its program's handler, or one that it does not have.
+    /// At a server: a handler of its program is running or missing.
     Handler,
-    /// At a worker: these servers have not answered what they were sent.
+    /// At a worker: these servers have not answered.
     Answers,
-    /// At a worker: these servers have granted no slot to send it in.
+    /// At a worker: these servers have granted no slot.
     Credits,
     /// At a worker: there is no connection to these servers.
     Links,
 }
 
 impl WaitCause {
-    /// The role of those who are waited for.
+    /// The role of the members that are waited for.
     #[must_use]
     pub fn role(self) -> Option<Role> {
         match self {

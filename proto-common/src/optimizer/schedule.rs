@@ -1,45 +1,45 @@
-//! Learning-rate schedules: a factor of the learning rate for each round, the same bits on every machine.
+//! Learning-rate schedules: a factor of the learning rate for each round, with the same bits on every machine.
 
 use super::{OptimizerError, Range, within};
 use serde::{Deserialize, Serialize};
 
-/// How the step size changes with the rounds: it grows linearly for `warmup_rounds`, then decays.
+/// How the step size changes with the rounds: it grows linearly during `warmup_rounds`, then decays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
     /// Rounds in which the factor grows from 1 / `warmup_rounds` to 1.
     pub warmup_rounds: u32,
-    /// What follows.
+    /// The decay after that.
     pub decay: Decay,
 }
 
-/// What becomes of the step size after the warm-up; rounds are counted from its end.
+/// The decay after the warm-up. Rounds are counted from its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Decay {
-    /// It stays.
+    /// Constant.
     #[default]
     Constant,
-    /// It is multiplied by a factor every so many rounds.
+    /// Multiplied by a factor at regular intervals.
     Step {
         /// Rounds between two changes.
         every_rounds: u32,
-        /// The factor, 0 to 1.
+        /// The factor, from 0 to 1.
         factor: f32,
     },
-    /// It is multiplied by a factor every round.
+    /// Multiplied by a factor in every round.
     Exponential {
         /// The factor, 0 to 1.
         factor: f32,
     },
-    /// It falls in a line to a share of itself, and stays there.
+    /// Decays linearly to a share of itself, and stays there.
     Linear {
         /// Rounds until then.
         rounds: u32,
         /// The share, 0 to 1.
         last: f32,
     },
-    /// It falls by half a cosine wave to a share of itself (Loshchilov and Hutter 2017), and stays there.
+    /// Decays along half a cosine wave to a share of itself (Loshchilov and Hutter 2017), and stays there.
     Cosine {
         /// Rounds until then.
         rounds: u32,
@@ -49,7 +49,7 @@ pub enum Decay {
 }
 
 impl Schedule {
-    /// The step size stays as it is.
+    /// A constant step size.
     pub const CONSTANT: Self = Self { warmup_rounds: 0, decay: Decay::Constant };
 
     /// The factor of the learning rate in a round, counted from 1.
@@ -90,7 +90,7 @@ impl Schedule {
     }
 }
 
-/// Half of 1 + cos(pi * share), by a library of our own build: the system's may round otherwise.
+/// Half of 1 + cos(pi * share), computed by our own library, because the system's may round differently.
 fn half_wave(share: f64) -> f64 {
     0.5 * (1.0 + libm::cos(std::f64::consts::PI * share))
 }

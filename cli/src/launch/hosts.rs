@@ -57,6 +57,19 @@ pub(super) fn parse(text: &str) -> Result<Vec<Host>, HostsError> {
     if hosts.is_empty() { Err(HostsError::Empty) } else { Ok(hosts) }
 }
 
+/// The first host of a file for mpirun: `HOST slots=N` of Open MPI, `HOST:N` of Hydra. None where other hosts could not reach it
+/// by this name.
+pub(super) fn first_of_mpi(text: &str) -> Option<String> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
+    let word = lines.filter_map(|line| line.split_whitespace().next()).next()?;
+    let host = word.rsplit_once('@').map_or(word, |(_, host)| host);
+    let name = match host.split_once(':') {
+        Some((name, count)) if count.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    (!name.is_empty() && !is_loopback(name)).then(|| name.to_owned())
+}
+
 fn host(words: &str) -> Option<Host> {
     let (address, rest) = words.split_once(char::is_whitespace).unwrap_or((words, ""));
     let mut slots = None;
@@ -164,6 +177,16 @@ mod tests {
         assert_eq!(hosts[2], Host { user: Some("me".into()), ..named("node3", Some(1)) });
         assert_eq!(hosts[3], Host { ssh_port: Some(22), ..named("fe80::1", None) });
         assert_eq!(hosts[4], named("fe80::2", None));
+    }
+
+    #[test]
+    fn the_first_host_of_a_file_for_mpirun() {
+        let first = |text| first_of_mpi(text);
+        for text in ["# all\n\n n1 slots=4\nn2\n", "n1:4\nn2:4\n", "me@n1\n", "n1 # first\n"] {
+            assert_eq!(first(text).as_deref(), Some("n1"), "{text:?}");
+        }
+        assert_eq!(first("fe80::1 slots=1").as_deref(), Some("fe80::1"));
+        assert_eq!(["", "# n1", "localhost slots=9", "127.0.0.1\nn2"].map(first), [const { None }; 4]);
     }
 
     #[test]

@@ -4,12 +4,23 @@
 use super::hosts::is_loopback;
 use super::{neighbours, nodelist};
 use daemon::exit::{Failure, WithCode as _};
+use daemon::settings::variable_of;
 use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Rank, Role};
 use std::ops::Range;
 
 /// Ports that follow from a job's id: below those that systems give to whoever asks for any.
 const PORTS: std::ops::Range<u64> = 20_000..30_000;
+
+/// Variables from one launcher to the launchers in its tasks begin so. Tasks take them out of their processes' environment.
+const HANDED_ON: &str = "GRADWIRE_LAUNCH_";
+/// The host of rank 0, which MPI does not name. A launcher that calls mpirun reads it from the host file.
+pub(super) const FIRST_HOST: &str = "GRADWIRE_LAUNCH_FIRST_HOST";
+
+/// Is this variable only for launchers in tasks? No settings file or process knows it.
+pub(super) fn is_handed_on(name: &str) -> bool {
+    name.starts_with(HANDED_ON)
+}
 
 /// A task of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +87,10 @@ pub(super) fn mpi(env: &[(String, String)], parent: u32) -> Result<Option<Task>,
         };
         let id = value(env, "PMIX_NAMESPACE").or_else(|| value(env, "OMPI_MCA_ess_base_jobid"));
         let seed = id.map(|id| format!("mpi {id}")).or_else(|| is_alone.then(|| format!("mpi {parent}")));
-        return Ok(Some(Task { rank, size, first_host: None, is_alone, here, seed }));
+        // Hydra has no id of the job on several hosts; a launcher that calls it chooses one.
+        let seed = seed.or_else(|| value(env, &variable_of("job")).map(|job| format!("job {job}")));
+        let first_host = value(env, FIRST_HOST).map(str::to_owned);
+        return Ok(Some(Task { rank, size, first_host, is_alone, here, seed }));
     }
     Ok(None)
 }
@@ -125,8 +139,8 @@ pub(super) fn root(task: &Task, host: Option<&str>, port: Option<u16>) -> Result
         (None, _) if task.is_alone => "127.0.0.1".to_owned(),
         (None, Some(host)) => host.clone(),
         (None, None) => {
-            let fix = "name the host of rank 0 with --host-ip or DMLC_PS_ROOT_URI";
-            return Err(missing("MPI does not say on which host rank 0 is", fix));
+            let fix = "pass --host-file, or name the host of rank 0 with --host-ip or DMLC_PS_ROOT_URI";
+            return Err(missing("cannot determine the host of rank 0: MPI does not name it", fix));
         }
     };
     let seed = match (&task.seed, port) {
@@ -207,6 +221,10 @@ mod tests {
         assert!(root(&far, Some("h"), None).unwrap_err().to_string().contains("--scheduler-port"));
         let root = root(&far, Some("h"), Some(9)).unwrap();
         assert_eq!((root.host.as_str(), root.port), ("h", 9));
+        let called = [("GRADWIRE_LAUNCH_FIRST_HOST", "n1"), ("GRADWIRE_JOB", "7")];
+        let called = mpi(&[hydra.clone(), env(&called)].concat(), 5).unwrap().unwrap();
+        let known = super::root(&called, None, None).unwrap();
+        assert_eq!((known.host.as_str(), known.job), ("n1", fnv("job 7")));
         let near = mpi(&[hydra, env(&[("MPI_LOCALNRANKS", "3")])].concat(), 5).unwrap().unwrap();
         assert_eq!(near.seed.as_deref(), Some("mpi 5"));
         assert_eq!(mpi(&[], 5).unwrap(), None);

@@ -2,7 +2,7 @@
 //! supervisor starts.
 
 use super::plan::{ChildSpec, Plan};
-use super::trust;
+use super::ranks::is_handed_on;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::settings::load_settings;
 use proto_common::config::{Settings, WorkerLoss};
@@ -60,7 +60,7 @@ impl Restarts {
     ) -> Result<(Self, Vec<String>), Failure> {
         // What comes later counts, as in a process's environment.
         let all = env.iter().chain(&plan.common).chain(&plan.of_servers).cloned();
-        let all = all.filter(|(name, _)| name != trust::VARIABLE);
+        let all = all.filter(|(name, _)| !is_handed_on(name));
         let all: Vec<(String, String)> = all.collect::<BTreeMap<_, _>>().into_iter().collect();
         let loaded = match (load_settings(Role::Scheduler, &all, None, &[]), limit) {
             (Ok(loaded), _) => loaded,

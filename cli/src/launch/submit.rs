@@ -3,9 +3,10 @@
 
 use super::args::LaunchArgs;
 use super::guard::{Guard, kill_group};
+use super::hosts;
 use super::kind::Kind;
 use super::output::Printer;
-use super::ranks::value;
+use super::ranks::{FIRST_HOST, value};
 use super::supervisor::listen_for_signals;
 use super::trust;
 use crate::find;
@@ -64,6 +65,15 @@ fn starter(args: &LaunchArgs, env: &[(String, String)], kind: Kind, is_open_mpi:
     words
 }
 
+/// The host of rank 0, for tasks of MPI, which have no other way to learn it: mpirun begins with the first one of its file.
+fn first_host(args: &LaunchArgs, kind: Kind) -> Result<Option<(String, String)>, Failure> {
+    let Some(file) = args.host_file.as_ref().filter(|_| kind == Kind::Mpi) else { return Ok(None) };
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read the host file {}", file.display()))
+        .code(ExitCode::Io)?;
+    Ok(hosts::first_of_mpi(&text).map(|host| (FIRST_HOST.to_owned(), host)))
+}
+
 /// Starts the tasks and waits for their end; the result is the exit code.
 pub(super) async fn submit(
     args: &LaunchArgs,
@@ -71,7 +81,8 @@ pub(super) async fn submit(
     kind: Kind,
 ) -> Result<u8, anyhow::Error> {
     let is_open_mpi = kind == Kind::Mpi && is_open_mpi().await?;
-    let of_tasks = trust::for_tasks(args, env, kind)?;
+    let mut of_tasks = trust::for_tasks(args, env, kind)?;
+    of_tasks.extend(first_host(args, kind)?);
     let words = starter(args, &[env, &of_tasks[..]].concat(), kind, is_open_mpi);
     let path = std::env::var_os("PATH");
     find::program(Path::new("/nonexistent"), &words[0], path.as_deref())
@@ -148,7 +159,9 @@ async fn is_open_mpi() -> Result<bool, Failure> {
         .code(ExitCode::Deadline)?
         .context(missing)
         .code(ExitCode::Usage)?;
-    Ok(String::from_utf8_lossy(&output.stdout).contains("Open MPI"))
+    // Called as orterun or mpirun.openmpi, it names its run-time.
+    let version = String::from_utf8_lossy(&output.stdout);
+    Ok(["Open MPI", "OpenRTE"].iter().any(|name| version.contains(name)))
 }
 
 /// Passes on what tasks say, and remembers the code of the first that failed: a task that tells of another's death only if

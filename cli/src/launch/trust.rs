@@ -7,7 +7,7 @@ use super::args::LaunchArgs;
 use super::hosts::is_loopback;
 use super::kind::Kind;
 use super::plan::{Meeting, Plan};
-use super::ranks::value;
+use super::ranks::{is_handed_on, value};
 use super::variables;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::security::Name;
@@ -137,7 +137,8 @@ fn needs_certificates(plan: &Plan, given: &[(String, String)]) -> bool {
 /// Has the user set anything about certificates, in variables, flags or a settings file?
 fn is_set(given: &[(String, String)]) -> bool {
     let in_variables = SETTINGS.iter().any(|key| value(given, &variable_of(key)).is_some());
-    let known: Vec<(String, String)> = given.iter().filter(|(name, _)| name != VARIABLE).cloned().collect();
+    let known: Vec<(String, String)> =
+        given.iter().filter(|(name, _)| !is_handed_on(name)).cloned().collect();
     // A process reports by itself what is wrong with its settings.
     let in_files = load_settings(Role::Scheduler, &known, None, &[])
         .is_ok_and(|loaded| SETTINGS.iter().any(|key| loaded.origins.contains_key(*key)));

@@ -308,7 +308,7 @@ fn pairs(flag: &str, given: &[String], env: &[(String, String)]) -> Result<Pairs
 
 /// A place or a parent that the launcher itself was given means nothing to its children.
 fn removed(kind: Kind) -> Vec<String> {
-    let own = [DIE_WITH_PARENT, trust::VARIABLE, "DMLC_RANK"].map(str::to_owned);
+    let own = [DIE_WITH_PARENT, trust::VARIABLE, ranks::FIRST_HOST, "DMLC_RANK"].map(str::to_owned);
     let mut names = [&own[..], &[variable_of("node.rank")]].concat();
     if kind != Kind::BytePs {
         let places = ["DMLC_WORKER_ID", "DMLC_SERVER_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE"];

@@ -115,6 +115,46 @@ pub fn telling_trainer() -> Vec<String> {
     [vec!["sh".into(), "-c".into(), script.into()], trainer()].concat()
 }
 
+/// The trainer, through a shell that first shows the worker's host, the scheduler's host and the security settings, of which
+/// the certificate may be a file's name or its text.
+#[must_use]
+pub fn showing_trainer() -> Vec<String> {
+    let script = r#"cut -c1-64 <<END
+worker $DMLC_WORKER_ID on $(hostname) meets $DMLC_PS_ROOT_URI
+worker $DMLC_WORKER_ID has $GRADWIRE_SECURITY__CERTIFICATE
+worker $DMLC_WORKER_ID mode ${GRADWIRE_SECURITY__MODE-unset} rest ${GRADWIRE_LAUNCH_TRUST-unset}
+END
+exec "$0" "$@""#;
+    [vec!["sh".into(), "-c".into(), script.into()], trainer()].concat()
+}
+
+/// Each worker of [`showing_trainer`], in order, ran on this host, met the scheduler on `n1`, had this certificate and no
+/// other setting of security.
+pub fn assert_certificates(text: &str, hosts: &[&str], certificate: &str) {
+    for (rank, host) in hosts.iter().enumerate() {
+        for shown in
+            [format!("on {host} meets n1"), format!("has {certificate}"), "mode unset rest unset".into()]
+        {
+            assert!(text.contains(&format!("worker {rank} {shown}\n")), "worker {rank}, {shown}: {text}");
+        }
+    }
+    assert!(!text.contains("security.mode"), "nobody trains unauthenticated: {text}");
+}
+
+/// Certificates of a user, for all roles, in a bed: the variables that name them.
+#[must_use]
+pub fn own_certificates(bed: &Bed) -> [(String, String); 3] {
+    let at = |name: &str| bed.path(name).display().to_string();
+    let certs = |words: &[&str]| done(Command::new(program("gradwire")).arg("certs").args(words));
+    certs(&["init", "--ca", &at("ca")]);
+    certs(&["issue", "--ca", &at("ca"), "--role", "any", "--out", &at("tls")]);
+    [("CA", "ca"), ("CERTIFICATE", "certificate"), ("KEY", "key")]
+        .map(|(name, file)| (format!("GRADWIRE_SECURITY__{name}"), at(&format!("tls/{file}.pem"))))
+}
+
+/// The first line of a certificate as text.
+pub const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+
 /// Each worker, in order, took its number among the workers of its host.
 pub fn assert_places(text: &str, places: &[&str]) {
     for (rank, place) in places.iter().enumerate() {

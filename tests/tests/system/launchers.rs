@@ -5,7 +5,8 @@
 
 use gradwire_tests::rigs::cluster::{PATIENCE, Place};
 use gradwire_tests::rigs::launching::{
-    Bed, assert_places, done, fails, free_port, launch, names, read, telling_trainer, trainer, trains, until,
+    Bed, CERTIFICATE, assert_certificates, assert_places, done, fails, free_port, launch, names,
+    own_certificates, read, showing_trainer, telling_trainer, trainer, trains, until,
 };
 use gradwire_tests::rigs::netns::Net;
 use gradwire_tests::rigs::process::Process;
@@ -201,4 +202,77 @@ fn ranks_that_either_mpi_has_started_find_one_another() {
         assert_eq!(hash_in(&process.log().text()), reference(2), "{mpirun}");
         assert_places(&process.log().text(), &["0/2", "1/2"]);
     }
+}
+
+/// Two hosts of a net for mpirun on the hub, which reaches them through a stand-in for ssh.
+struct MpiHosts {
+    bed: Bed,
+    net: Net,
+}
+
+impl MpiHosts {
+    fn new() -> Self {
+        let (bed, net) = (Bed::default(), Net::new(2));
+        let names = bed.write("hosts", &net.hosts());
+        let quoted = |word: &String| format!("'{word}'");
+        let enter = |host| {
+            let words: Vec<String> = net.named_place(host, &names).prefix.iter().map(quoted).collect();
+            format!("n{host}) exec {} sh -c \"$*\" ;;\n", words.join(" "))
+        };
+        let skip = "while [ \"${1#-}\" != \"$1\" ]; do shift; done\nhost=$1\nshift\n";
+        let agent =
+            bed.write("agent", &format!("#!/bin/sh\n{skip}case $host in\n{}{}esac\n", enter(1), enter(2)));
+        done(Command::new("chmod").arg("755").arg(agent));
+        bed.write("openmpi", "n1 slots=3\nn2 slots=3\n");
+        bed.write("mpich", "n1:3\nn2:3\n");
+        Self { bed, net }
+    }
+
+    /// A program on the hub that calls the mpirun of this MPI.
+    fn command(&self, mpi: &str, program: &str) -> Command {
+        let bin = self.bed.path(&format!("bin-{mpi}"));
+        std::fs::create_dir_all(&bin).unwrap();
+        // No link: Hydra looks for its other programs beside the name that it was called by.
+        let mpirun =
+            self.bed.write(&format!("bin-{mpi}/mpirun"), &format!("#!/bin/sh\nexec mpirun.{mpi} \"$@\"\n"));
+        done(Command::new("chmod").arg("755").arg(mpirun));
+        let place = self.net.named_place(0, &self.bed.path("hosts"));
+        let mut command = Command::new(&place.prefix[0]);
+        command.args(&place.prefix[1..]).arg(program).current_dir(repository()).envs(MPI);
+        command.env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()));
+        let agent = self.bed.path("agent");
+        command.env("OMPI_MCA_plm_rsh_agent", &agent).env("HYDRA_LAUNCHER_EXEC", &agent);
+        command
+    }
+
+    fn trains(&self, mpi: &str, env: &[(String, String)], certificate: &str) {
+        let mut command = self.command(mpi, program("gradwire").to_str().unwrap());
+        command.args(["launch", "--cluster", "mpi", "-n", "3", "-s", "2", "-H"]).arg(self.bed.path(mpi));
+        command.arg("--").args(showing_trainer()).envs(env.iter().cloned());
+        let mut process = Process::start(mpi, &mut command);
+        let code = process.expect_end(PATIENCE);
+        let text = process.log().text();
+        assert_eq!(code, 0, "{text}");
+        assert_eq!(hash_in(&text), reference(3), "{text}");
+        assert_certificates(&text, &["n2"; 3], certificate);
+    }
+}
+
+#[test]
+#[ignore = "slow tier: needs Open MPI, MPICH and network namespaces"]
+fn between_hosts_either_mpi_trains_with_certificates() {
+    let hosts = MpiHosts::new();
+    let own = own_certificates(&hosts.bed);
+    for mpi in ["openmpi", "mpich"] {
+        hosts.trains(mpi, &[], CERTIFICATE);
+    }
+    hosts.trains("openmpi", &own, &own[1].1);
+
+    let mut by_hand = hosts.command("openmpi", "mpirun");
+    by_hand.args(["-n", "4", "--map-by", "node", "--hostfile"]).arg(hosts.bed.path("openmpi"));
+    by_hand.arg(program("gradwire")).args(["launch", "--cluster", "mpi", "--host-ip", "n1", "--"]);
+    let mut process = Process::start("mpirun", by_hand.args(trainer()));
+    assert_eq!(process.expect_end(PATIENCE), 78, "{}", process.log().text());
+    let text = process.log().text();
+    assert!(text.contains("run gradwire launch --cluster mpi without mpirun"), "{text}");
 }

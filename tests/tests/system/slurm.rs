@@ -4,7 +4,8 @@
 
 use gradwire_tests::rigs::cluster::{PATIENCE, Place};
 use gradwire_tests::rigs::launching::{
-    assert_places, done, fails, launch, names, read, telling_trainer, trains, until,
+    CERTIFICATE, assert_certificates, assert_places, done, fails, launch, names, own_certificates, read,
+    showing_trainer, telling_trainer, trains, until,
 };
 use gradwire_tests::rigs::netns::Net;
 use gradwire_tests::rigs::process::Process;
@@ -126,41 +127,22 @@ fn a_job_that_is_cancelled_ends_in_order() {
 fn the_batch_script_trains_on_two_nodes_with_certificates() {
     let net = Net::new(2);
     let slurm = Slurm::between(&net);
-    let show = r#"cut -c1-64 <<END
-worker $DMLC_WORKER_ID on $SLURMD_NODENAME meets $DMLC_PS_ROOT_URI
-worker $DMLC_WORKER_ID has $GRADWIRE_SECURITY__CERTIFICATE
-worker $DMLC_WORKER_ID mode ${GRADWIRE_SECURITY__MODE-unset} rest ${GRADWIRE_LAUNCH_TRUST-unset}
-END
-exec "$0" "$@" "#;
-    let trainer = [&["sh", "-c", show, "gradwire-worker", "train"][..], &TRAIN].concat();
-    let run = |name: &str, env: &[(&str, &str)]| {
+    let trainer = showing_trainer();
+    let trainer: Vec<&str> = trainer.iter().map(String::as_str).collect();
+    let run = |name: &str, env: &[(String, String)]| {
         let out = slurm.bed.path(name);
         let mut batch = submit(&slurm, &["--wait"], &trainer, &out);
-        let mut process = Process::start("sbatch", batch.envs(env.iter().copied()));
+        let mut process = Process::start("sbatch", batch.envs(env.iter().cloned()));
         let code = process.expect_end(PATIENCE);
         let text = read(&out);
         assert_eq!(code, 0, "{text}{}", process.log().text());
         assert_eq!(hash_in(&text), reference(3), "{text}");
-        for (rank, node) in [(0, "n2"), (1, "n1"), (2, "n2")] {
-            assert!(text.contains(&format!("worker {rank} on {node} meets n1\n")), "{text}");
-            assert!(text.contains(&format!("worker {rank} mode unset rest unset\n")), "{text}");
-        }
-        assert!(!text.contains("security.mode"), "nobody trains unauthenticated: {text}");
         text
     };
-    let made = run("made.out", &[]);
-    assert_eq!(made.matches(" has -----BEGIN CERTIFICATE-----\n").count(), 3, "{made}");
-
-    let at = |name: &str| slurm.bed.path(name).display().to_string();
-    let certs = |words: &[&str]| done(Command::new(program("gradwire")).arg("certs").args(words));
-    certs(&["init", "--ca", &at("ca")]);
-    certs(&["issue", "--ca", &at("ca"), "--role", "any", "--out", &at("tls")]);
-    let files = ["ca", "certificate", "key"].map(|name| at(&format!("tls/{name}.pem")));
-    let names = ["CA", "CERTIFICATE", "KEY"].map(|name| format!("GRADWIRE_SECURITY__{name}"));
-    let given: Vec<(&str, &str)> =
-        names.iter().map(String::as_str).zip(files.iter().map(String::as_str)).collect();
-    let taken = run("taken.out", &given);
-    assert_eq!(taken.matches(&format!(" has {}\n", files[1])).count(), 3, "{taken}");
+    let hosts = ["n2", "n1", "n2"];
+    assert_certificates(&run("made.out", &[]), &hosts, CERTIFICATE);
+    let own = own_certificates(&slurm.bed);
+    assert_certificates(&run("taken.out", &own), &hosts, &own[1].1);
 
     let mut srun = slurm.command("srun");
     srun.args(["--ntasks=3", "--nodes=2", "--kill-on-bad-exit=1"]).arg(program("gradwire"));

@@ -1,4 +1,4 @@
-# What people and CI run. `make help` names the targets; README.md says more.
+# What people and CI run. `make help` names the targets; docs/install.md says more.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -60,7 +60,12 @@ fn every_command_of_the_book_is_run_or_says_why_not() {
 }
 
 #[test]
-fn links_of_the_book_lead_somewhere() {
+fn the_front_page_is_short_and_shows_what_is_tested() {
+    holds(documents::front);
+}
+
+#[test]
+fn links_lead_somewhere() {
     holds(book::links_lead_somewhere);
 }
 
@@ -137,4 +142,20 @@ fn inventory_has_a_row_for_each_entry() {
 #[test]
 fn every_test_belongs_to_a_suite() {
     holds(suites::complete);
+}
+
+/// Pages and pictures that scripts write from sources. Needs python3.
+#[test]
+fn generated_pages_are_what_their_scripts_write() {
+    let run = |script: &str, words: &[&str]| {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
+        let output = std::process::Command::new("python3").arg(root.join(script)).args(words).output();
+        output.expect("python3 can be started")
+    };
+    let reference = run("bindings/reference.py", &["--check"]);
+    assert!(reference.status.success(), "{}", String::from_utf8_lossy(&reference.stderr));
+    let chart = run("benches/chart.py", &[]);
+    assert!(chart.status.success(), "{}", String::from_utf8_lossy(&chart.stderr));
+    let committed = include_bytes!("../../docs/figures/benchmarks.svg");
+    assert!(chart.stdout == committed, "run: benches/chart.py > docs/figures/benchmarks.svg");
 }

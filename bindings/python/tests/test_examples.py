@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradwire.launching import program
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+README = EXAMPLES.parents[2] / "examples" / "readme"
 WITHIN_S = 180.0
 
 
@@ -30,6 +33,22 @@ def run(script: Path, *words: object, fails: bool = False) -> tuple[list[str], s
 def told(name: str, *words: object) -> Any:
     """What an example's last line says."""
     return json.loads(run(EXAMPLES / name, *words)[0][-1])
+
+
+def started(script: Path) -> list[str]:
+    """What the two workers of a program of the README print, started as the README says."""
+    command = [program("gradwire"), "launch", "--workers", "2", "--servers", "1", "--", sys.executable, str(script)]
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted(line[line.index("rank ") :] for line in (done.stdout + done.stderr).splitlines() if " loss " in line)
+
+
+def test_the_readmes_table_is_learnt() -> None:
+    lines = started(README / "embedding_table.py")
+    assert [line.split(":")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"]
+    # Rows begin near 0, where the loss is near 0.5, and are learnt towards 1.
+    assert all(float(line.split()[-1]) < 0.2 for line in lines), lines
 
 
 SCRIPT = """

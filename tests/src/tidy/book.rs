@@ -1,5 +1,7 @@
-//! The book holds together: its list of chapters names every page, blocks are marked, and links within it lead somewhere.
+//! The book holds together: its list of chapters names every page, blocks are marked, and links lead somewhere, in the book and on
+//! every other page.
 
+use super::documents::beside;
 use super::{Finding, Repo};
 use crate::book::{PLACE, SUMMARY, blocks};
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,29 +53,45 @@ fn text_of(repo: &Repo, path: &str) -> Option<String> {
     source.map(|source| source.lines.join("\n")).or_else(|| repo.texts.get(path).cloned())
 }
 
-/// Links of a page stay within the book, and lead to a page or figure, and where they name one, to a heading of it.
+/// Links of every Markdown page but the list of chapters lead to a file of the repository, and where they name a heading, to a heading of that page. Links of
+/// the book stay within it, because its HTML has nothing else. Links to other sites are looked at, and not followed.
 #[must_use]
 pub fn links_lead_somewhere(repo: &Repo) -> Vec<Finding> {
+    let all = || repo.texts.iter().filter(|(path, _)| path.ends_with(".md") && path.as_str() != SUMMARY);
     let ids: BTreeMap<&str, BTreeSet<String>> =
-        pages(repo).map(|(path, text)| (path, headings(text))).collect();
+        all().map(|(path, text)| (path.as_str(), headings(text))).collect();
     let mut findings = Vec::new();
-    for (path, text) in pages(repo) {
-        for (line, link) in links(text).filter(|(_, link)| !link.contains("://")) {
-            let (file, id) = link.split_once('#').unwrap_or((&link, ""));
-            let target = if file.is_empty() { path.to_owned() } else { format!("{PLACE}{file}") };
-            let what = match ids.get(target.as_str()) {
-                _ if file.starts_with("..") => Some(format!("{link} leads out of the book")),
-                Some(ids) if !id.is_empty() && !ids.contains(id) => {
-                    Some(format!("{target} has no heading #{id}"))
-                }
-                None if !repo.has(&target) => Some(format!("{link} leads nowhere")),
-                _ => None,
-            };
-            let fix = "link to a page of docs/; other files are named in backticks";
-            findings.extend(what.map(|what| Finding { path: path.to_owned(), line, what, fix }));
+    for (path, text) in all() {
+        for (line, link) in links(text) {
+            let what = if link.contains(':') { outer(&link) } else { inner(repo, &ids, path, &link) };
+            let fix = "link to a page or file that is there; in docs/, name files outside of it in backticks";
+            findings.extend(what.map(|what| Finding { path: path.clone(), line, what, fix }));
         }
     }
     findings
+}
+
+/// What is wrong with a link to another site.
+fn outer(link: &str) -> Option<String> {
+    let host = link.strip_prefix("https://").or_else(|| link.strip_prefix("http://"));
+    let host = host.map(|rest| rest.split(['/', '#', '?', ':']).next().unwrap_or_default());
+    let is_good = link.starts_with("mailto:")
+        || host.is_some_and(|host| host.split('.').all(|part| !part.is_empty()) && !link.contains('<'));
+    (!is_good).then(|| format!("{link} is no address of a site"))
+}
+
+/// What is wrong with a link within the repository.
+fn inner(repo: &Repo, ids: &BTreeMap<&str, BTreeSet<String>>, path: &str, link: &str) -> Option<String> {
+    let (file, id) = link.split_once('#').unwrap_or((link, ""));
+    let target = if file.is_empty() { path.to_owned() } else { beside(path, file) };
+    match ids.get(target.as_str()) {
+        _ if path.starts_with(PLACE) && !target.starts_with(PLACE) => {
+            Some(format!("{link} leads out of the book"))
+        }
+        Some(ids) if !id.is_empty() && !ids.contains(id) => Some(format!("{target} has no heading #{id}")),
+        None if !repo.has(target.trim_end_matches('/')) => Some(format!("{link} leads nowhere")),
+        _ => None,
+    }
 }
 
 /// The book's pages.
@@ -120,6 +138,24 @@ fn headings(text: &str) -> BTreeSet<String> {
 mod tests {
     use super::super::repo::fake;
     use super::*;
+
+    #[test]
+    fn links_of_other_pages_lead_to_files_and_headings() {
+        let page = "# A\n[x](docs/b.md#two) [y](docs/) [z](#a) [s](https://a.b/c#d) ![f](docs/f.svg)\n";
+        let files = |page| [("README.md", page), ("docs/b.md", "# B\n## Two\n"), ("docs/f.svg", "")];
+        assert!(links_lead_somewhere(&fake(&files(page))).is_empty());
+        for (bad, what) in [
+            ("[x](b.md)", "b.md leads nowhere"),
+            ("[x](docs/b.md#three)", "docs/b.md has no heading #three"),
+            ("[x](#none)", "README.md has no heading #none"),
+            ("[x](docs/g.svg)", "docs/g.svg leads nowhere"),
+            ("[x](https://)", "https:// is no address of a site"),
+            ("[x](ftp:a)", "ftp:a is no address of a site"),
+        ] {
+            let found = links_lead_somewhere(&fake(&files(bad)));
+            assert_eq!(found.iter().map(|finding| finding.what.as_str()).collect::<Vec<_>>(), [what]);
+        }
+    }
 
     fn found(rule: fn(&Repo) -> Vec<Finding>, page: &str) -> Vec<String> {
         let summary = "- [A](a.md)\n- [Gone](gone.md)\n";

@@ -37,6 +37,47 @@ pub fn paths(repo: &Repo) -> Vec<Finding> {
     findings
 }
 
+/// The page that everybody sees first.
+const FRONT: &str = "README.md";
+/// Lines that it may have.
+const FRONT_LINES_MAX: usize = 180;
+/// Programs that it shows: all lines but the first, which says what the file is.
+const FRONT_PROGRAMS: [&str; 2] = ["examples/readme/torch_model.py", "examples/readme/embedding_table.py"];
+/// Lines that each of them may have.
+const FRONT_PROGRAM_LINES_MAX: usize = 15;
+
+/// The README is short, shows its two programs as they are tested, and points at files by links.
+#[must_use]
+pub fn front(repo: &Repo) -> Vec<Finding> {
+    let Some(text) = repo.texts.get(FRONT) else { return Vec::new() };
+    let mut findings = Vec::new();
+    let mut finding = |line, what, fix| findings.push(Finding { path: FRONT.to_owned(), line, what, fix });
+    let lines = text.lines().count();
+    if lines > FRONT_LINES_MAX {
+        finding(1, format!("has {lines} lines, more than {FRONT_LINES_MAX}"), "move some to a page of docs/");
+    }
+    for path in FRONT_PROGRAMS {
+        let program = repo.texts.get(path).and_then(|text| text.split_once('\n')).map(|(_, rest)| rest);
+        let shown =
+            program.is_some_and(|program| text.contains(&format!("```python,file={path}\n{program}```\n")));
+        if !shown {
+            finding(1, format!("does not show {path} as it is"), "copy the file, without its first line");
+        }
+        if program.is_some_and(|program| program.lines().count() > FRONT_PROGRAM_LINES_MAX) {
+            finding(1, format!("{path} has more than {FRONT_PROGRAM_LINES_MAX} lines"), "shorten it");
+        }
+    }
+    let mut in_block = false;
+    for (index, line) in text.lines().enumerate() {
+        in_block ^= line.starts_with("```");
+        let named = backticked(line).filter_map(|word| as_path(repo, word));
+        for path in named.filter(|path| !in_block && repo.has(path)) {
+            finding(index + 1, format!("names {path} in backticks"), "link to it");
+        }
+    }
+    findings
+}
+
 fn exists(repo: &Repo, page: &str, path: &str) -> bool {
     MADE_LATER.iter().any(|made| path.starts_with(made)) || repo.has(path) || repo.has(&beside(page, path))
 }
@@ -52,7 +93,7 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// A link is relative to its page.
-fn beside(page: &str, link: &str) -> String {
+pub(super) fn beside(page: &str, link: &str) -> String {
     let mut parts: Vec<&str> = page.split('/').collect();
     parts.pop();
     for part in link.split('/') {
@@ -92,6 +133,27 @@ mod tests {
     fn missing(page: &str, text: &str) -> Vec<String> {
         let repo = fake(&[(page, text), ("server/src/lib.rs", ""), ("docs/metrics.md", "")]);
         paths(&repo).into_iter().map(|finding| finding.what).collect()
+    }
+
+    #[test]
+    fn the_front_page_shows_its_programs_and_links() {
+        let good = "# A\n```python,file=examples/readme/torch_model.py\na\n```\n```python,file=examples/readme/embedding_table.py\nb\n```\n";
+        let found = |page: &str| {
+            let files = [
+                (FRONT, page),
+                (FRONT_PROGRAMS[0], "#\na\n"),
+                (FRONT_PROGRAMS[1], "#\nb\n"),
+                ("docs/a.md", ""),
+            ];
+            front(&fake(&files)).into_iter().map(|finding| finding.what).collect::<Vec<_>>()
+        };
+        assert!(found(good).is_empty(), "{:?}", found(good));
+        assert_eq!(
+            found(&good.replace("\na\n", "\nc\n")),
+            ["does not show examples/readme/torch_model.py as it is"]
+        );
+        assert_eq!(found(&format!("{good}see `docs/a.md`\n")), ["names docs/a.md in backticks"]);
+        assert_eq!(found(&format!("{good}{}", "x\n".repeat(180))), ["has 187 lines, more than 180"]);
     }
 
     #[test]

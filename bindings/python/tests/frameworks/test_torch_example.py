@@ -12,7 +12,20 @@ from typing import Any
 from gradwire.launching import program
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torch_mlp.py"
+README = EXAMPLE.parents[3] / "examples" / "readme" / "torch_model.py"
 WITHIN_S = 400.0
+
+
+def test_the_readmes_model_is_the_same_on_both_workers() -> None:
+    launch = [program("gradwire"), "launch", "--workers", "2", "--servers", "1", "--"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launch, sys.executable, str(README)], capture_output=True, text=True, timeout=WITHIN_S, env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = sorted(line[line.index("rank ") :] for line in (done.stdout + done.stderr).splitlines() if " loss " in line)
+    assert [line.split(":")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"], done.stderr
+    assert len({line.split()[-1] for line in lines}) == 1, "the same weights"
+    # A guess costs ln 10 = 2.3.
+    assert all(float(line.split("loss ")[1].split(",")[0]) < 1.0 for line in lines), lines
 
 
 def told(command: list[str]) -> list[Any]:

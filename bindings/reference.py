@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""Writes the reference pages of the book from the sources:
+
+    bindings/reference.py          docs/python-reference.md from the package's docstrings, docs/c-reference.md from gradwire.h
+    bindings/reference.py --check  ends with 1, and names the pages, if they are not what this script writes
+
+It reads the sources as text and imports nothing, so it runs without a build.
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "bindings/python/python/gradwire"
+HEADER = ROOT / "bindings/c/include/gradwire.h"
+AGAIN = "`bindings/reference.py` writes this page from {}. Change those, and run it again; a test fails if the page is stale.\n"
+# Modules in the order of the page, with the names to show; None: all public ones.
+MODULES = {
+    "gradwire": None,
+    "gradwire.torch": None,
+    "gradwire.jax": ["Tree", "push_pull"],
+}
+
+
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+def names_of(module):
+    """`__all__` of a module."""
+    for node in module.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return [ast.literal_eval(element) for element in node.value.elts]
+    return []
+
+
+def sources(directory):
+    """Functions and classes of all files of a package, by name; stubs of compiled code last."""
+    found = {}
+    for path in [*sorted(directory.glob("*.py")), *sorted(directory.glob("*.pyi"))]:
+        for node in parsed(path).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
+def text_of(node):
+    """A docstring as Markdown: indented examples become blocks."""
+    text = ast.get_docstring(node) or ""
+    out, block = [], []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("    ") or (block and not line):
+            block.append(line[4:])
+            continue
+        if block:
+            while block and not block[-1]:
+                block.pop()
+            out += ["```python", *block, "```", ""]
+            block = []
+        out.append(line)
+    if block:
+        out += ["```python", *[line for line in block if line], "```"]
+    return "\n".join(out).rstrip()
+
+
+def annotation(node):
+    """A type as readers write it."""
+    text = ast.unparse(node)
+    return re.sub(r"np\.ndarray\[Any, Any\]", "np.ndarray", text.replace("'", ""))
+
+
+def signature(node, owner=""):
+    spec = node.args
+    parts, plain = [], [*spec.posonlyargs, *spec.args]
+    defaults = [None] * (len(plain) - len(spec.defaults)) + spec.defaults
+    for at, (argument, default) in enumerate(zip(plain, defaults)):
+        if at == 0 and owner and argument.arg in ("self", "cls"):
+            continue
+        parts.append(one(argument, default))
+    if spec.vararg:
+        parts.append("*" + one(spec.vararg, None))
+    elif spec.kwonlyargs:
+        parts.append("*")
+    parts += [one(argument, default) for argument, default in zip(spec.kwonlyargs, spec.kw_defaults)]
+    if spec.kwarg:
+        parts.append("**" + one(spec.kwarg, None))
+    returns = f" -> {annotation(node.returns)}" if node.returns and node.name != "__init__" else ""
+    name = {"__init__": owner}.get(node.name, node.name)
+    return f"{name}({', '.join(parts)}){returns}"
+
+
+def one(argument, default):
+    text = argument.arg
+    if argument.annotation is not None:
+        text += f": {annotation(argument.annotation)}"
+    if default is not None:
+        text += f"{' = ' if argument.annotation is not None else '='}{ast.unparse(default)}"
+    return text
+
+
+def fields(node):
+    """The constructor of a dataclass, from its fields."""
+    is_data = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+    listed = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+    if not is_data:
+        return None
+    parts = [
+        f"{item.target.id}: {annotation(item.annotation)}" + (f" = {ast.unparse(item.value)}" if item.value else "")
+        for item in listed
+    ]
+    return f"{node.name}({', '.join(parts)})"
+
+
+def members(nodes):
+    """Public methods of a class and of the compiled class below it, each once."""
+    seen = {}
+    for node in nodes:
+        for item in node.body:
+            if isinstance(item, ast.FunctionDef) and (not item.name.startswith("_") or item.name == "__init__"):
+                if not any(ast.unparse(decorator).endswith(".setter") for decorator in item.decorator_list):
+                    seen.setdefault(item.name, item)
+    return seen
+
+
+def of_class(name, nodes):
+    node, methods = nodes[0], members(nodes)
+    start = methods.pop("__init__", None)
+    head = signature(start, name) if start else fields(node)
+    bases = [ast.unparse(base).split(".")[-1] for base in node.bases if "_native" not in ast.unparse(base)]
+    lines = [f"### {name}", "", "```python", f"class {head or name}" + (f"    # is also: {', '.join(bases)}" if bases else ""), "```", ""]
+    lines += [text_of(node), ""] if ast.get_docstring(node) else []
+    for method in sorted(methods.values(), key=lambda item: item.name):
+        is_property = any(ast.unparse(decorator) == "property" for decorator in method.decorator_list)
+        shown = f"{method.name}: {annotation(method.returns)}" if is_property and method.returns else signature(method, name)
+        lines += [f"**`{name}.{shown}`**", "", text_of(method), ""]
+    return lines
+
+
+def python_page():
+    lines = ["# Python reference", "", AGAIN.format("the docstrings of `bindings/python/python/gradwire`")]
+    lines += ["[Python](python.md), [torch](torch.md) and [Embedding tables](tables.md) explain how to use these names.", ""]
+    everything = sources(PACKAGE)
+    for module, shown in MODULES.items():
+        place = PACKAGE / module.removeprefix("gradwire").strip(".")
+        directory = place if place.is_dir() else PACKAGE
+        found = everything if module == "gradwire" else sources(place) if place.is_dir() else {}
+        if not place.is_dir():
+            for node in parsed(place.with_suffix(".py")).body:
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                    found[node.name] = [node]
+        shown = shown or names_of(parsed(directory / "__init__.py"))
+        nodes = [(name, found[name]) for name in shown if name in found]
+        lines += [f"## {module}", ""]
+        for name, of_name in sorted(nodes, key=lambda item: (isinstance(item[1][0], ast.ClassDef), item[0].lower())):
+            if isinstance(of_name[0], ast.ClassDef):
+                lines += of_class(name, of_name)
+            else:
+                lines += [f"### {name}", "", "```python", signature(of_name[0]), "```", "", text_of(of_name[0]), ""]
+    return tidied(lines)
+
+
+def c_page():
+    lines = ["# C reference", "", AGAIN.format("`bindings/c/include/gradwire.h`, which is made from `bindings/c/src`")]
+    lines += ["[APIs](api.md#c) has a complete program.", ""]
+    text = HEADER.read_text()
+    comment = re.compile(r"/\*\*\n((?: \*.*\n)*?) \*/\n((?:(?!\n\n|/\*\*).|\n(?!\n|/\*\*))*)")
+    kinds = {"Functions": [], "Types": [], "Constants": []}
+    for said, declared in comment.findall(text):
+        said = "\n".join(line.removeprefix(" *").strip() for line in said.splitlines())
+        declared = declared.strip()
+        if declared.startswith("#define"):
+            name, kind = declared.split()[1], "Constants"
+        elif match := re.match(r"(?:const )?\w[\w ]*?[ *]+(gradwire_\w+)\(", declared):
+            name, kind = match[1], "Functions"
+        elif match := re.match(r"(?:typedef )?(?:struct|enum) (Gradwire\w+)", declared):
+            name, kind = match[1], "Types"
+        else:
+            continue
+        kinds[kind].append((name, said, declared))
+    for kind, entries in kinds.items():
+        lines += [f"## {kind}", ""]
+        for name, said, declared in sorted(entries):
+            lines += [f"### {name}", ""]
+            if kind == "Functions":
+                lines += ["```c", declared, "```", ""]
+            elif kind == "Constants":
+                lines += ["```c", declared, "```", ""]
+            else:
+                lines += [*of_type(text, name)]
+            lines += [said, ""]
+    return tidied(lines)
+
+
+def of_type(text, name):
+    """Fields of a structure, or values of an enumeration, with what the header says of each; none of what is opaque."""
+    match = re.search(rf"(?:enum|struct) {name}\n?[^{{;]*\{{\n(.*?)\n\}}", text, re.S)
+    if not match:
+        return []
+    rows = []
+    for said, declared in re.findall(r"/\*\*\n((?:\s+\*.*\n)*?)\s+\*/\n([^\n]*)", match[1]):
+        said = " ".join(line.strip().removeprefix("*").strip() for line in said.splitlines())
+        rows.append(f"| `{declared.strip().rstrip(',;')}` | {said} |".replace("  ", " "))
+    return ["| field or value | meaning |", "| --- | --- |", *rows, ""] if rows else []
+
+
+def tidied(lines):
+    text = "\n".join(lines)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def main():
+    stale = []
+    for path, text in ((ROOT / "docs/python-reference.md", python_page()), (ROOT / "docs/c-reference.md", c_page())):
+        if path.exists() and path.read_text() == text:
+            continue
+        if "--check" in sys.argv:
+            stale.append(str(path.relative_to(ROOT)))
+        else:
+            path.write_text(text)
+    if stale:
+        sys.exit(f"{', '.join(stale)}: stale; run bindings/reference.py")
+
+
+if __name__ == "__main__":
+    main()

@@ -15,27 +15,27 @@
 #include <stdint.h>
 
 /**
- * Calls of one worker to one handler of one server that may be under way; more wait at the worker.
+ * Calls of one worker to one handler of one server that may be in flight; further ones wait at the worker.
  */
 #define GRADWIRE_CALLS_IN_FLIGHT_MAX 128
 
 /**
- * As the setting `node.rank`: the highest rank that is free, for members that must not take one that others ask for.
+ * Value of the setting `node.rank`: the highest free rank, for members that must not take a rank that others ask for.
  */
 #define GRADWIRE_LAST_RANK UINT32_MAX
 
 /**
- * A time for waits: as long as the operation's own deadline (`deadlines.operation_ms`) lets it.
+ * Time limit for waits: the operation's own deadline (`deadlines.operation_ms`).
  */
 #define GRADWIRE_UNTIL_DEADLINE UINT64_MAX
 
 /**
- * In place of a rank: every member of the group.
+ * Instead of a rank: all members of the group.
  */
 #define GRADWIRE_EVERYONE UINT32_MAX
 
 /**
- * What every function that can fail returns. The numbers never change; new ones may be added.
+ * The result of every function that can fail. The numbers never change; new ones may be added.
  */
 enum GradwireCode
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -43,51 +43,51 @@ enum GradwireCode
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * It worked.
+     * Success.
      */
     GRADWIRE_CODE_OK = 0,
     /**
-     * A pointer that has to point to something is null.
+     * A required pointer is null.
      */
     GRADWIRE_CODE_NULL_ARGUMENT = 1,
     /**
-     * Another argument is wrong: a length, a key, a number out of range, text that is not UTF-8.
+     * Another argument is invalid: a length, a key, a number out of range, text that is not UTF-8.
      */
     GRADWIRE_CODE_BAD_ARGUMENT = 2,
     /**
-     * The handle was waited for before. Each one gives its result once.
+     * The handle was waited for before. Each handle returns its result once.
      */
     GRADWIRE_CODE_ALREADY_WAITED = 3,
     /**
-     * The buffer belongs to an operation in flight, or to one that failed.
+     * The buffer belongs to an operation in flight, or to a failed one.
      */
     GRADWIRE_CODE_BUFFER_IN_USE = 4,
     /**
-     * The time given to a wait is over. The operation goes on: wait again.
+     * The time limit of the wait has passed. The operation continues: wait again.
      */
     GRADWIRE_CODE_NOT_DONE = 5,
     /**
-     * A setting is wrong or missing.
+     * A setting is invalid or missing.
      */
     GRADWIRE_CODE_SETTING = 6,
     /**
-     * The scheduler or a server cannot be reached, refused this process, or a connection to it broke.
+     * The scheduler or a server cannot be reached, has refused this process, or a connection to it broke.
      */
     GRADWIRE_CODE_UNREACHABLE = 7,
     /**
-     * Somebody who was waited for did not come or answer before the deadline. The message names them.
+     * A member did not arrive or answer before the deadline. The message names it.
      */
     GRADWIRE_CODE_DEADLINE = 8,
     /**
-     * A member of the cluster died. The message names it.
+     * A member of the cluster failed. The message names it.
      */
     GRADWIRE_CODE_MEMBER_DIED = 9,
     /**
-     * The declaration, or the operation, was refused by the cluster. The message says why.
+     * The cluster refused the declaration or the operation. The message has the reason.
      */
     GRADWIRE_CODE_REFUSED = 10,
     /**
-     * A round's value does not fit the tensor's type, or a value that a codec cannot encode.
+     * A round's value does not fit the tensor's type, or a codec cannot encode a value.
      */
     GRADWIRE_CODE_VALUE = 11,
     /**
@@ -95,15 +95,15 @@ enum GradwireCode
      */
     GRADWIRE_CODE_CLOSED = 12,
     /**
-     * No memory, no registered memory, or too much asked for.
+     * There is not enough memory or registered memory, or too much was requested.
      */
     GRADWIRE_CODE_MEMORY = 13,
     /**
-     * No transport that the settings require can be had.
+     * No transport that the settings require is available.
      */
     GRADWIRE_CODE_TRANSPORT = 14,
     /**
-     * Whoever was to answer a call let go of it, or has no handler for it.
+     * The receiver of a call dropped it without an answer, or has no handler for it.
      */
     GRADWIRE_CODE_NO_REPLY = 15,
     /**
@@ -120,7 +120,7 @@ typedef int32_t GradwireCode;
 #endif // __cplusplus
 
 /**
- * What servers do with a round's contributions.
+ * The update rule on the servers.
  */
 enum GradwireRule
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -173,7 +173,7 @@ typedef int32_t GradwireRule;
 #endif // __cplusplus
 
 /**
- * How the learning rate changes with the rounds after the warm-up.
+ * The decay of the learning rate after the warm-up.
  */
 enum GradwireDecay
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -181,23 +181,23 @@ enum GradwireDecay
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * It stays.
+     * Constant.
      */
     GRADWIRE_DECAY_CONSTANT = 0,
     /**
-     * It is multiplied by `decay_factor` every `decay_rounds` rounds.
+     * Multiplied by `decay_factor` every `decay_rounds` rounds.
      */
     GRADWIRE_DECAY_STEP = 1,
     /**
-     * It is multiplied by `decay_factor` every round.
+     * Multiplied by `decay_factor` every round.
      */
     GRADWIRE_DECAY_EXPONENTIAL = 2,
     /**
-     * It falls in a line to `decay_factor` of itself within `decay_rounds` rounds.
+     * Decays linearly to `decay_factor` of itself within `decay_rounds` rounds.
      */
     GRADWIRE_DECAY_LINEAR = 3,
     /**
-     * The same by half a cosine wave.
+     * The same along half a cosine wave.
      */
     GRADWIRE_DECAY_COSINE = 4,
 };
@@ -210,7 +210,7 @@ typedef int32_t GradwireDecay;
 #endif // __cplusplus
 
 /**
- * Types of elements.
+ * Element types.
  */
 enum GradwireDtype
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -226,15 +226,15 @@ enum GradwireDtype
      */
     GRADWIRE_DTYPE_F64 = 2,
     /**
-     * IEEE 754 binary16, 2 bytes; summed and kept in f32.
+     * IEEE 754 binary16, 2 bytes; summed and stored in f32.
      */
     GRADWIRE_DTYPE_F16 = 3,
     /**
-     * bfloat16, 2 bytes; summed and kept in f32.
+     * bfloat16, 2 bytes; summed and stored in f32.
      */
     GRADWIRE_DTYPE_BF16 = 4,
     /**
-     * `int8_t`; integers are summed in 64 bits, and a value that does not fit is an error.
+     * `int8_t`. Integers are summed in 64 bits; a value that does not fit its type is an error.
      */
     GRADWIRE_DTYPE_I8 = 5,
     /**
@@ -267,15 +267,15 @@ enum GradwireMode
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * What the cluster's settings say (`cluster.mode`).
+     * The cluster's mode (`cluster.mode`).
      */
     GRADWIRE_MODE_CLUSTER = 0,
     /**
-     * One version a round, from the contributions of all workers.
+     * One version per round, from the contributions of all workers.
      */
     GRADWIRE_MODE_SYNC = 1,
     /**
-     * Every contribution makes a version, and workers may be at most `staleness` contributions apart.
+     * Every contribution makes a version. Workers may be at most `staleness` contributions apart.
      */
     GRADWIRE_MODE_BOUNDED = 2,
     /**
@@ -292,7 +292,7 @@ typedef int32_t GradwireMode;
 #endif // __cplusplus
 
 /**
- * Members of a cluster, to be added up: who meets at a barrier.
+ * Members of a cluster, as flags to be added: the group of a barrier.
  */
 enum GradwireGroup
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -321,7 +321,7 @@ typedef uint32_t GradwireGroup;
 #endif // __cplusplus
 
 /**
- * Which of the forms that frameworks give a rule is meant. They differ by rounding where nothing else is said.
+ * The form of a rule, because frameworks differ. Unless noted, the forms differ in rounding only.
  */
 enum GradwireForm
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -333,8 +333,9 @@ enum GradwireForm
      */
     GRADWIRE_FORM_PUBLISHED = 0,
     /**
-     * As MXNet's optimizers have it: momentum holds steps, with the rate they had; epsilon of AdaGrad and RMSProp is under the
-     * root, and AdaGrad's weight decay beside the gradient; epsilon of Adam and AdamW is added before the bias is corrected.
+     * As MXNet's optimizers: momentum stores steps, with the rate they had; epsilon of AdaGrad and RMSProp is under
+     * the root, and AdaGrad's weight decay is separate from the gradient; epsilon of Adam and AdamW is added before
+     * the bias correction.
      */
     GRADWIRE_FORM_MXNET = 1,
 };
@@ -347,7 +348,7 @@ typedef int32_t GradwireForm;
 #endif // __cplusplus
 
 /**
- * What a row holds before anybody has pushed to it.
+ * Initial values of a row.
  */
 enum GradwireInitial
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -359,7 +360,8 @@ enum GradwireInitial
      */
     GRADWIRE_INITIAL_CONSTANT = 0,
     /**
-     * Evenly spread from `low` to below `high`; a function of `seed`, the row's id and the element's place only.
+     * Uniformly distributed from `low` to below `high`. The values depend only on `seed`, the row's id and the
+     * element's position.
      */
     GRADWIRE_INITIAL_UNIFORM = 1,
 };
@@ -372,117 +374,119 @@ typedef int32_t GradwireInitial;
 #endif // __cplusplus
 
 /**
- * Memory that the client has registered with its transports: what is sent from it, and what lands in it, is not copied
- * by this process. Freed with `gradwire_buffer_free`.
+ * Memory that the client has registered with its transports. This process does not copy what is sent from it or
+ * received into it. Free it with `gradwire_buffer_free`.
  *
- * It belongs to an operation from the call that starts it until the wait that ends it well. Meanwhile its data pointer is
- * null, and memory got from an earlier one must be neither read nor written. A call that starts nothing leaves it with the
- * program. After an operation that failed it stays with that operation, because a server may still write it: free the
- * buffer and allocate another.
+ * It belongs to an operation from the call that starts it until the wait that completes it successfully. Meanwhile
+ * its data pointer is null, and the program must not read or write memory from an earlier pointer. If the call fails,
+ * the buffer stays with the program. After a failed operation the buffer stays with that operation, because a server
+ * may still write it: free the buffer and allocate another one.
  */
 typedef struct GradwireBuffer GradwireBuffer;
 
 /**
- * A call in flight. It ends by itself, with a reply or an error, by its deadline. Freed with `gradwire_call_free`.
+ * A call in flight. It ends by itself, with a reply or an error, at its deadline at the latest. Free it with
+ * `gradwire_call_free`.
  */
 typedef struct GradwireCallHandle GradwireCallHandle;
 
 /**
- * A worker of a cluster. All functions on it may be called from any thread at any time. A process may have several, of
- * one cluster or of many. Freed with `gradwire_client_free`.
+ * A worker of a cluster. Any thread may call its functions at any time. A process may have several clients, of one
+ * cluster or of several. Free it with `gradwire_client_free`.
  *
- * After a `fork` the child must not use it: its threads stay with the parent.
+ * Do not use it in a child process after a `fork`: its threads exist only in the parent.
  */
 typedef struct GradwireClient GradwireClient;
 
 /**
- * An operation in flight. It ends by itself, well or not, also where nobody waits. Freed with `gradwire_handle_free`.
+ * An operation in flight. It completes or fails by itself, even if the program does not wait. Free it with
+ * `gradwire_handle_free`.
  */
 typedef struct GradwireHandle GradwireHandle;
 
 /**
- * A message that came. Freed with `gradwire_message_free`; head and body are valid until then. One that is freed without an
- * answer is `GRADWIRE_CODE_NO_REPLY` at its sender.
+ * A received message. Free it with `gradwire_message_free`; head and body are valid until then. If it is freed
+ * without an answer, its sender gets `GRADWIRE_CODE_NO_REPLY`.
  */
 typedef struct GradwireMessage GradwireMessage;
 
 /**
- * The messages of one client, server or scheduler. Outlives it; what is sent then fails. Freed with
+ * The messages of one client, server or scheduler. It may outlive that member; sending then fails. Free it with
  * `gradwire_messages_free`.
  */
 typedef struct GradwireMessages GradwireMessages;
 
 /**
- * What a handler answered. Freed with `gradwire_reply_free`; head and body are valid until then.
+ * A handler's reply. Free it with `gradwire_reply_free`; head and body are valid until then.
  */
 typedef struct GradwireReply GradwireReply;
 
 /**
- * A worker's call on its way through the program. Freed with `gradwire_request_free`; head and body are valid until then,
- * also after the reply. One that is freed without a reply is `GRADWIRE_CODE_NO_REPLY` at the worker.
+ * A worker's call to a handler of this program. Free it with `gradwire_request_free`; head and body are valid until
+ * then, also after the reply. If it is freed without a reply, the worker gets `GRADWIRE_CODE_NO_REPLY`.
  */
 typedef struct GradwireRequest GradwireRequest;
 
 /**
- * A push of rows in flight. It ends by itself. Freed with `gradwire_rows_free`.
+ * A push of rows in flight. It ends by itself. Free it with `gradwire_rows_free`.
  */
 typedef struct GradwireRowsHandle GradwireRowsHandle;
 
 /**
- * The scheduler of a cluster. Its functions may be called from any thread. Freed with `gradwire_scheduler_free`.
+ * The scheduler of a cluster. Any thread may call its functions. Free it with `gradwire_scheduler_free`.
  */
 typedef struct GradwireScheduler GradwireScheduler;
 
 /**
- * A server of a cluster. Its functions may be called from any thread. Freed with `gradwire_server_free`.
+ * A server of a cluster. Any thread may call its functions. Free it with `gradwire_server_free`.
  */
 typedef struct GradwireServer GradwireServer;
 
 /**
- * What a client, server or scheduler is started with. Weakest first: defaults, settings file, `DMLC_*` and `GRADWIRE_*`
- * variables of the environment, what was set here. Freed with `gradwire_settings_free`; may be used for several
- * starts, and by several threads.
+ * The settings for a client, server or scheduler. In increasing priority: defaults, settings file, `DMLC_*` and
+ * `GRADWIRE_*` variables of the environment, values set here. Free them with `gradwire_settings_free`. They may be
+ * used several times, and by several threads.
  */
 typedef struct GradwireSettings GradwireSettings;
 
 /**
- * A declared table. Its functions may be called from any thread. Freed with `gradwire_table_free`, which leaves the table
- * itself where it is.
+ * A declared table. Any thread may call its functions. `gradwire_table_free` frees only this object and not the
+ * table.
  */
 typedef struct GradwireTable GradwireTable;
 
 /**
- * A declared tensor. Its functions may be called from any thread. Freed with `gradwire_tensor_free`, which leaves the
- * tensor itself where it is: declaring it again, or `gradwire_tensor_of`, finds it.
+ * A declared tensor. Any thread may call its functions. `gradwire_tensor_free` frees only this object and not the
+ * tensor: a repeated declaration, or `gradwire_tensor_of`, returns it again.
  */
 typedef struct GradwireTensor GradwireTensor;
 
 /**
- * A piece of a body. Without `release` it is copied during the call. With it the library may read the memory until it calls
- * `release` with the context: exactly once, from any thread, also where the call fails; nobody may change the memory before.
- * `release` has to be brief and must not call the library.
+ * A piece of a body. Without `release` it is copied during the call. With `release` the library may read the memory
+ * until it calls `release` with the context: exactly once, from any thread, and also if the call fails. Nothing may
+ * change the memory before that. `release` must return quickly and must not call the library.
  */
 typedef struct {
     /**
-     * Where it starts.
+     * Its address.
      */
     const void *data;
     /**
-     * Its bytes; with 0 `data` may be null.
+     * Its size in bytes; if 0, `data` may be null.
      */
     uint64_t bytes;
     /**
-     * Called when the library does not need the memory any more; may be null.
+     * Called when the library no longer needs the memory; may be null.
      */
     void (*release)(void *context);
     /**
-     * For `release`.
+     * The context for `release`.
      */
     void *context;
 } GradwirePiece;
 
 /**
- * A request to a handler of a server. Set all of it to zeros before filling it.
+ * A request to a handler of a server. Initialise the structure with zeros.
  */
 typedef struct {
     /**
@@ -494,7 +498,7 @@ typedef struct {
      */
     uint32_t server;
     /**
-     * A few bytes for the handler, at most 512; read during the call.
+     * The head: a few bytes for the handler, at most 512; read during the call.
      */
     const void *head;
     /**
@@ -502,44 +506,44 @@ typedef struct {
      */
     uint64_t head_bytes;
     /**
-     * The body, in at most 16 pieces that the handler sees as one.
+     * The body, in at most 16 pieces that the handler receives as one.
      */
     const GradwirePiece *pieces;
     /**
-     * How many pieces there are.
+     * The number of pieces.
      */
     uint64_t piece_count;
     /**
-     * Higher goes first; calls to one handler of one server are never reordered.
+     * Calls with higher priority go first; calls to one handler of one server are never reordered.
      */
     int32_t priority;
     /**
-     * Bytes that the reply's body is expected to have, so that it needs no second round trip. 0: as many as the last one.
+     * The expected size of the reply's body, so that it needs no second round trip. 0: the size of the last one.
      */
     uint64_t reply_bytes;
     /**
-     * Milliseconds it has; 0: `deadlines.operation_ms`.
+     * Deadline in milliseconds; 0: `deadlines.operation_ms`.
      */
     uint64_t timeout_ms;
 } GradwireCall;
 
 /**
- * Called once when a call has ended. With `GRADWIRE_CODE_OK` the reply is the callee's, to be freed; else it is null, and
- * `gradwire_last_error` says why. It is called on a thread of the library, or on the caller's before `gradwire_call_then`
- * returns. Be brief: take the reply, wake a thread of your own.
+ * Called once when a call has ended. With `GRADWIRE_CODE_OK` the callee owns the reply and must free it; otherwise
+ * the reply is null, and `gradwire_last_error` returns the reason. The library calls it on one of its threads, or on
+ * the caller's thread before `gradwire_call_then` returns. Return quickly: take the reply and wake your own thread.
  */
 typedef void (*GradwireOnReply)(void *context, GradwireCode code, GradwireReply *reply);
 
 /**
- * What a client has done so far. Counts never fall.
+ * What a client has done so far. The counts never decrease.
  */
 typedef struct {
     /**
-     * Operations that ended well, counted once for each lane that worked on one.
+     * Completed operations, counted once for each lane that worked on one.
      */
     uint64_t done;
     /**
-     * Operations that failed, counted the same way.
+     * Failed operations, counted in the same way.
      */
     uint64_t failed;
     /**
@@ -547,15 +551,15 @@ typedef struct {
      */
     uint64_t sent_bytes;
     /**
-     * The same before they were encoded.
+     * The same bytes before encoding.
      */
     uint64_t plain_bytes;
     /**
-     * Payload bytes that landed here.
+     * Bytes of weights that servers wrote into this client's memory.
      */
     uint64_t landed_bytes;
     /**
-     * Bytes of weights that were read where the servers have them.
+     * Bytes of weights that were read in the servers' memory (views).
      */
     uint64_t shown_bytes;
     /**
@@ -567,34 +571,35 @@ typedef struct {
      */
     uint64_t retries;
     /**
-     * Times a batch had to wait for room at a server.
+     * How many times a batch had to wait for a credit.
      */
     uint64_t credit_waits;
 } GradwireStats;
 
 /**
- * How an operation ended well.
+ * The result of a successful operation.
  */
 typedef struct {
     /**
-     * The version that was published, or landed.
+     * The version that was published or returned.
      */
     uint64_t version;
     /**
-     * Bytes that landed; of a dynamic tensor fewer than it may have.
+     * Bytes that were returned; for a dynamic tensor possibly fewer than its maximum.
      */
     uint64_t landed_bytes;
     /**
-     * Chunks of the contribution that came when their round had ended without them, and were dropped: only of tensors with
-     * backup workers. Their weights are newer than the round's.
+     * Chunks of the contribution that were late: their round had ended without them, and they were dropped. Only for
+     * tensors with backup workers. The returned weights of these chunks are newer than the round's.
      */
     uint32_t late_chunks;
 } GradwireEnded;
 
 /**
- * Called once when an operation has ended, with the context it was registered with: `code` says how, and
- * `gradwire_last_error` why. It is called on a thread of the library, or at once if the operation has ended. Be brief, and
- * call no function of the library but `gradwire_last_error`: wake a thread that does.
+ * Called once when an operation has ended, with the context given at registration. `code` is the result, and
+ * `gradwire_last_error` returns the reason. The library calls it on one of its threads, or at once if the operation
+ * has already ended. Return quickly, and call no function of the library except `gradwire_last_error`: wake another
+ * thread instead.
  */
 typedef void (*GradwireOnEnd)(void *context, GradwireCode code, uint64_t version);
 
@@ -603,49 +608,50 @@ typedef void (*GradwireOnEnd)(void *context, GradwireCode code, uint64_t version
  */
 typedef struct {
     /**
-     * `GRADWIRE_CODE_OK`, or why there is no answer; then `gradwire_last_error` has the words during the call.
+     * `GRADWIRE_CODE_OK`, or why there is no answer; then `gradwire_last_error` returns the reason during the call.
      */
     GradwireCode code;
     /**
-     * Whose it is: one `GradwireGroup` constant.
+     * The receiver's group: one `GradwireGroup` constant.
      */
     uint32_t from_group;
     /**
-     * Whose it is: the rank there.
+     * The receiver's rank in the group.
      */
     uint32_t from_rank;
     /**
-     * How many receivers there are.
+     * The number of receivers.
      */
     uint32_t of;
     /**
-     * The answer's number.
+     * The head of the answer.
      */
     int32_t head;
     /**
-     * The answer's bytes.
+     * The body of the answer.
      */
     const void *body;
     /**
-     * How many.
+     * Bytes of the body.
      */
     uint64_t body_bytes;
 } GradwireAnswer;
 
 /**
- * Takes one receiver's answer; the body is valid during the call. It is called `of` times for a message, once for each
- * receiver, or once with an error and `of` 1 where the message reached nobody.
+ * Receives one receiver's answer; the body is valid during the call. It is called `of` times for a message, once for
+ * each receiver, or once with an error and `of` 1 if the message reached no receiver.
  */
 typedef void (*GradwireOnAnswer)(void *context, const GradwireAnswer *answer);
 
 /**
- * Takes a message, which is the callee's to answer and free, then or later and on any thread. All handlers and callbacks of
- * messages of one member run on one thread, one after the other: be brief, and wait for no message there.
+ * Receives a message. The callee must answer and free it, at once or later and on any thread. All handlers and
+ * callbacks for messages of one member run on one thread, one after the other: return quickly, and do not wait for a
+ * message there.
  */
 typedef void (*GradwireOnMessage)(void *context, GradwireMessage *message);
 
 /**
- * An update rule with its constants. Fill it with `gradwire_optimizer_default` and change what is to differ: constants
+ * An update rule with its constants. Fill it with `gradwire_optimizer_default` and change single fields. Constants
  * that a rule does not use are ignored.
  */
 typedef struct {
@@ -654,11 +660,11 @@ typedef struct {
      */
     int32_t rule;
     /**
-     * Divides the sum by the number of contributors first, where not 0.
+     * Not 0: divide the sum by the number of contributors first.
      */
     int32_t average;
     /**
-     * What the sum is multiplied by, too; not 0.
+     * Factor of the sum; not 0.
      */
     float rescale;
     /**
@@ -666,19 +672,19 @@ typedef struct {
      */
     float learning_rate;
     /**
-     * Share of the weight that is added to its gradient; of AdamW and LAMB to its step.
+     * Share of the weight that is added to its gradient; for AdamW and LAMB to its step.
      */
     float weight_decay;
     /**
-     * Of SGD: share of the last step that is kept, 0 to below 1.
+     * SGD: share of the last step that is kept, from 0 to below 1.
      */
     float momentum;
     /**
-     * Of SGD: looks ahead by the momentum, where not 0.
+     * SGD, not 0: Nesterov momentum.
      */
     int32_t nesterov;
     /**
-     * Share of the mean that is kept; of FTRL its beta.
+     * Share of the mean that is kept; for FTRL its beta.
      */
     float beta1;
     /**
@@ -690,19 +696,19 @@ typedef struct {
      */
     float epsilon;
     /**
-     * Of RMSProp: share of the mean square that is kept.
+     * RMSProp: share of the mean square that is kept.
      */
     float decay;
     /**
-     * Of FTRL: weight of the absolute values.
+     * FTRL: L1 weight.
      */
     float l1;
     /**
-     * Of FTRL: weight of the squares.
+     * FTRL: L2 weight.
      */
     float l2;
     /**
-     * Rounds in which the learning rate grows to its value.
+     * Warm-up: rounds in which the learning rate grows to its value.
      */
     uint32_t warmup_rounds;
     /**
@@ -724,22 +730,23 @@ typedef struct {
 } GradwireOptimizer;
 
 /**
- * Takes a call, which is the callee's to answer and free, then or later and on any thread. Handlers run on a thread of
- * their own, one call at a time, and each worker's calls in the order in which it made them. No exception may leave it.
+ * Receives a call. The callee must answer and free it, at once or later and on any thread. Handlers run on a separate
+ * thread, one call at a time, and each worker's calls in the order in which it made them. No exception may leave the
+ * handler.
  */
 typedef void (*GradwireHandler)(void *context, GradwireRequest *request);
 
 /**
- * What a table is. Every worker declares the same. Set all of it to zeros before filling it: then rows begin with zeros, are
- * made at their first touch, and stay.
+ * Declaration of a table. All workers must declare the same. Initialise the structure with zeros: then rows begin
+ * with zeros, are created at their first push, and stay.
  */
 typedef struct {
     /**
-     * Its key, below 65536; tensors' keys are others.
+     * The key, below 65536. Tensors have separate keys.
      */
     uint32_t key;
     /**
-     * Floats of a row, at most 65536.
+     * Floats per row, at most 65536.
      */
     uint32_t width;
     /**
@@ -759,35 +766,36 @@ typedef struct {
      */
     uint64_t seed;
     /**
-     * Pushes before a row gets memory: with this one it does, and those before are left out. 0 and 1: at its first push. Pulls do
-     * not count: they bring what a row would begin with.
+     * How many pushes a row needs before it gets memory; earlier ones are dropped. 0 and 1: at its first push. Pulls
+     * do not count: they return initial values.
      */
     uint32_t admit_after;
     /**
-     * Rows that are kept: beyond that those go that were pushed to least recently. 0: no limit.
+     * The largest number of rows. Beyond that, the rows with the oldest last push are evicted. 0: no limit.
      */
     uint64_t rows_max;
     /**
-     * Applied to each row by itself, at once, with what one push has for it. Any rule but LAMB.
+     * The update rule, applied to each row separately, with the sum of one push's gradients for it. Any rule except
+     * LAMB.
      */
     GradwireOptimizer optimizer;
 } GradwireTableSpec;
 
 /**
- * What a tensor is. Every worker declares the same. Set all of it to zeros before filling it: zeros are the defaults of
- * what is not filled.
+ * Declaration of a tensor. All workers must declare the same. Initialise the structure with zeros: zero is the
+ * default of every field.
  */
 typedef struct {
     /**
-     * Its key, any number.
+     * The key, any number.
      */
     uint64_t key;
     /**
-     * Its elements; the most it may have in a round, where it is dynamic.
+     * The number of elements; for a dynamic tensor the largest number in a round.
      */
     uint64_t elements;
     /**
-     * A name for people; may be null.
+     * A name for logs and errors; may be null.
      */
     const char *name;
     /**
@@ -799,34 +807,34 @@ typedef struct {
      */
     int32_t mode;
     /**
-     * Of bounded mode: contributions that workers may be apart.
+     * Mode bounded: how many contributions workers may be apart.
      */
     uint32_t staleness;
     /**
-     * Workers whose contribution a round does not wait for (sync mode); the cluster's where 0.
+     * Mode sync: how many workers a round does not wait for. 0: the cluster's setting.
      */
     uint32_t backup_workers;
     /**
-     * Operations carry a length of their own, where not 0.
+     * Not 0: dynamic, each operation has its own length.
      */
     int32_t dynamic;
     /**
-     * How contributions are encoded: null or "plain", "f16", "bf16", "onebit", "twobit:THRESHOLD", "topk:SHARE",
-     * "randomk:SHARE", "dither:BITS". Only of f32 tensors that are not dynamic.
+     * The codec of contributions: null or "plain", "f16", "bf16", "onebit", "twobit:THRESHOLD", "topk:SHARE",
+     * "randomk:SHARE", "dither:BITS". Only for f32 tensors that are not dynamic.
      */
     const char *codec;
     /**
-     * Of a codec: whether the next gradient gets what the encoding of this one left out. 0: where the codec leaves something
-     * out; 1: it does; -1: it does not.
+     * Error feedback of the codec: whether what this encoding left out is added to the next gradient. 0: yes if the
+     * codec is lossy; 1: yes; -1: no.
      */
     int32_t feedback;
     /**
-     * Of a codec: momentum before the encoding, 0 to below 1 (Nesterov's). A rule with momentum of its own would have it
-     * twice.
+     * Momentum before the encoding, from 0 to below 1 (Nesterov's). With a rule that has momentum, it would be
+     * applied twice.
      */
     float momentum;
     /**
-     * What servers do with contributions.
+     * The update rule on the servers.
      */
     GradwireOptimizer optimizer;
 } GradwireTensorSpec;
@@ -836,38 +844,37 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * Registered memory of so many bytes, at a multiple of 64 bytes; what is in it is not defined. Fails with `GRADWIRE_CODE_MEMORY` where
- * `memory.pool_bytes` is used up. May be passed to operations of this client only.
+ * Allocates registered memory of this many bytes, aligned to 64 bytes, with undefined contents. Fails with
+ * `GRADWIRE_CODE_MEMORY` if `memory.pool_bytes` is used up. Only operations of this client may use it.
  */
-GradwireCode gradwire_buffer_allocate(const GradwireClient *client,
-                                      uint64_t bytes,
-                                      GradwireBuffer **buffer);
+GradwireCode gradwire_buffer_allocate(const GradwireClient *client, uint64_t bytes, GradwireBuffer **buffer);
 
 /**
- * Where the memory starts: the same for its whole life. Null while an operation has it (see `GradwireBuffer`).
+ * The address of the memory, which never changes. Null while an operation has it (see `GradwireBuffer`).
  */
 void *gradwire_buffer_data(const GradwireBuffer *buffer);
 
 /**
- * Its bytes, as they were asked for. 0 for null.
+ * Its size in bytes, as requested. 0 for null.
  */
 uint64_t gradwire_buffer_bytes(const GradwireBuffer *buffer);
 
 /**
- * Frees a buffer. Null is fine. Memory that an operation has is freed when that has ended.
+ * Frees a buffer. Null is allowed. If an operation has the memory, it is freed when the operation has ended.
  */
 void gradwire_buffer_free(GradwireBuffer *buffer);
 
 /**
- * Calls a handler of a server's program. Calls to one handler of one server are taken in the order in which they are made,
- * each of them once.
+ * Calls a handler of a server's program. Calls to one handler of one server are handled in the order in which they
+ * are made, each of them once.
  */
 GradwireCode gradwire_call(const GradwireClient *client,
                            const GradwireCall *call,
                            GradwireCallHandle **handle);
 
 /**
- * As `gradwire_call`, with a callback in place of a handle. It is not called where this returns an error.
+ * As `gradwire_call`, with a callback instead of a handle. If this function returns an error, the callback is not
+ * called.
  */
 GradwireCode gradwire_call_then(const GradwireClient *client,
                                 const GradwireCall *call,
@@ -875,18 +882,18 @@ GradwireCode gradwire_call_then(const GradwireClient *client,
                                 void *context);
 
 /**
- * Waits for the reply, which comes by the call's deadline or never. A second wait is `GRADWIRE_CODE_ALREADY_WAITED`.
+ * Waits for the reply, at most until the call's deadline. A second wait returns `GRADWIRE_CODE_ALREADY_WAITED`.
  */
 GradwireCode gradwire_call_wait(const GradwireCallHandle *handle,
                                 GradwireReply **reply);
 
 /**
- * 1 where the call has ended, so that waiting takes no time; else 0. 1 for null and after a wait.
+ * 1 if the call has ended, so that a wait returns at once; otherwise 0. 1 for null and after a wait.
  */
 int32_t gradwire_call_is_done(const GradwireCallHandle *handle);
 
 /**
- * Frees a call's handle. Null is fine. The call goes on.
+ * Frees a call's handle. Null is allowed. The call continues.
  */
 void gradwire_call_free(GradwireCallHandle *handle);
 
@@ -901,147 +908,152 @@ const void *gradwire_reply_head(const GradwireReply *reply, uint64_t *bytes);
 const void *gradwire_reply_body(const GradwireReply *reply, uint64_t *bytes);
 
 /**
- * Frees a reply. Null is fine.
+ * Frees a reply. Null is allowed.
  */
 void gradwire_reply_free(GradwireReply *reply);
 
 /**
- * Joins the cluster that the settings name (null: the environment's and the settings file's) and waits until all its
- * members are there. Each step has its deadline (`deadlines.assemble_ms`, `deadlines.connect_ms`), and the message names
- * who was waited for.
+ * Joins the cluster that the settings name (null: settings from the environment and the settings file), and waits
+ * until all its members have registered. Each step has a deadline (`deadlines.assemble_ms`, `deadlines.connect_ms`),
+ * and the error names the missing members.
  */
 GradwireCode gradwire_client_connect(const GradwireSettings *settings,
                                      GradwireClient **client);
 
 /**
- * Leaves the cluster in good order and frees the client. Null is fine. Operations in flight fail with
+ * Leaves the cluster in good order and frees the client. Null is allowed. Operations in flight fail with
  * `GRADWIRE_CODE_CLOSED`; their handles, tensors and buffers stay valid until they are freed.
  */
 void gradwire_client_free(GradwireClient *client);
 
 /**
- * Leaves the cluster in good order: other members go on. The client stays valid, and each call fails from then on with
- * `GRADWIRE_CODE_CLOSED`. Another thread's operations end at once.
+ * Leaves the cluster in good order; the other members continue. The client stays valid, but all later calls fail with
+ * `GRADWIRE_CODE_CLOSED`. Operations of other threads end at once.
  */
 GradwireCode gradwire_client_close(const GradwireClient *client);
 
 /**
- * Leaves because the program failed: every other member is told why, and ends.
+ * Leaves because the program failed. All other members are notified of the reason, and exit.
  */
 GradwireCode gradwire_client_fail(const GradwireClient *client, const char *reason);
 
 /**
- * This worker's rank, 0 to one less than there are workers. `UINT32_MAX` for null.
+ * This worker's rank, from 0 to the number of workers minus one. `UINT32_MAX` for null.
  */
 uint32_t gradwire_client_rank(const GradwireClient *client);
 
 /**
- * How many workers the cluster has. 0 for null.
+ * The number of workers in the cluster. 0 for null.
  */
 uint32_t gradwire_client_workers(const GradwireClient *client);
 
 /**
- * How many servers the cluster has. 0 for null.
+ * The number of servers in the cluster. 0 for null.
  */
 uint32_t gradwire_client_servers(const GradwireClient *client);
 
 /**
- * The transports in use, such as "shm" or "shm+tcp". Valid as long as the client is; null for null.
+ * The transports in use, such as "shm" or "shm+tcp". Valid as long as the client; null for null.
  */
 const char *gradwire_client_transport(const GradwireClient *client);
 
 /**
- * What the client has done. Asks its data threads, which takes microseconds.
+ * What the client has done so far. The call asks its data threads, which takes microseconds.
  */
 GradwireCode gradwire_client_stats(const GradwireClient *client, GradwireStats *stats);
 
 /**
- * Why the job has ended, if it has: `GRADWIRE_CODE_OK` while it goes on, else what killed it, with the message.
+ * Whether the job has ended: `GRADWIRE_CODE_OK` while it runs, otherwise the error that ended it, with the message.
  */
 GradwireCode gradwire_client_check(const GradwireClient *client);
 
 /**
- * Its messages and barriers with a time of their own.
+ * The client's messages, and barriers with their own time limit.
  */
 GradwireCode gradwire_client_messages(const GradwireClient *client, GradwireMessages **messages);
 
 /**
- * Which member's death ended the job: 1, with its group (one `GradwireGroup` constant) and rank, where one did; else 0, and
- * nothing is written.
+ * Which member's failure ended the job. Returns 1 and writes its group (one `GradwireGroup` constant) and rank if a
+ * failure ended it; otherwise returns 0 and writes nothing.
  */
 int32_t gradwire_client_dead_member(const GradwireClient *client,
                                     uint32_t *group,
                                     uint32_t *rank);
 
 /**
- * Reports a number of the training by name, such as its loss: the scheduler's page, `gradwire status --json`, `gradwire top` and
- * this worker's `/metrics` show the newest value of each name. At most 16 names of 1 to 48 bytes; the value must be finite.
+ * Reports a value of the training by name, such as its loss. The scheduler's page, `gradwire status --json`,
+ * `gradwire top` and this worker's `/metrics` show the newest value of each name. At most 16 names of 1 to 48 bytes;
+ * the value must be finite.
  */
 GradwireCode gradwire_report_metric(const GradwireClient *client,
                                     const char *name,
                                     double value);
 
 /**
- * Waits at the barrier of this name until every member of the group (`GradwireGroup` constants added up; this worker is
- * in it) has come, at most `deadlines.barrier_ms`. The message names the missing.
+ * Waits at the barrier with this name until all members of the group have arrived, at most `deadlines.barrier_ms`.
+ * The group is the sum of `GradwireGroup` constants and must include this worker. The error names the missing
+ * members.
  */
 GradwireCode gradwire_barrier(const GradwireClient *client,
                               const char *name,
                               uint32_t group);
 
 /**
- * Why the last function that failed on this thread failed: cause and fix, for people. Never null; empty where none
- * has failed. It is valid until the next failure on this thread, and must not be freed.
+ * The reason of the last failure on this thread, with its cause and a fix. Never null; empty if there was no failure.
+ * Valid until the next failure on this thread. Do not free it.
  */
 const char *gradwire_last_error(void);
 
 /**
- * A code's name for people and logs, such as "deadline". Never null; "unknown" for a number that is none. The text is
- * static.
+ * The name of a code for logs, such as "deadline". Never null; "unknown" for an unknown number. The text is static.
  */
 const char *gradwire_code_name(int32_t code);
 
 /**
- * Waits until the operation has ended, at most `timeout_ms` milliseconds (`GRADWIRE_UNTIL_DEADLINE`: until its own
- * deadline, which is quickest, because the waiting thread then does the library's work). `ended` may be null.
+ * Waits until the operation has ended, at most `timeout_ms` milliseconds. `GRADWIRE_UNTIL_DEADLINE`: until its own
+ * deadline; this is fastest, because the waiting thread then does the library's work. `ended` may be null.
  *
- * With `GRADWIRE_CODE_NOT_DONE` the operation goes on, and may be waited for again. Everything else is its end: buffers
- * are the program's again where it ended well, and a second wait is `GRADWIRE_CODE_ALREADY_WAITED`.
+ * With `GRADWIRE_CODE_NOT_DONE` the operation continues, and may be waited for again. Every other code is its end:
+ * after success the buffers belong to the program again, and a second wait returns `GRADWIRE_CODE_ALREADY_WAITED`.
  */
 GradwireCode gradwire_wait(const GradwireHandle *handle,
                            uint64_t timeout_ms,
                            GradwireEnded *ended);
 
 /**
- * The version of each chunk that the operation was about, in the tensor's order, and how many in `count`: of a tensor from
- * `gradwire_tensor_with_chunk_versions`, after a wait that ended it well; else null and 0. Valid until the handle is freed.
+ * The version of each chunk of the operation, in the tensor's order, and their number in `count`. Only for a tensor
+ * from `gradwire_tensor_with_chunk_versions`, after a successful wait; otherwise null and 0. Valid until the handle
+ * is freed.
  */
 const uint64_t *gradwire_chunk_versions(const GradwireHandle *handle,
                                         uint64_t *count);
 
 /**
- * 1 where the operation has ended, well or not, so that waiting takes no time; else 0. 1 for null and after a wait.
+ * 1 if the operation has ended, successfully or not, so that a wait returns at once; otherwise 0. 1 for null and
+ * after a wait.
  */
 int32_t gradwire_is_done(const GradwireHandle *handle);
 
 /**
- * Calls back when the operation has ended: see `GradwireOnEnd`. Several callbacks of one operation are called in the order
- * of registration. The handle may be freed before; the context has to live until the call. After a wait it is an error.
+ * Registers a callback for the end of the operation: see `GradwireOnEnd`. Several callbacks of one operation are
+ * called in the order of registration. The handle may be freed before; the context must exist until the call. After a
+ * wait this is an error.
  */
 GradwireCode gradwire_on_end(const GradwireHandle *handle,
                              GradwireOnEnd callback,
                              void *context);
 
 /**
- * Frees a handle. Null is fine. The operation goes on, and its buffers stay with it: memory that a pull was to write is
+ * Frees a handle. Null is allowed. The operation continues and keeps its buffers. The target memory of a pull is then
  * not written any more.
  */
 void gradwire_handle_free(GradwireHandle *handle);
 
 /**
- * Sends `body_bytes` bytes, at most 1 MiB, with a number before them, to the member of this rank in the group, or with
- * `GRADWIRE_EVERYONE` to all of a group (constants added up). They are copied during the call. Receivers have `timeout_ms`
- * milliseconds; all answers have come a little after that. The scheduler can be reached where a program runs it.
+ * Sends `body_bytes` bytes, at most 1 MiB, with a number as head, to the member with this rank in the group, or with
+ * `GRADWIRE_EVERYONE` to all members of a group (constants added). The bytes are copied during the call. Receivers
+ * have `timeout_ms` milliseconds; all answers have arrived shortly after that. The scheduler can receive messages if
+ * a program runs it.
  */
 GradwireCode gradwire_messages_send(const GradwireMessages *messages,
                                     uint32_t group,
@@ -1055,8 +1067,8 @@ GradwireCode gradwire_messages_send(const GradwireMessages *messages,
                                     void *context);
 
 /**
- * Lets a handler take messages to this number. Those that came before waited for it. The context has to live until the
- * handler is unregistered.
+ * Registers a handler for messages with this number. Earlier messages have waited for it. The context must exist
+ * until the handler is unregistered.
  */
 GradwireCode gradwire_messages_register(const GradwireMessages *messages,
                                         uint32_t app,
@@ -1064,16 +1076,16 @@ GradwireCode gradwire_messages_register(const GradwireMessages *messages,
                                         void *context);
 
 /**
- * Ends a handler when it is done with the message that it has, and waits for that, unless it is a handler or callback of
- * messages that calls.
+ * Unregisters a handler, and waits until it has finished its current message, unless a handler or callback for
+ * messages makes this call.
  */
 GradwireCode gradwire_messages_unregister(const GradwireMessages *messages,
                                           uint32_t app);
 
 /**
- * Waits at the barrier of this name until every member of the group (`GradwireGroup` constants added up; this one is in it)
- * has come, at most `timeout_ms` milliseconds, of which a day is the most. The message names the missing. The scheduler is
- * waited for where a program runs it.
+ * Waits at the barrier with this name until all members of the group have arrived, at most `timeout_ms` milliseconds
+ * (at most a day). The group is the sum of `GradwireGroup` constants and must include this member. The error names
+ * the missing members. The scheduler is waited for if a program runs it.
  */
 GradwireCode gradwire_messages_barrier(const GradwireMessages *messages,
                                        const char *name,
@@ -1081,22 +1093,22 @@ GradwireCode gradwire_messages_barrier(const GradwireMessages *messages,
                                        uint64_t timeout_ms);
 
 /**
- * Frees what stands for the messages. Null is fine. Handlers stay.
+ * Frees the object. Null is allowed. Handlers stay registered.
  */
 void gradwire_messages_free(GradwireMessages *messages);
 
 /**
- * Who sent the message: one `GradwireGroup` constant, and the rank there.
+ * The sender: one `GradwireGroup` constant, and the rank in the group.
  */
 GradwireCode gradwire_message_from(const GradwireMessage *message, uint32_t *group, uint32_t *rank);
 
 /**
- * The message's number. 0 for null.
+ * The head of the message. 0 for null.
  */
 int32_t gradwire_message_head(const GradwireMessage *message);
 
 /**
- * The message's bytes, and how many in `bytes`, which may be null.
+ * The body of the message, and its length in `bytes`, which may be null.
  */
 const void *gradwire_message_body(const GradwireMessage *message, uint64_t *bytes);
 
@@ -1109,30 +1121,31 @@ GradwireCode gradwire_message_reply(const GradwireMessage *message,
                                     uint64_t body_bytes);
 
 /**
- * Frees a message. Null is fine.
+ * Frees a message. Null is allowed.
  */
 void gradwire_message_free(GradwireMessage *message);
 
 /**
- * Fills an update rule (a `GradwireRule`) with its usual constants: the mean of contributions with learning rate 0.01,
- * but plain sums for the rules sum and assign.
+ * Fills an update rule (a `GradwireRule`) with its usual constants: the mean of contributions with learning rate
+ * 0.01; for the rules sum and assign plain sums.
  */
 GradwireCode gradwire_optimizer_default(int32_t rule,
                                         GradwireOptimizer *optimizer);
 
 /**
- * Starts the scheduler in this process, on a thread of its own, and returns when it listens where the settings say.
+ * Starts the scheduler in this process, on a separate thread, and returns when it listens at the address in the
+ * settings.
  */
 GradwireCode gradwire_scheduler_start(const GradwireSettings *settings,
                                       GradwireScheduler **scheduler);
 
 /**
- * How many workers the cluster has. 0 for null.
+ * The number of workers in the cluster. 0 for null.
  */
 uint32_t gradwire_scheduler_workers(const GradwireScheduler *scheduler);
 
 /**
- * How many servers the cluster has. 0 for null.
+ * The number of servers in the cluster. 0 for null.
  */
 uint32_t gradwire_scheduler_servers(const GradwireScheduler *scheduler);
 
@@ -1142,18 +1155,19 @@ uint32_t gradwire_scheduler_servers(const GradwireScheduler *scheduler);
 GradwireCode gradwire_scheduler_messages(const GradwireScheduler *scheduler, GradwireMessages **messages);
 
 /**
- * Waits until the job has ended: in good order when all workers have left, else with the reason. It has no deadline of its
- * own, because the job has none. Of several calls one waits.
+ * Waits until the job has ended: successfully when all workers have left, otherwise with the reason. It has no
+ * deadline, because a job has none. If several threads call it, one of them waits.
  */
 GradwireCode gradwire_scheduler_wait(const GradwireScheduler *scheduler);
 
 /**
- * Ends the job in good order, unless it has ended or another thread waits for that, and frees the scheduler. Null is fine.
+ * Ends the job in good order, unless it has ended or another thread waits for that, and frees the scheduler. Null is
+ * allowed.
  */
 void gradwire_scheduler_free(GradwireScheduler *scheduler);
 
 /**
- * Starts a server in this process, on threads of its own, and returns when the scheduler has given it a rank.
+ * Starts a server in this process, on separate threads, and returns when the scheduler has assigned a rank.
  */
 GradwireCode gradwire_server_start(const GradwireSettings *settings, GradwireServer **server);
 
@@ -1163,12 +1177,12 @@ GradwireCode gradwire_server_start(const GradwireSettings *settings, GradwireSer
 uint32_t gradwire_server_rank(const GradwireServer *server);
 
 /**
- * How many workers the cluster has. 0 for null.
+ * The number of workers in the cluster. 0 for null.
  */
 uint32_t gradwire_server_workers(const GradwireServer *server);
 
 /**
- * How many servers the cluster has. 0 for null.
+ * The number of servers in the cluster. 0 for null.
  */
 uint32_t gradwire_server_servers(const GradwireServer *server);
 
@@ -1178,8 +1192,8 @@ uint32_t gradwire_server_servers(const GradwireServer *server);
 GradwireCode gradwire_server_messages(const GradwireServer *server, GradwireMessages **messages);
 
 /**
- * Lets a handler take calls to this number. Calls that came before waited for it. The context has to live until the
- * handler is unregistered or the server freed.
+ * Registers a handler for calls to this number. Earlier calls have waited for it. The context must exist until the
+ * handler is unregistered or the server is freed.
  */
 GradwireCode gradwire_server_register(const GradwireServer *server,
                                       uint32_t app,
@@ -1187,25 +1201,26 @@ GradwireCode gradwire_server_register(const GradwireServer *server,
                                       void *context);
 
 /**
- * Ends a handler when it is done with the call that it has, and waits for that, unless it is the handler itself that
- * calls. Nothing happens where there is none.
+ * Unregisters a handler, and waits until it has finished its current call, unless the handler itself makes this call.
+ * Does nothing if there is no handler.
  */
 GradwireCode gradwire_server_unregister(const GradwireServer *server,
                                         uint32_t app);
 
 /**
- * Waits until the job has ended: in good order when all workers have left, else with the reason. It has no deadline of its
- * own, because the job has none; deaths and the loss of the scheduler end it. Of several calls one waits.
+ * Waits until the job has ended: successfully when all workers have left, otherwise with the reason. It has no
+ * deadline, because a job has none; failures and the loss of the scheduler end it. If several threads call it, one of
+ * them waits.
  */
 GradwireCode gradwire_server_wait(const GradwireServer *server);
 
 /**
- * Leaves the cluster in good order, unless another thread waits for the end, and frees the server. Null is fine.
+ * Leaves the cluster in good order, unless another thread waits for the end, and frees the server. Null is allowed.
  */
 void gradwire_server_free(GradwireServer *server);
 
 /**
- * The rank of the worker that asks. `UINT32_MAX` for null.
+ * The rank of the calling worker. `UINT32_MAX` for null.
  */
 uint32_t gradwire_request_from(const GradwireRequest *request);
 
@@ -1215,14 +1230,14 @@ uint32_t gradwire_request_from(const GradwireRequest *request);
 const void *gradwire_request_head(const GradwireRequest *request, uint64_t *bytes);
 
 /**
- * The request's body, whole, and its length in `bytes`, which may be null. A large one lies at a multiple of 64 bytes.
+ * The request's complete body, and its length in `bytes`, which may be null. A large body is aligned to 64 bytes.
  */
 const void *gradwire_request_body(const GradwireRequest *request,
                                   uint64_t *bytes);
 
 /**
- * Answers a request, once, from any thread, with a head of at most 512 bytes and a body of pieces. A body of one long piece
- * with a `release` is sent from where it lies; everything else is copied during the call.
+ * Answers a request, once, from any thread, with a head of at most 512 bytes and a body of pieces. A body of one long
+ * piece with a `release` is sent in place; everything else is copied during the call.
  */
 GradwireCode gradwire_request_reply(const GradwireRequest *request,
                                     const void *head,
@@ -1231,62 +1246,63 @@ GradwireCode gradwire_request_reply(const GradwireRequest *request,
                                     uint64_t piece_count);
 
 /**
- * Frees a request. Null is fine.
+ * Frees a request. Null is allowed.
  */
 void gradwire_request_free(GradwireRequest *request);
 
 /**
- * New settings: the environment's and a settings file's, where there is one.
+ * New settings: from the environment and a settings file, if there is one.
  */
 GradwireCode gradwire_settings_new(GradwireSettings **settings);
 
 /**
- * Sets one setting by its dotted name, such as `scheduler.port`, to a value as it stands in a settings file, without
- * quotes. `gradwire config` lists them all. Wrong names and values are told when something is started with them.
+ * Sets one setting by its dotted name, such as `scheduler.port`, to a value as in a settings file, without quotes.
+ * `gradwire config` lists all settings. Invalid names and values are reported when something is started with them.
  */
 GradwireCode gradwire_settings_set(const GradwireSettings *settings,
                                    const char *name,
                                    const char *value);
 
 /**
- * Names the settings file. It has to exist; without this call the usual places are looked at.
+ * Names the settings file, which must exist. Without this call the default locations are searched.
  */
 GradwireCode gradwire_settings_file(const GradwireSettings *settings, const char *path);
 
 /**
- * Adds a variable as if it stood in the environment, such as `DMLC_PS_ROOT_URI`. It hides the environment's own.
+ * Adds an environment variable, such as `DMLC_PS_ROOT_URI`, for these settings only. It overrides the process's own
+ * variable.
  */
 GradwireCode gradwire_settings_variable(const GradwireSettings *settings,
                                         const char *name,
                                         const char *value);
 
 /**
- * Leaves the process's environment alone: only the file, and what is set here, counts.
+ * Ignores the process's environment: only the file and values set here count.
  */
 GradwireCode gradwire_settings_without_environment(const GradwireSettings *settings);
 
 /**
- * Lets the library log to stderr, as `log.filter` and `log.json` say, from the first start with these settings on. It
- * logs nothing otherwise. Logging is the process's: the first one to ask decides.
+ * Enables logging to stderr according to `log.filter` and `log.json`, from the first start with these settings on.
+ * Without it the library logs nothing. Logging is configured once per process, by the first settings that enable it.
  */
 GradwireCode gradwire_settings_log(const GradwireSettings *settings);
 
 /**
- * Frees settings. Null is fine. What was started with them goes on.
+ * Frees settings. Null is allowed. Clients and roles that were started with them continue.
  */
 void gradwire_settings_free(GradwireSettings *settings);
 
 /**
- * Declares a table at all servers. Repeating it is harmless; another declaration of a known key is refused. Waits for the
- * servers, at most `deadlines.operation_ms`.
+ * Declares a table on all servers. A repeated declaration has no effect; a different declaration of a known key is
+ * refused. Waits for the servers, at most `deadlines.operation_ms`.
  */
 GradwireCode gradwire_declare_table(const GradwireClient *client,
                                     const GradwireTableSpec *spec,
                                     GradwireTable **table);
 
 /**
- * Pushes values to rows: `count` ids, and `width` floats for each of them, in their order. The memory is copied during the
- * call. Values of an id that stands there several times are summed first. This worker's later pulls see the push.
+ * Pushes values to rows: `count` ids, and `width` floats for each of them, in the same order. The memory is copied
+ * during the call. Values of repeated ids are summed first. This worker's later pulls include the push.
  */
 GradwireCode gradwire_push_rows(const GradwireClient *client,
                                 const GradwireTable *table,
@@ -1297,10 +1313,10 @@ GradwireCode gradwire_push_rows(const GradwireClient *client,
                                 GradwireRowsHandle **handle);
 
 /**
- * As `gradwire_push_rows`, in a step of the trainer, a number that only grows: what servers have of a step that is repeated after
- * `gradwire_resume` counts once, where the same rows are pushed in the same order. An earlier step than the last one is an error,
- * and nothing is pushed. A process that takes the place of one that has left begins behind that one's last step, or its pushes
- * are not applied.
+ * As `gradwire_push_rows`, in a step of the trainer, a number that only grows. If a step is repeated after
+ * `gradwire_resume`, what servers already have of it counts once, provided the same rows are pushed in the same
+ * order. A step before the last one is an error, and nothing is pushed. A process that replaces one that has left
+ * must begin after that one's last step; otherwise its pushes are not applied.
  */
 GradwireCode gradwire_push_rows_in_step(const GradwireClient *client,
                                         const GradwireTable *table,
@@ -1312,7 +1328,7 @@ GradwireCode gradwire_push_rows_in_step(const GradwireClient *client,
                                         GradwireRowsHandle **handle);
 
 /**
- * Brings rows into `out`: `width` floats for each of the `count` ids, in their order. Waits for them, at most
+ * Reads rows into `out`: `width` floats for each of the `count` ids, in the same order. Waits for them, at most
  * `deadlines.operation_ms`.
  */
 GradwireCode gradwire_pull_rows(const GradwireClient *client,
@@ -1323,34 +1339,34 @@ GradwireCode gradwire_pull_rows(const GradwireClient *client,
                                 uint64_t out_count);
 
 /**
- * Waits until all rows of a push have been pushed to. A second wait is `GRADWIRE_CODE_ALREADY_WAITED`.
+ * Waits until a push of rows is complete. A second wait returns `GRADWIRE_CODE_ALREADY_WAITED`.
  */
 GradwireCode gradwire_rows_wait(const GradwireRowsHandle *handle);
 
 /**
- * 1 where the push has ended, so that waiting takes no time; else 0. 1 for null and after a wait.
+ * 1 if the push has ended, so that a wait returns at once; otherwise 0. 1 for null and after a wait.
  */
 int32_t gradwire_rows_is_done(const GradwireRowsHandle *handle);
 
 /**
- * Frees a push's handle. Null is fine. The push goes on.
+ * Frees a push's handle. Null is allowed. The push continues.
  */
 void gradwire_rows_free(GradwireRowsHandle *handle);
 
 /**
- * Floats of one of its rows. 0 for null.
+ * Floats per row. 0 for null.
  */
 uint32_t gradwire_table_width(const GradwireTable *table);
 
 /**
- * Frees what stands for the table. Null is fine.
+ * Frees the object, and not the table. Null is allowed.
  */
 void gradwire_table_free(GradwireTable *table);
 
 /**
- * Declares `count` tensors and writes them to `tensors`, in the order given: room for `count` pointers. Every worker
- * declares the same ones, in any number of calls; repeating a declaration is harmless. A new tensor is all zeros. Waits
- * for the servers, at most `deadlines.operation_ms`. On an error nothing is written.
+ * Declares `count` tensors and writes them to `tensors`, in the given order: it needs room for `count` pointers. All
+ * workers must declare the same tensors, in any number of calls. A repeated declaration has no effect. A new tensor
+ * is all zeros. Waits for the servers, at most `deadlines.operation_ms`. On an error nothing is written.
  */
 GradwireCode gradwire_declare(const GradwireClient *client,
                               const GradwireTensorSpec *specs,
@@ -1358,13 +1374,13 @@ GradwireCode gradwire_declare(const GradwireClient *client,
                               GradwireTensor **tensors);
 
 /**
- * A tensor that this client has declared, by its key.
+ * The tensor with this key, if this client has declared it.
  */
 GradwireCode gradwire_tensor_of(const GradwireClient *client, uint64_t key, GradwireTensor **tensor);
 
 /**
- * Gives a tensor another update rule, from this worker's next contribution on; one worker's call is enough. `round`
- * may be null; it gets the first round of the new rule.
+ * Changes a tensor's update rule, from this worker's next contribution on. One worker's call is enough. `round`
+ * receives the first round of the new rule; it may be null.
  */
 GradwireCode gradwire_change_rule(const GradwireClient *client,
                                   const GradwireTensor *tensor,
@@ -1372,11 +1388,12 @@ GradwireCode gradwire_change_rule(const GradwireClient *client,
                                   uint64_t *round);
 
 /**
- * Where training is: `round` gets the one that every worker has finished of these `count` tensors, which are all that the
- * program contributes to; 0 in a job that has just begun. To be called once, after declaring them and before anything is pushed:
- * this worker's next contribution is to the round after it, and its first pull brings the weights that the round left. That is
- * how a program goes on whose earlier life died where rounds wait for it (`cluster.worker_loss = "wait"`), or that begins from
- * a checkpoint; with 0 it sets initial values. What a codec had left over in a process that died is lost.
+ * Where training is. `round` receives the last round of these `count` tensors that all workers have finished; 0 in a
+ * job that has just begun. Pass all tensors that the program contributes to. Call it once, after they are declared
+ * and before anything is pushed. This worker's next contribution is to the round after `round`, and its first pull
+ * returns the weights of `round`. A restarted program continues in this way if rounds wait for it
+ * (`cluster.worker_loss = "wait"`), and so does a program that begins from a checkpoint. If `round` is 0, set initial
+ * values. What a codec had left over in the failed process is lost.
  */
 GradwireCode gradwire_resume(const GradwireClient *client,
                              const GradwireTensor *const *tensors,
@@ -1384,11 +1401,12 @@ GradwireCode gradwire_resume(const GradwireClient *client,
                              uint64_t *round);
 
 /**
- * Has servers write a checkpoint of the round that this worker has finished of these `count` tensors, which are all that the
- * program contributes to; returns when it is complete, after `timeout_ms` at the latest. `name` gets what
- * `checkpoint.restore` is to be to go on from it, as text that ends with a nul, of at most `name_bytes` bytes with it; 256 are
- * enough, and null with 0 says that nobody asks. To be called between rounds: when the operations of one were waited for, and
- * before anything is pushed to the next. One worker is enough; training stands still meanwhile.
+ * Has servers write a checkpoint of the round that this worker has finished, for these `count` tensors; pass all
+ * tensors that the program contributes to. Returns when the checkpoint is complete, after `timeout_ms` at the latest.
+ * `name` receives the value of `checkpoint.restore` that continues from it, with a terminating nul, in at most
+ * `name_bytes` bytes; 256 are enough, and null with 0 omits the name. Call it between rounds: after the wait for a
+ * round's operations, and before anything is pushed to the next one. One worker is enough. Training stands still
+ * meanwhile.
  */
 GradwireCode gradwire_checkpoint(const GradwireClient *client,
                                  const GradwireTensor *const *tensors,
@@ -1398,24 +1416,25 @@ GradwireCode gradwire_checkpoint(const GradwireClient *client,
                                  uint64_t name_bytes);
 
 /**
- * Its bytes: how many a contribution has, and how many a pull brings. 0 for null.
+ * The size in bytes of a contribution, and of a pull. 0 for null.
  */
 uint64_t gradwire_tensor_bytes(const GradwireTensor *tensor);
 
 /**
- * Bytes of a contribution as it is sent: fewer than the tensor's where it has a codec. 0 for null.
+ * Bytes of a contribution as it is sent; with a codec fewer than the tensor's. 0 for null.
  */
 uint64_t gradwire_tensor_sent_bytes(const GradwireTensor *tensor);
 
 /**
- * How contributions to it travel now: "slot", "static", "rendezvous-read" or "rendezvous-write". It is chosen when the tensor is
- * declared, once more after the first round, and by the setting `transport.placement`. Never freed; null for null.
+ * The current placement of its contributions: "slot", "static", "rendezvous-read" or "rendezvous-write". It is chosen
+ * when the tensor is declared and again after the first round, or by the setting `transport.placement`. Never freed;
+ * null for null.
  */
 const char *gradwire_tensor_placement(const GradwireTensor *tensor);
 
 /**
- * The same tensor, whose operations tell the version of each chunk, too: see `gradwire_chunk_versions`. Another object, to
- * be freed by itself.
+ * The same tensor, with operations that also return the version of each chunk: see `gradwire_chunk_versions`. A
+ * separate object, to be freed separately.
  */
 GradwireCode gradwire_tensor_with_chunk_versions(const GradwireTensor *tensor,
                                                  GradwireTensor **with_versions);
@@ -1426,14 +1445,14 @@ GradwireCode gradwire_tensor_with_chunk_versions(const GradwireTensor *tensor,
 uint64_t gradwire_tensor_key(const GradwireTensor *tensor);
 
 /**
- * Frees what stands for the tensor. Null is fine.
+ * Frees the object, and not the tensor. Null is allowed.
  */
 void gradwire_tensor_free(GradwireTensor *tensor);
 
 /**
- * Contributes a gradient of `data_bytes` bytes to the tensor's next round. The memory is copied during the call and is the
- * program's afterwards. The operation ends when the round is published: in sync mode when all workers have contributed.
- * Higher `priority` goes first; operations of one tensor are never reordered.
+ * Contributes a gradient of `data_bytes` bytes to the tensor's next round. The memory is copied during the call;
+ * after it the program may use it again. The operation ends when the round is published: in mode sync when all
+ * workers have contributed. Operations with higher `priority` go first; operations of one tensor are never reordered.
  */
 GradwireCode gradwire_push(const GradwireClient *client,
                            const GradwireTensor *tensor,
@@ -1443,8 +1462,8 @@ GradwireCode gradwire_push(const GradwireClient *client,
                            GradwireHandle **handle);
 
 /**
- * As `gradwire_push` from registered memory, which is sent from where it lies and belongs to the operation until the wait
- * ends it well.
+ * As `gradwire_push`, from registered memory. The memory is sent in place, and belongs to the operation until a wait
+ * completes it successfully.
  */
 GradwireCode gradwire_push_buffer(const GradwireClient *client,
                                   const GradwireTensor *tensor,
@@ -1453,9 +1472,9 @@ GradwireCode gradwire_push_buffer(const GradwireClient *client,
                                   GradwireHandle **handle);
 
 /**
- * Brings the weights of the last round this worker contributed to, or later, into `into`: as many bytes as the tensor has,
- * at a multiple of an element's size. They are written by the wait and at no other time, so the memory has to live until
- * then. A handle that is freed without a wait writes nothing. `priority` is as that of a push.
+ * Reads the weights of the last round this worker contributed to, or a later one, into `into`: as many bytes as the
+ * tensor has, aligned to the element size. The wait writes them, and nothing else does, so the memory must exist
+ * until then. A handle that is freed without a wait writes nothing. `priority` is as for a push.
  */
 GradwireCode gradwire_pull(const GradwireClient *client,
                            const GradwireTensor *tensor,
@@ -1465,8 +1484,8 @@ GradwireCode gradwire_pull(const GradwireClient *client,
                            GradwireHandle **handle);
 
 /**
- * As `gradwire_pull` into registered memory: the servers write it where it lies. It belongs to the operation until the
- * wait ends it well.
+ * As `gradwire_pull`, into registered memory. The servers write it in place. It belongs to the operation until a wait
+ * completes it successfully.
  */
 GradwireCode gradwire_pull_buffer(const GradwireClient *client,
                                   const GradwireTensor *tensor,
@@ -1475,9 +1494,9 @@ GradwireCode gradwire_pull_buffer(const GradwireClient *client,
                                   GradwireHandle **handle);
 
 /**
- * Contributes a gradient and brings the weights of that round: `gradwire_push` and `gradwire_pull` in one, with their
- * rules for memory. `data` and `into` may be the same. Higher `priority` goes first; operations of one tensor are never
- * reordered. Not of a dynamic tensor.
+ * Contributes a gradient and reads the weights of that round: `gradwire_push` and `gradwire_pull` in one, with their
+ * rules for memory. `data` and `into` may be the same. Operations with higher `priority` go first; operations of one
+ * tensor are never reordered. Not for dynamic tensors.
  */
 GradwireCode gradwire_push_pull(const GradwireClient *client,
                                 const GradwireTensor *tensor,
@@ -1489,7 +1508,7 @@ GradwireCode gradwire_push_pull(const GradwireClient *client,
                                 GradwireHandle **handle);
 
 /**
- * As `gradwire_push_pull` with registered memory, of two different buffers.
+ * As `gradwire_push_pull`, with registered memory in two different buffers.
  */
 GradwireCode gradwire_push_pull_buffers(const GradwireClient *client,
                                         const GradwireTensor *tensor,
@@ -1499,8 +1518,8 @@ GradwireCode gradwire_push_pull_buffers(const GradwireClient *client,
                                         GradwireHandle **handle);
 
 /**
- * Sets the tensor's initial value, before its first round: rank 0's counts, and every rank's operation ends when it is
- * set. The memory is copied during the call.
+ * Sets the tensor's initial value, before its first round. Rank 0's value counts; the operation of every rank ends
+ * when it is set. The memory is copied during the call.
  */
 GradwireCode gradwire_init(const GradwireClient *client,
                            const GradwireTensor *tensor,

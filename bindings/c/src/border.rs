@@ -1,8 +1,8 @@
-//! What C passes, turned into what Rust may use. All unsafe code of this crate that reads its callers' memory is here, or
-//! says why it is not. It knows no type of the library.
+//! Converts what C passes into what Rust may use. All unsafe code of this crate that reads its callers' memory is
+//! here, or has a comment that says why not. It knows no type of the library.
 //!
-//! References, boxes and options of them in signatures are plain pointers in C. That what they point to is alive is the
-//! caller's part of the contract, which the header states for each type.
+//! References, boxes and options of them in signatures are plain pointers in C. The caller must ensure that they point
+//! to live objects, as the header states for each type.
 
 use crate::error::Failure;
 use std::ffi::{CStr, c_char};

@@ -9,13 +9,13 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// Memory that the client has registered with its transports: what is sent from it, and what lands in it, is not copied
-/// by this process. Freed with `gradwire_buffer_free`.
+/// Memory that the client has registered with its transports. This process does not copy what is sent from it or
+/// received into it. Free it with `gradwire_buffer_free`.
 ///
-/// It belongs to an operation from the call that starts it until the wait that ends it well. Meanwhile its data pointer is
-/// null, and memory got from an earlier one must be neither read nor written. A call that starts nothing leaves it with the
-/// program. After an operation that failed it stays with that operation, because a server may still write it: free the
-/// buffer and allocate another.
+/// It belongs to an operation from the call that starts it until the wait that completes it successfully. Meanwhile
+/// its data pointer is null, and the program must not read or write memory from an earlier pointer. If the call fails,
+/// the buffer stays with the program. After a failed operation the buffer stays with that operation, because a server
+/// may still write it: free the buffer and allocate another one.
 #[derive(Debug)]
 pub struct GradwireBuffer(Arc<Cell>);
 
@@ -79,8 +79,8 @@ impl GradwireBuffer {
     }
 }
 
-/// Registered memory of so many bytes, at a multiple of 64 bytes; what is in it is not defined. Fails with `GRADWIRE_CODE_MEMORY` where
-/// `memory.pool_bytes` is used up. May be passed to operations of this client only.
+/// Allocates registered memory of this many bytes, aligned to 64 bytes, with undefined contents. Fails with
+/// `GRADWIRE_CODE_MEMORY` if `memory.pool_bytes` is used up. Only operations of this client may use it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_buffer_allocate(
     client: Option<&GradwireClient>,
@@ -95,7 +95,7 @@ pub extern "C" fn gradwire_buffer_allocate(
     })
 }
 
-/// Where the memory starts: the same for its whole life. Null while an operation has it (see `GradwireBuffer`).
+/// The address of the memory, which never changes. Null while an operation has it (see `GradwireBuffer`).
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_buffer_data(buffer: Option<&GradwireBuffer>) -> *mut c_void {
     guard_or(std::ptr::null_mut(), || {
@@ -107,13 +107,13 @@ pub extern "C" fn gradwire_buffer_data(buffer: Option<&GradwireBuffer>) -> *mut 
     })
 }
 
-/// Its bytes, as they were asked for. 0 for null.
+/// Its size in bytes, as requested. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_buffer_bytes(buffer: Option<&GradwireBuffer>) -> u64 {
     buffer.map_or(0, GradwireBuffer::bytes)
 }
 
-/// Frees a buffer. Null is fine. Memory that an operation has is freed when that has ended.
+/// Frees a buffer. Null is allowed. If an operation has the memory, it is freed when the operation has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_buffer_free(buffer: Option<Box<GradwireBuffer>>) {
     drop(buffer);

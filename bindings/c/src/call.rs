@@ -1,4 +1,4 @@
-//! Calls of a worker to the handlers that servers' programs registered, and their replies.
+//! Calls of a worker to the handlers that servers' programs have registered, and their replies.
 
 use crate::border::{bytes, object, put, slice};
 use crate::client::GradwireClient;
@@ -10,11 +10,11 @@ use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Calls of one worker to one handler of one server that may be under way; more wait at the worker.
+/// Calls of one worker to one handler of one server that may be in flight; further ones wait at the worker.
 pub const GRADWIRE_CALLS_IN_FLIGHT_MAX: u32 = 128;
 const _: () = assert!(GRADWIRE_CALLS_IN_FLIGHT_MAX as u64 == proto_common::call::CALLS_IN_FLIGHT_MAX);
 
-/// A request to a handler of a server. Set all of it to zeros before filling it.
+/// A request to a handler of a server. Initialise the structure with zeros.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GradwireCall {
@@ -22,33 +22,34 @@ pub struct GradwireCall {
     pub app: u32,
     /// The server's rank.
     pub server: u32,
-    /// A few bytes for the handler, at most 512; read during the call.
+    /// The head: a few bytes for the handler, at most 512; read during the call.
     pub head: *const c_void,
     /// Bytes of the head.
     pub head_bytes: u64,
-    /// The body, in at most 16 pieces that the handler sees as one.
+    /// The body, in at most 16 pieces that the handler receives as one.
     pub pieces: *const GradwirePiece,
-    /// How many pieces there are.
+    /// The number of pieces.
     pub piece_count: u64,
-    /// Higher goes first; calls to one handler of one server are never reordered.
+    /// Calls with higher priority go first; calls to one handler of one server are never reordered.
     pub priority: i32,
-    /// Bytes that the reply's body is expected to have, so that it needs no second round trip. 0: as many as the last one.
+    /// The expected size of the reply's body, so that it needs no second round trip. 0: the size of the last one.
     pub reply_bytes: u64,
-    /// Milliseconds it has; 0: `deadlines.operation_ms`.
+    /// Deadline in milliseconds; 0: `deadlines.operation_ms`.
     pub timeout_ms: u64,
 }
 
-/// A call in flight. It ends by itself, with a reply or an error, by its deadline. Freed with `gradwire_call_free`.
+/// A call in flight. It ends by itself, with a reply or an error, at its deadline at the latest. Free it with
+/// `gradwire_call_free`.
 #[derive(Debug)]
 pub struct GradwireCallHandle(Mutex<Option<CallHandle>>);
 
-/// What a handler answered. Freed with `gradwire_reply_free`; head and body are valid until then.
+/// A handler's reply. Free it with `gradwire_reply_free`; head and body are valid until then.
 #[derive(Debug)]
 pub struct GradwireReply(CallReply);
 
-/// Called once when a call has ended. With `GRADWIRE_CODE_OK` the reply is the callee's, to be freed; else it is null, and
-/// `gradwire_last_error` says why. It is called on a thread of the library, or on the caller's before `gradwire_call_then`
-/// returns. Be brief: take the reply, wake a thread of your own.
+/// Called once when a call has ended. With `GRADWIRE_CODE_OK` the callee owns the reply and must free it; otherwise
+/// the reply is null, and `gradwire_last_error` returns the reason. The library calls it on one of its threads, or on
+/// the caller's thread before `gradwire_call_then` returns. Return quickly: take the reply and wake your own thread.
 pub type GradwireOnReply =
     Option<extern "C" fn(context: *mut c_void, code: GradwireCode, reply: Option<Box<GradwireReply>>)>;
 
@@ -92,8 +93,8 @@ fn body_of(client: &Client, piece: Lent<'_>) -> Result<Piece, Failure> {
     }
 }
 
-/// Calls a handler of a server's program. Calls to one handler of one server are taken in the order in which they are made,
-/// each of them once.
+/// Calls a handler of a server's program. Calls to one handler of one server are handled in the order in which they
+/// are made, each of them once.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_call(
     client: Option<&GradwireClient>,
@@ -108,7 +109,8 @@ pub extern "C" fn gradwire_call(
     })
 }
 
-/// As `gradwire_call`, with a callback in place of a handle. It is not called where this returns an error.
+/// As `gradwire_call`, with a callback instead of a handle. If this function returns an error, the callback is not
+/// called.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_call_then(
     client: Option<&GradwireClient>,
@@ -149,7 +151,7 @@ impl Context {
     }
 }
 
-/// Waits for the reply, which comes by the call's deadline or never. A second wait is `GRADWIRE_CODE_ALREADY_WAITED`.
+/// Waits for the reply, at most until the call's deadline. A second wait returns `GRADWIRE_CODE_ALREADY_WAITED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_call_wait(
     handle: Option<&GradwireCallHandle>,
@@ -164,7 +166,7 @@ pub extern "C" fn gradwire_call_wait(
     })
 }
 
-/// 1 where the call has ended, so that waiting takes no time; else 0. 1 for null and after a wait.
+/// 1 if the call has ended, so that a wait returns at once; otherwise 0. 1 for null and after a wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_call_is_done(handle: Option<&GradwireCallHandle>) -> i32 {
     let done =
@@ -172,7 +174,7 @@ pub extern "C" fn gradwire_call_is_done(handle: Option<&GradwireCallHandle>) -> 
     i32::from(done)
 }
 
-/// Frees a call's handle. Null is fine. The call goes on.
+/// Frees a call's handle. Null is allowed. The call continues.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_call_free(handle: Option<Box<GradwireCallHandle>>) {
     guard(|| {
@@ -207,7 +209,7 @@ pub extern "C" fn gradwire_reply_body(
     guard_or(std::ptr::null(), || Ok(shown(reply.map_or(&[], |reply| &reply.0.body), bytes)))
 }
 
-/// Frees a reply. Null is fine.
+/// Frees a reply. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_reply_free(reply: Option<Box<GradwireReply>>) {
     guard(|| {

@@ -10,13 +10,13 @@ use proto_common::message::NodeGroup;
 use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
 
-/// As the setting `node.rank`: the highest rank that is free, for members that must not take one that others ask for.
+/// Value of the setting `node.rank`: the highest free rank, for members that must not take a rank that others ask for.
 pub const GRADWIRE_LAST_RANK: u32 = u32::MAX;
 
-/// A worker of a cluster. All functions on it may be called from any thread at any time. A process may have several, of
-/// one cluster or of many. Freed with `gradwire_client_free`.
+/// A worker of a cluster. Any thread may call its functions at any time. A process may have several clients, of one
+/// cluster or of several. Free it with `gradwire_client_free`.
 ///
-/// After a `fork` the child must not use it: its threads stay with the parent.
+/// Do not use it in a child process after a `fork`: its threads exist only in the parent.
 #[derive(Debug)]
 pub struct GradwireClient {
     client: Client,
@@ -29,7 +29,7 @@ impl GradwireClient {
     }
 }
 
-/// Members of a cluster, to be added up: who meets at a barrier.
+/// Members of a cluster, as flags to be added: the group of a barrier.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradwireGroup {
@@ -41,7 +41,7 @@ pub enum GradwireGroup {
     Workers = 4,
 }
 
-/// The group that a number stands for.
+/// The group for these flags.
 pub(crate) fn group(number: u32) -> Result<NodeGroup, Failure> {
     let has = |group: GradwireGroup| number & group as u32 != 0;
     if number == 0 || number > 7 {
@@ -54,33 +54,33 @@ pub(crate) fn group(number: u32) -> Result<NodeGroup, Failure> {
     })
 }
 
-/// What a client has done so far. Counts never fall.
+/// What a client has done so far. The counts never decrease.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GradwireStats {
-    /// Operations that ended well, counted once for each lane that worked on one.
+    /// Completed operations, counted once for each lane that worked on one.
     pub done: u64,
-    /// Operations that failed, counted the same way.
+    /// Failed operations, counted in the same way.
     pub failed: u64,
     /// Payload bytes sent.
     pub sent_bytes: u64,
-    /// The same before they were encoded.
+    /// The same bytes before encoding.
     pub plain_bytes: u64,
-    /// Payload bytes that landed here.
+    /// Bytes of weights that servers wrote into this client's memory.
     pub landed_bytes: u64,
-    /// Bytes of weights that were read where the servers have them.
+    /// Bytes of weights that were read in the servers' memory (views).
     pub shown_bytes: u64,
     /// Batches sent.
     pub batches: u64,
     /// Parts sent again because a server had no room for them.
     pub retries: u64,
-    /// Times a batch had to wait for room at a server.
+    /// How many times a batch had to wait for a credit.
     pub credit_waits: u64,
 }
 
-/// Joins the cluster that the settings name (null: the environment's and the settings file's) and waits until all its
-/// members are there. Each step has its deadline (`deadlines.assemble_ms`, `deadlines.connect_ms`), and the message names
-/// who was waited for.
+/// Joins the cluster that the settings name (null: settings from the environment and the settings file), and waits
+/// until all its members have registered. Each step has a deadline (`deadlines.assemble_ms`, `deadlines.connect_ms`),
+/// and the error names the missing members.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_connect(
     settings: Option<&GradwireSettings>,
@@ -95,7 +95,7 @@ pub extern "C" fn gradwire_client_connect(
     })
 }
 
-/// Leaves the cluster in good order and frees the client. Null is fine. Operations in flight fail with
+/// Leaves the cluster in good order and frees the client. Null is allowed. Operations in flight fail with
 /// `GRADWIRE_CODE_CLOSED`; their handles, tensors and buffers stay valid until they are freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_free(client: Option<Box<GradwireClient>>) {
@@ -107,8 +107,8 @@ pub extern "C" fn gradwire_client_free(client: Option<Box<GradwireClient>>) {
     });
 }
 
-/// Leaves the cluster in good order: other members go on. The client stays valid, and each call fails from then on with
-/// `GRADWIRE_CODE_CLOSED`. Another thread's operations end at once.
+/// Leaves the cluster in good order; the other members continue. The client stays valid, but all later calls fail with
+/// `GRADWIRE_CODE_CLOSED`. Operations of other threads end at once.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_close(client: Option<&GradwireClient>) -> GradwireCode {
     guard(|| {
@@ -117,7 +117,7 @@ pub extern "C" fn gradwire_client_close(client: Option<&GradwireClient>) -> Grad
     })
 }
 
-/// Leaves because the program failed: every other member is told why, and ends.
+/// Leaves because the program failed. All other members are notified of the reason, and exit.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_fail(
     client: Option<&GradwireClient>,
@@ -129,31 +129,31 @@ pub extern "C" fn gradwire_client_fail(
     })
 }
 
-/// This worker's rank, 0 to one less than there are workers. `UINT32_MAX` for null.
+/// This worker's rank, from 0 to the number of workers minus one. `UINT32_MAX` for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_rank(client: Option<&GradwireClient>) -> u32 {
     guard_or(u32::MAX, || Ok(object(client, "client")?.client.rank()))
 }
 
-/// How many workers the cluster has. 0 for null.
+/// The number of workers in the cluster. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_workers(client: Option<&GradwireClient>) -> u32 {
     guard_or(0, || Ok(object(client, "client")?.client.workers()))
 }
 
-/// How many servers the cluster has. 0 for null.
+/// The number of servers in the cluster. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_servers(client: Option<&GradwireClient>) -> u32 {
     guard_or(0, || Ok(object(client, "client")?.client.servers()))
 }
 
-/// The transports in use, such as "shm" or "shm+tcp". Valid as long as the client is; null for null.
+/// The transports in use, such as "shm" or "shm+tcp". Valid as long as the client; null for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_transport(client: Option<&GradwireClient>) -> *const c_char {
     guard_or(std::ptr::null(), || Ok(object(client, "client")?.transport.as_ptr()))
 }
 
-/// What the client has done. Asks its data threads, which takes microseconds.
+/// What the client has done so far. The call asks its data threads, which takes microseconds.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_stats(
     client: Option<&GradwireClient>,
@@ -176,13 +176,13 @@ pub extern "C" fn gradwire_client_stats(
     })
 }
 
-/// Why the job has ended, if it has: `GRADWIRE_CODE_OK` while it goes on, else what killed it, with the message.
+/// Whether the job has ended: `GRADWIRE_CODE_OK` while it runs, otherwise the error that ended it, with the message.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_check(client: Option<&GradwireClient>) -> GradwireCode {
     guard(|| object(client, "client")?.client.dead().map_or(Ok(()), |error| Err(error.into())))
 }
 
-/// Its messages and barriers with a time of their own.
+/// The client's messages, and barriers with their own time limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_messages(
     client: Option<&GradwireClient>,
@@ -194,8 +194,8 @@ pub extern "C" fn gradwire_client_messages(
     })
 }
 
-/// Which member's death ended the job: 1, with its group (one `GradwireGroup` constant) and rank, where one did; else 0, and
-/// nothing is written.
+/// Which member's failure ended the job. Returns 1 and writes its group (one `GradwireGroup` constant) and rank if a
+/// failure ended it; otherwise returns 0 and writes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_dead_member(
     client: Option<&GradwireClient>,
@@ -215,8 +215,9 @@ pub extern "C" fn gradwire_client_dead_member(
     })
 }
 
-/// Reports a number of the training by name, such as its loss: the scheduler's page, `gradwire status --json`, `gradwire top` and
-/// this worker's `/metrics` show the newest value of each name. At most 16 names of 1 to 48 bytes; the value must be finite.
+/// Reports a value of the training by name, such as its loss. The scheduler's page, `gradwire status --json`,
+/// `gradwire top` and this worker's `/metrics` show the newest value of each name. At most 16 names of 1 to 48 bytes;
+/// the value must be finite.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_report_metric(
     client: Option<&GradwireClient>,
@@ -226,8 +227,9 @@ pub extern "C" fn gradwire_report_metric(
     guard(|| Ok(object(client, "client")?.client.report_metric(text(name, "name")?, value)?))
 }
 
-/// Waits at the barrier of this name until every member of the group (`GradwireGroup` constants added up; this worker is
-/// in it) has come, at most `deadlines.barrier_ms`. The message names the missing.
+/// Waits at the barrier with this name until all members of the group have arrived, at most `deadlines.barrier_ms`.
+/// The group is the sum of `GradwireGroup` constants and must include this worker. The error names the missing
+/// members.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_barrier(
     client: Option<&GradwireClient>,

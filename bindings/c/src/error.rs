@@ -1,4 +1,4 @@
-//! What a C program is told went wrong: a code to act on, and a message for people, kept per thread.
+//! Errors for C programs: a code for the program, and a message for people, stored per thread.
 
 use gradwire_worker::{CallFault, ClientError, OpError};
 use proto_common::message::{DeclareError, WaitError};
@@ -6,47 +6,47 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What every function that can fail returns. The numbers never change; new ones may be added.
+/// The result of every function that can fail. The numbers never change; new ones may be added.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradwireCode {
-    /// It worked.
+    /// Success.
     Ok = 0,
-    /// A pointer that has to point to something is null.
+    /// A required pointer is null.
     NullArgument = 1,
-    /// Another argument is wrong: a length, a key, a number out of range, text that is not UTF-8.
+    /// Another argument is invalid: a length, a key, a number out of range, text that is not UTF-8.
     BadArgument = 2,
-    /// The handle was waited for before. Each one gives its result once.
+    /// The handle was waited for before. Each handle returns its result once.
     AlreadyWaited = 3,
-    /// The buffer belongs to an operation in flight, or to one that failed.
+    /// The buffer belongs to an operation in flight, or to a failed one.
     BufferInUse = 4,
-    /// The time given to a wait is over. The operation goes on: wait again.
+    /// The time limit of the wait has passed. The operation continues: wait again.
     NotDone = 5,
-    /// A setting is wrong or missing.
+    /// A setting is invalid or missing.
     Setting = 6,
-    /// The scheduler or a server cannot be reached, refused this process, or a connection to it broke.
+    /// The scheduler or a server cannot be reached, has refused this process, or a connection to it broke.
     Unreachable = 7,
-    /// Somebody who was waited for did not come or answer before the deadline. The message names them.
+    /// A member did not arrive or answer before the deadline. The message names it.
     Deadline = 8,
-    /// A member of the cluster died. The message names it.
+    /// A member of the cluster failed. The message names it.
     MemberDied = 9,
-    /// The declaration, or the operation, was refused by the cluster. The message says why.
+    /// The cluster refused the declaration or the operation. The message has the reason.
     Refused = 10,
-    /// A round's value does not fit the tensor's type, or a value that a codec cannot encode.
+    /// A round's value does not fit the tensor's type, or a codec cannot encode a value.
     Value = 11,
     /// The client is closed, or the job has ended.
     Closed = 12,
-    /// No memory, no registered memory, or too much asked for.
+    /// There is not enough memory or registered memory, or too much was requested.
     Memory = 13,
-    /// No transport that the settings require can be had.
+    /// No transport that the settings require is available.
     Transport = 14,
-    /// Whoever was to answer a call let go of it, or has no handler for it.
+    /// The receiver of a call dropped it without an answer, or has no handler for it.
     NoReply = 15,
     /// A bug in the library. Please report the message.
     Internal = 99,
 }
 
-/// A failure on its way to C.
+/// An error that is returned to C.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: GradwireCode,
@@ -71,7 +71,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Keeps the message for [`gradwire_last_error`].
+/// Stores the message for [`gradwire_last_error`].
 pub(crate) fn remember(failure: &Failure) {
     let text: Vec<u8> = failure.text.bytes().filter(|byte| *byte != 0).collect();
     let text = CString::new(text).unwrap_or_default();
@@ -79,7 +79,7 @@ pub(crate) fn remember(failure: &Failure) {
     let _ = LAST.try_with(|last| last.replace(text));
 }
 
-/// Does the work of a function that C called: its error becomes a code, and so does a panic.
+/// Runs a function's body for C. Its error, or a panic, becomes a code.
 pub(crate) fn guard(work: impl FnOnce() -> Result<(), Failure>) -> GradwireCode {
     // What a panic leaves half done is behind locks that are passed on poisoned and looked at as they are.
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(&*panic)));
@@ -92,7 +92,7 @@ pub(crate) fn guard(work: impl FnOnce() -> Result<(), Failure>) -> GradwireCode 
     }
 }
 
-/// As [`guard`] for functions that return a value, and this one where they cannot.
+/// As [`guard`], for functions that return a value, with this value on failure.
 pub(crate) fn guard_or<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
     let mut value = None;
     let code = guard(|| {
@@ -108,15 +108,14 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
     Failure::new(GradwireCode::Internal, format!("internal error: {text}"))
 }
 
-/// Why the last function that failed on this thread failed: cause and fix, for people. Never null; empty where none
-/// has failed. It is valid until the next failure on this thread, and must not be freed.
+/// The reason of the last failure on this thread, with its cause and a fix. Never null; empty if there was no failure.
+/// Valid until the next failure on this thread. Do not free it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"the thread is ending".as_ptr())
 }
 
-/// A code's name for people and logs, such as "deadline". Never null; "unknown" for a number that is none. The text is
-/// static.
+/// The name of a code for logs, such as "deadline". Never null; "unknown" for an unknown number. The text is static.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_code_name(code: i32) -> *const c_char {
     let name = match code {
@@ -206,7 +205,7 @@ impl From<daemon::settings::SettingsError> for Failure {
     }
 }
 
-/// An error with what caused it.
+/// An error with its causes.
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,4 +1,4 @@
-//! Handles of operations in flight: wait once, ask, be called back.
+//! Handles of operations in flight: wait, query, callback.
 
 use crate::border::{object, slice_mut};
 use crate::buffer::Cell;
@@ -12,10 +12,11 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A time for waits: as long as the operation's own deadline (`deadlines.operation_ms`) lets it.
+/// Time limit for waits: the operation's own deadline (`deadlines.operation_ms`).
 pub const GRADWIRE_UNTIL_DEADLINE: u64 = u64::MAX;
 
-/// An operation in flight. It ends by itself, well or not, also where nobody waits. Freed with `gradwire_handle_free`.
+/// An operation in flight. It completes or fails by itself, even if the program does not wait. Free it with
+/// `gradwire_handle_free`.
 #[derive(Debug)]
 pub struct GradwireHandle {
     state: Mutex<Option<Running>>,
@@ -24,22 +25,23 @@ pub struct GradwireHandle {
     chunk_versions: OnceLock<Vec<u64>>,
 }
 
-/// How an operation ended well.
+/// The result of a successful operation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GradwireEnded {
-    /// The version that was published, or landed.
+    /// The version that was published or returned.
     pub version: u64,
-    /// Bytes that landed; of a dynamic tensor fewer than it may have.
+    /// Bytes that were returned; for a dynamic tensor possibly fewer than its maximum.
     pub landed_bytes: u64,
-    /// Chunks of the contribution that came when their round had ended without them, and were dropped: only of tensors with
-    /// backup workers. Their weights are newer than the round's.
+    /// Chunks of the contribution that were late: their round had ended without them, and they were dropped. Only for
+    /// tensors with backup workers. The returned weights of these chunks are newer than the round's.
     pub late_chunks: u32,
 }
 
-/// Called once when an operation has ended, with the context it was registered with: `code` says how, and
-/// `gradwire_last_error` why. It is called on a thread of the library, or at once if the operation has ended. Be brief, and
-/// call no function of the library but `gradwire_last_error`: wake a thread that does.
+/// Called once when an operation has ended, with the context given at registration. `code` is the result, and
+/// `gradwire_last_error` returns the reason. The library calls it on one of its threads, or at once if the operation
+/// has already ended. Return quickly, and call no function of the library except `gradwire_last_error`: wake another
+/// thread instead.
 pub type GradwireOnEnd = Option<extern "C" fn(context: *mut c_void, code: GradwireCode, version: u64)>;
 
 /// Where weights go when they are there.
@@ -221,11 +223,11 @@ fn copy(weights: &Weights, plain: &Plain) -> Result<u64, Failure> {
     Ok(bytes)
 }
 
-/// Waits until the operation has ended, at most `timeout_ms` milliseconds (`GRADWIRE_UNTIL_DEADLINE`: until its own
-/// deadline, which is quickest, because the waiting thread then does the library's work). `ended` may be null.
+/// Waits until the operation has ended, at most `timeout_ms` milliseconds. `GRADWIRE_UNTIL_DEADLINE`: until its own
+/// deadline; this is fastest, because the waiting thread then does the library's work. `ended` may be null.
 ///
-/// With `GRADWIRE_CODE_NOT_DONE` the operation goes on, and may be waited for again. Everything else is its end: buffers
-/// are the program's again where it ended well, and a second wait is `GRADWIRE_CODE_ALREADY_WAITED`.
+/// With `GRADWIRE_CODE_NOT_DONE` the operation continues, and may be waited for again. Every other code is its end:
+/// after success the buffers belong to the program again, and a second wait returns `GRADWIRE_CODE_ALREADY_WAITED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_wait(
     handle: Option<&GradwireHandle>,
@@ -241,8 +243,9 @@ pub extern "C" fn gradwire_wait(
     })
 }
 
-/// The version of each chunk that the operation was about, in the tensor's order, and how many in `count`: of a tensor from
-/// `gradwire_tensor_with_chunk_versions`, after a wait that ended it well; else null and 0. Valid until the handle is freed.
+/// The version of each chunk of the operation, in the tensor's order, and their number in `count`. Only for a tensor
+/// from `gradwire_tensor_with_chunk_versions`, after a successful wait; otherwise null and 0. Valid until the handle
+/// is freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_chunk_versions(
     handle: Option<&GradwireHandle>,
@@ -257,7 +260,8 @@ pub extern "C" fn gradwire_chunk_versions(
     })
 }
 
-/// 1 where the operation has ended, well or not, so that waiting takes no time; else 0. 1 for null and after a wait.
+/// 1 if the operation has ended, successfully or not, so that a wait returns at once; otherwise 0. 1 for null and
+/// after a wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_is_done(handle: Option<&GradwireHandle>) -> i32 {
     let done = guard_or(true, || {
@@ -266,8 +270,9 @@ pub extern "C" fn gradwire_is_done(handle: Option<&GradwireHandle>) -> i32 {
     i32::from(done)
 }
 
-/// Calls back when the operation has ended: see `GradwireOnEnd`. Several callbacks of one operation are called in the order
-/// of registration. The handle may be freed before; the context has to live until the call. After a wait it is an error.
+/// Registers a callback for the end of the operation: see `GradwireOnEnd`. Several callbacks of one operation are
+/// called in the order of registration. The handle may be freed before; the context must exist until the call. After a
+/// wait this is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_on_end(
     handle: Option<&GradwireHandle>,
@@ -298,7 +303,7 @@ pub extern "C" fn gradwire_on_end(
     })
 }
 
-/// Frees a handle. Null is fine. The operation goes on, and its buffers stay with it: memory that a pull was to write is
+/// Frees a handle. Null is allowed. The operation continues and keeps its buffers. The target memory of a pull is then
 /// not written any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_handle_free(handle: Option<Box<GradwireHandle>>) {

@@ -12,16 +12,16 @@ use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// In place of a rank: every member of the group.
+/// Instead of a rank: all members of the group.
 pub const GRADWIRE_EVERYONE: u32 = u32::MAX;
 
-/// The messages of one client, server or scheduler. Outlives it; what is sent then fails. Freed with
+/// The messages of one client, server or scheduler. It may outlive that member; sending then fails. Free it with
 /// `gradwire_messages_free`.
 #[derive(Debug)]
 pub struct GradwireMessages(pub(crate) Posts);
 
-/// A message that came. Freed with `gradwire_message_free`; head and body are valid until then. One that is freed without an
-/// answer is `GRADWIRE_CODE_NO_REPLY` at its sender.
+/// A received message. Free it with `gradwire_message_free`; head and body are valid until then. If it is freed
+/// without an answer, its sender gets `GRADWIRE_CODE_NO_REPLY`.
 #[derive(Debug)]
 pub struct GradwireMessage {
     from: MemberId,
@@ -30,32 +30,33 @@ pub struct GradwireMessage {
     reply: Mutex<Option<Answering>>,
 }
 
-/// Takes a message, which is the callee's to answer and free, then or later and on any thread. All handlers and callbacks of
-/// messages of one member run on one thread, one after the other: be brief, and wait for no message there.
+/// Receives a message. The callee must answer and free it, at once or later and on any thread. All handlers and
+/// callbacks for messages of one member run on one thread, one after the other: return quickly, and do not wait for a
+/// message there.
 pub type GradwireOnMessage =
     Option<extern "C" fn(context: *mut c_void, message: Option<Box<GradwireMessage>>)>;
 
-/// Takes one receiver's answer; the body is valid during the call. It is called `of` times for a message, once for each
-/// receiver, or once with an error and `of` 1 where the message reached nobody.
+/// Receives one receiver's answer; the body is valid during the call. It is called `of` times for a message, once for
+/// each receiver, or once with an error and `of` 1 if the message reached no receiver.
 pub type GradwireOnAnswer = Option<extern "C" fn(context: *mut c_void, answer: &GradwireAnswer)>;
 
 /// One receiver's answer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GradwireAnswer {
-    /// `GRADWIRE_CODE_OK`, or why there is no answer; then `gradwire_last_error` has the words during the call.
+    /// `GRADWIRE_CODE_OK`, or why there is no answer; then `gradwire_last_error` returns the reason during the call.
     pub code: GradwireCode,
-    /// Whose it is: one `GradwireGroup` constant.
+    /// The receiver's group: one `GradwireGroup` constant.
     pub from_group: u32,
-    /// Whose it is: the rank there.
+    /// The receiver's rank in the group.
     pub from_rank: u32,
-    /// How many receivers there are.
+    /// The number of receivers.
     pub of: u32,
-    /// The answer's number.
+    /// The head of the answer.
     pub head: i32,
-    /// The answer's bytes.
+    /// The body of the answer.
     pub body: *const c_void,
-    /// How many.
+    /// Bytes of the body.
     pub body_bytes: u64,
 }
 
@@ -68,7 +69,7 @@ fn number_of(role: Role) -> u32 {
     group as u32
 }
 
-/// Whom a group and a rank name.
+/// The receivers for a group and a rank.
 fn receivers(group: u32, rank: u32) -> Result<PostTo, Failure> {
     let NodeGroup { scheduler, servers, workers } = group_of(group)?;
     if rank == GRADWIRE_EVERYONE {
@@ -96,7 +97,7 @@ impl From<PostError> for Failure {
     }
 }
 
-/// How a barrier ended, as C is told.
+/// The result of a barrier, for C.
 pub(crate) fn released(result: Result<(), WaitError>) -> Result<(), Failure> {
     result.map_err(|error| {
         let code = match error {
@@ -107,9 +108,10 @@ pub(crate) fn released(result: Result<(), WaitError>) -> Result<(), Failure> {
     })
 }
 
-/// Sends `body_bytes` bytes, at most 1 MiB, with a number before them, to the member of this rank in the group, or with
-/// `GRADWIRE_EVERYONE` to all of a group (constants added up). They are copied during the call. Receivers have `timeout_ms`
-/// milliseconds; all answers have come a little after that. The scheduler can be reached where a program runs it.
+/// Sends `body_bytes` bytes, at most 1 MiB, with a number as head, to the member with this rank in the group, or with
+/// `GRADWIRE_EVERYONE` to all members of a group (constants added). The bytes are copied during the call. Receivers
+/// have `timeout_ms` milliseconds; all answers have arrived shortly after that. The scheduler can receive messages if
+/// a program runs it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_messages_send(
     messages: Option<&GradwireMessages>,
@@ -168,8 +170,8 @@ impl Answers {
     }
 }
 
-/// Lets a handler take messages to this number. Those that came before waited for it. The context has to live until the
-/// handler is unregistered.
+/// Registers a handler for messages with this number. Earlier messages have waited for it. The context must exist
+/// until the handler is unregistered.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_messages_register(
     messages: Option<&GradwireMessages>,
@@ -203,8 +205,8 @@ impl Handler {
     }
 }
 
-/// Ends a handler when it is done with the message that it has, and waits for that, unless it is a handler or callback of
-/// messages that calls.
+/// Unregisters a handler, and waits until it has finished its current message, unless a handler or callback for
+/// messages makes this call.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_messages_unregister(
     messages: Option<&GradwireMessages>,
@@ -216,9 +218,9 @@ pub extern "C" fn gradwire_messages_unregister(
     })
 }
 
-/// Waits at the barrier of this name until every member of the group (`GradwireGroup` constants added up; this one is in it)
-/// has come, at most `timeout_ms` milliseconds, of which a day is the most. The message names the missing. The scheduler is
-/// waited for where a program runs it.
+/// Waits at the barrier with this name until all members of the group have arrived, at most `timeout_ms` milliseconds
+/// (at most a day). The group is the sum of `GradwireGroup` constants and must include this member. The error names
+/// the missing members. The scheduler is waited for if a program runs it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_messages_barrier(
     messages: Option<&GradwireMessages>,
@@ -232,7 +234,7 @@ pub extern "C" fn gradwire_messages_barrier(
     })
 }
 
-/// Frees what stands for the messages. Null is fine. Handlers stay.
+/// Frees the object. Null is allowed. Handlers stay registered.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_messages_free(messages: Option<Box<GradwireMessages>>) {
     guard(|| {
@@ -241,7 +243,7 @@ pub extern "C" fn gradwire_messages_free(messages: Option<Box<GradwireMessages>>
     });
 }
 
-/// Who sent the message: one `GradwireGroup` constant, and the rank there.
+/// The sender: one `GradwireGroup` constant, and the rank in the group.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_message_from(
     message: Option<&GradwireMessage>,
@@ -255,13 +257,13 @@ pub extern "C" fn gradwire_message_from(
     })
 }
 
-/// The message's number. 0 for null.
+/// The head of the message. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_message_head(message: Option<&GradwireMessage>) -> i32 {
     message.map_or(0, |message| message.head)
 }
 
-/// The message's bytes, and how many in `bytes`, which may be null.
+/// The body of the message, and its length in `bytes`, which may be null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_message_body(
     message: Option<&GradwireMessage>,
@@ -288,7 +290,7 @@ pub extern "C" fn gradwire_message_reply(
     })
 }
 
-/// Frees a message. Null is fine.
+/// Frees a message. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_message_free(message: Option<Box<GradwireMessage>>) {
     guard(|| {

@@ -1,11 +1,11 @@
-//! Update rules as C structures. The library's typed rules decide what is valid.
+//! Update rules as C structures. The library's typed rules check them.
 
 use crate::border::put;
 use crate::error::{Failure, GradwireCode, guard};
 use proto_common::optimizer::{Decay, Form, Moments, Optimizer, Rule, Schedule};
 use std::mem::MaybeUninit;
 
-/// What servers do with a round's contributions.
+/// The update rule on the servers.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradwireRule {
@@ -29,65 +29,66 @@ pub enum GradwireRule {
     Ftrl = 8,
 }
 
-/// How the learning rate changes with the rounds after the warm-up.
+/// The decay of the learning rate after the warm-up.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradwireDecay {
-    /// It stays.
+    /// Constant.
     Constant = 0,
-    /// It is multiplied by `decay_factor` every `decay_rounds` rounds.
+    /// Multiplied by `decay_factor` every `decay_rounds` rounds.
     Step = 1,
-    /// It is multiplied by `decay_factor` every round.
+    /// Multiplied by `decay_factor` every round.
     Exponential = 2,
-    /// It falls in a line to `decay_factor` of itself within `decay_rounds` rounds.
+    /// Decays linearly to `decay_factor` of itself within `decay_rounds` rounds.
     Linear = 3,
-    /// The same by half a cosine wave.
+    /// The same along half a cosine wave.
     Cosine = 4,
 }
 
-/// Which of the forms that frameworks give a rule is meant. They differ by rounding where nothing else is said.
+/// The form of a rule, because frameworks differ. Unless noted, the forms differ in rounding only.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradwireForm {
     /// As published.
     Published = 0,
-    /// As MXNet's optimizers have it: momentum holds steps, with the rate they had; epsilon of AdaGrad and RMSProp is under the
-    /// root, and AdaGrad's weight decay beside the gradient; epsilon of Adam and AdamW is added before the bias is corrected.
+    /// As MXNet's optimizers: momentum stores steps, with the rate they had; epsilon of AdaGrad and RMSProp is under
+    /// the root, and AdaGrad's weight decay is separate from the gradient; epsilon of Adam and AdamW is added before
+    /// the bias correction.
     Mxnet = 1,
 }
 
-/// An update rule with its constants. Fill it with `gradwire_optimizer_default` and change what is to differ: constants
+/// An update rule with its constants. Fill it with `gradwire_optimizer_default` and change single fields. Constants
 /// that a rule does not use are ignored.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GradwireOptimizer {
     /// A `GradwireRule`.
     pub rule: i32,
-    /// Divides the sum by the number of contributors first, where not 0.
+    /// Not 0: divide the sum by the number of contributors first.
     pub average: i32,
-    /// What the sum is multiplied by, too; not 0.
+    /// Factor of the sum; not 0.
     pub rescale: f32,
     /// Step size; not used by sum and assign.
     pub learning_rate: f32,
-    /// Share of the weight that is added to its gradient; of AdamW and LAMB to its step.
+    /// Share of the weight that is added to its gradient; for AdamW and LAMB to its step.
     pub weight_decay: f32,
-    /// Of SGD: share of the last step that is kept, 0 to below 1.
+    /// SGD: share of the last step that is kept, from 0 to below 1.
     pub momentum: f32,
-    /// Of SGD: looks ahead by the momentum, where not 0.
+    /// SGD, not 0: Nesterov momentum.
     pub nesterov: i32,
-    /// Share of the mean that is kept; of FTRL its beta.
+    /// Share of the mean that is kept; for FTRL its beta.
     pub beta1: f32,
     /// Share of the mean square that is kept.
     pub beta2: f32,
     /// Added to denominators.
     pub epsilon: f32,
-    /// Of RMSProp: share of the mean square that is kept.
+    /// RMSProp: share of the mean square that is kept.
     pub decay: f32,
-    /// Of FTRL: weight of the absolute values.
+    /// FTRL: L1 weight.
     pub l1: f32,
-    /// Of FTRL: weight of the squares.
+    /// FTRL: L2 weight.
     pub l2: f32,
-    /// Rounds in which the learning rate grows to its value.
+    /// Warm-up: rounds in which the learning rate grows to its value.
     pub warmup_rounds: u32,
     /// A `GradwireDecay`.
     pub decay_kind: i32,
@@ -128,7 +129,7 @@ impl GradwireOptimizer {
         })
     }
 
-    /// What servers are told. Whether its constants are in range is told with the declaration.
+    /// The rule for the servers. The declaration checks the ranges of its constants.
     pub(crate) fn typed(&self) -> Result<Optimizer, Failure> {
         const RULES: [fn(&GradwireOptimizer) -> Rule; 9] = [
             |_| Rule::Sum,
@@ -183,8 +184,8 @@ impl GradwireOptimizer {
     }
 }
 
-/// Fills an update rule (a `GradwireRule`) with its usual constants: the mean of contributions with learning rate 0.01,
-/// but plain sums for the rules sum and assign.
+/// Fills an update rule (a `GradwireRule`) with its usual constants: the mean of contributions with learning rate
+/// 0.01; for the rules sum and assign plain sums.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_optimizer_default(
     rule: i32,

@@ -1,4 +1,4 @@
-//! Memory of the program's that goes into a request or a reply: copied during the call, or kept until it is let go of.
+//! Memory of the program for a request or a reply: copied during the call, or kept until it is released.
 
 use crate::border::bytes;
 use crate::error::Failure;
@@ -6,19 +6,19 @@ use fabric::{Access, Region};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-/// A piece of a body. Without `release` it is copied during the call. With it the library may read the memory until it calls
-/// `release` with the context: exactly once, from any thread, also where the call fails; nobody may change the memory before.
-/// `release` has to be brief and must not call the library.
+/// A piece of a body. Without `release` it is copied during the call. With `release` the library may read the memory
+/// until it calls `release` with the context: exactly once, from any thread, and also if the call fails. Nothing may
+/// change the memory before that. `release` must return quickly and must not call the library.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GradwirePiece {
-    /// Where it starts.
+    /// Its address.
     pub data: *const c_void,
-    /// Its bytes; with 0 `data` may be null.
+    /// Its size in bytes; if 0, `data` may be null.
     pub bytes: u64,
-    /// Called when the library does not need the memory any more; may be null.
+    /// Called when the library no longer needs the memory; may be null.
     pub release: Option<extern "C" fn(context: *mut c_void)>,
-    /// For `release`.
+    /// The context for `release`.
     pub context: *mut c_void,
 }
 

@@ -11,7 +11,7 @@ use proto_common::ids::Role;
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError};
 
-/// The scheduler of a cluster. Its functions may be called from any thread. Freed with `gradwire_scheduler_free`.
+/// The scheduler of a cluster. Any thread may call its functions. Free it with `gradwire_scheduler_free`.
 #[derive(Debug)]
 pub struct GradwireScheduler {
     workers: u32,
@@ -20,7 +20,8 @@ pub struct GradwireScheduler {
     scheduler: Mutex<Option<Scheduler>>,
 }
 
-/// Starts the scheduler in this process, on a thread of its own, and returns when it listens where the settings say.
+/// Starts the scheduler in this process, on a separate thread, and returns when it listens at the address in the
+/// settings.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_scheduler_start(
     settings: Option<&GradwireSettings>,
@@ -40,13 +41,13 @@ pub extern "C" fn gradwire_scheduler_start(
     })
 }
 
-/// How many workers the cluster has. 0 for null.
+/// The number of workers in the cluster. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_scheduler_workers(scheduler: Option<&GradwireScheduler>) -> u32 {
     scheduler.map_or(0, |scheduler| scheduler.workers)
 }
 
-/// How many servers the cluster has. 0 for null.
+/// The number of servers in the cluster. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_scheduler_servers(scheduler: Option<&GradwireScheduler>) -> u32 {
     scheduler.map_or(0, |scheduler| scheduler.servers)
@@ -64,8 +65,8 @@ pub extern "C" fn gradwire_scheduler_messages(
     })
 }
 
-/// Waits until the job has ended: in good order when all workers have left, else with the reason. It has no deadline of its
-/// own, because the job has none. Of several calls one waits.
+/// Waits until the job has ended: successfully when all workers have left, otherwise with the reason. It has no
+/// deadline, because a job has none. If several threads call it, one of them waits.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_scheduler_wait(scheduler: Option<&GradwireScheduler>) -> GradwireCode {
     guard(|| {
@@ -75,7 +76,8 @@ pub extern "C" fn gradwire_scheduler_wait(scheduler: Option<&GradwireScheduler>)
     })
 }
 
-/// Ends the job in good order, unless it has ended or another thread waits for that, and frees the scheduler. Null is fine.
+/// Ends the job in good order, unless it has ended or another thread waits for that, and frees the scheduler. Null is
+/// allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_scheduler_free(scheduler: Option<Box<GradwireScheduler>>) {
     guard(|| {

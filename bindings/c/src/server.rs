@@ -14,7 +14,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A server of a cluster. Its functions may be called from any thread. Freed with `gradwire_server_free`.
+/// A server of a cluster. Any thread may call its functions. Free it with `gradwire_server_free`.
 #[derive(Debug)]
 pub struct GradwireServer {
     rank: u32,
@@ -25,8 +25,8 @@ pub struct GradwireServer {
     server: Mutex<Option<Server>>,
 }
 
-/// A worker's call on its way through the program. Freed with `gradwire_request_free`; head and body are valid until then,
-/// also after the reply. One that is freed without a reply is `GRADWIRE_CODE_NO_REPLY` at the worker.
+/// A worker's call to a handler of this program. Free it with `gradwire_request_free`; head and body are valid until
+/// then, also after the reply. If it is freed without a reply, the worker gets `GRADWIRE_CODE_NO_REPLY`.
 #[derive(Debug)]
 pub struct GradwireRequest {
     from: u32,
@@ -35,8 +35,9 @@ pub struct GradwireRequest {
     reply: Mutex<Option<Reply>>,
 }
 
-/// Takes a call, which is the callee's to answer and free, then or later and on any thread. Handlers run on a thread of
-/// their own, one call at a time, and each worker's calls in the order in which it made them. No exception may leave it.
+/// Receives a call. The callee must answer and free it, at once or later and on any thread. Handlers run on a separate
+/// thread, one call at a time, and each worker's calls in the order in which it made them. No exception may leave the
+/// handler.
 pub type GradwireHandler = Option<extern "C" fn(context: *mut c_void, request: Option<Box<GradwireRequest>>)>;
 
 impl From<StartError> for Failure {
@@ -62,12 +63,12 @@ impl GradwireServer {
     }
 }
 
-/// How a role's end is told.
+/// The result of a role, for C.
 pub(crate) fn ended(result: Result<(), impl std::fmt::Display>) -> Result<(), Failure> {
     result.map_err(|error| Failure::new(GradwireCode::Closed, format!("{error:#}")))
 }
 
-/// Starts a server in this process, on threads of its own, and returns when the scheduler has given it a rank.
+/// Starts a server in this process, on separate threads, and returns when the scheduler has assigned a rank.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_start(
     settings: Option<&GradwireSettings>,
@@ -94,13 +95,13 @@ pub extern "C" fn gradwire_server_rank(server: Option<&GradwireServer>) -> u32 {
     server.map_or(u32::MAX, |server| server.rank)
 }
 
-/// How many workers the cluster has. 0 for null.
+/// The number of workers in the cluster. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_workers(server: Option<&GradwireServer>) -> u32 {
     server.map_or(0, |server| server.workers)
 }
 
-/// How many servers the cluster has. 0 for null.
+/// The number of servers in the cluster. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_servers(server: Option<&GradwireServer>) -> u32 {
     server.map_or(0, |server| server.servers)
@@ -118,8 +119,8 @@ pub extern "C" fn gradwire_server_messages(
     })
 }
 
-/// Lets a handler take calls to this number. Calls that came before waited for it. The context has to live until the
-/// handler is unregistered or the server freed.
+/// Registers a handler for calls to this number. Earlier calls have waited for it. The context must exist until the
+/// handler is unregistered or the server is freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_register(
     server: Option<&GradwireServer>,
@@ -153,8 +154,8 @@ impl Handler {
     }
 }
 
-/// Ends a handler when it is done with the call that it has, and waits for that, unless it is the handler itself that
-/// calls. Nothing happens where there is none.
+/// Unregisters a handler, and waits until it has finished its current call, unless the handler itself makes this call.
+/// Does nothing if there is no handler.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_unregister(server: Option<&GradwireServer>, app: u32) -> GradwireCode {
     guard(|| {
@@ -165,8 +166,9 @@ pub extern "C" fn gradwire_server_unregister(server: Option<&GradwireServer>, ap
     })
 }
 
-/// Waits until the job has ended: in good order when all workers have left, else with the reason. It has no deadline of its
-/// own, because the job has none; deaths and the loss of the scheduler end it. Of several calls one waits.
+/// Waits until the job has ended: successfully when all workers have left, otherwise with the reason. It has no
+/// deadline, because a job has none; failures and the loss of the scheduler end it. If several threads call it, one of
+/// them waits.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_wait(server: Option<&GradwireServer>) -> GradwireCode {
     guard(|| {
@@ -175,7 +177,7 @@ pub extern "C" fn gradwire_server_wait(server: Option<&GradwireServer>) -> Gradw
     })
 }
 
-/// Leaves the cluster in good order, unless another thread waits for the end, and frees the server. Null is fine.
+/// Leaves the cluster in good order, unless another thread waits for the end, and frees the server. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_free(server: Option<Box<GradwireServer>>) {
     guard(|| {
@@ -184,7 +186,7 @@ pub extern "C" fn gradwire_server_free(server: Option<Box<GradwireServer>>) {
     });
 }
 
-/// The rank of the worker that asks. `UINT32_MAX` for null.
+/// The rank of the calling worker. `UINT32_MAX` for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_request_from(request: Option<&GradwireRequest>) -> u32 {
     request.map_or(u32::MAX, |request| request.from)
@@ -199,7 +201,7 @@ pub extern "C" fn gradwire_request_head(
     guard_or(std::ptr::null(), || Ok(shown(request.map_or(&[], |request| &request.head), bytes)))
 }
 
-/// The request's body, whole, and its length in `bytes`, which may be null. A large one lies at a multiple of 64 bytes.
+/// The request's complete body, and its length in `bytes`, which may be null. A large body is aligned to 64 bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_request_body(
     request: Option<&GradwireRequest>,
@@ -208,8 +210,8 @@ pub extern "C" fn gradwire_request_body(
     guard_or(std::ptr::null(), || Ok(shown(request.map_or(&[], |request| &request.body), bytes)))
 }
 
-/// Answers a request, once, from any thread, with a head of at most 512 bytes and a body of pieces. A body of one long piece
-/// with a `release` is sent from where it lies; everything else is copied during the call.
+/// Answers a request, once, from any thread, with a head of at most 512 bytes and a body of pieces. A body of one long
+/// piece with a `release` is sent in place; everything else is copied during the call.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_request_reply(
     request: Option<&GradwireRequest>,
@@ -230,7 +232,7 @@ pub extern "C" fn gradwire_request_reply(
     })
 }
 
-/// What is long and has an owner stays where it is.
+/// A long piece with an owner stays in place.
 fn body_of(reply: &Reply, mut lent: Vec<Lent<'_>>) -> Result<ReplyBody, Failure> {
     /// Shorter bodies travel with the result, into which they are copied anyway.
     const LONG_BYTES: usize = 8 << 10;
@@ -258,7 +260,7 @@ fn body_of(reply: &Reply, mut lent: Vec<Lent<'_>>) -> Result<ReplyBody, Failure>
     Ok(body.into())
 }
 
-/// Frees a request. Null is fine.
+/// Frees a request. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_request_free(request: Option<Box<GradwireRequest>>) {
     guard(|| {

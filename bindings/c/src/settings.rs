@@ -1,5 +1,5 @@
-//! Settings as C programs give them: names and values over the environment over a file. It must not know which settings
-//! there are.
+//! Settings from C programs: names and values that override the environment and a file. It must not know which
+//! settings exist.
 
 use crate::border::{object, put, text};
 use crate::error::{Failure, GradwireCode, guard};
@@ -10,9 +10,9 @@ use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a client, server or scheduler is started with. Weakest first: defaults, settings file, `DMLC_*` and `GRADWIRE_*`
-/// variables of the environment, what was set here. Freed with `gradwire_settings_free`; may be used for several
-/// starts, and by several threads.
+/// The settings for a client, server or scheduler. In increasing priority: defaults, settings file, `DMLC_*` and
+/// `GRADWIRE_*` variables of the environment, values set here. Free them with `gradwire_settings_free`. They may be
+/// used several times, and by several threads.
 #[derive(Debug)]
 pub struct GradwireSettings(Mutex<Given>);
 
@@ -30,7 +30,7 @@ impl GradwireSettings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads everything and validates it for the role. Logging starts here, where it was asked for.
+    /// Reads all sources and validates them for the role. Logging starts here if it was requested.
     pub(crate) fn load(&self, role: Role) -> Result<Loaded, Failure> {
         let given = self.lock();
         // What was given by name comes first: the first of two wins.
@@ -49,7 +49,7 @@ impl GradwireSettings {
     }
 }
 
-/// The settings that C passed, or none of its own.
+/// The settings that C passed, or empty ones.
 pub(crate) fn load(settings: Option<&GradwireSettings>, role: Role) -> Result<Loaded, Failure> {
     match settings {
         Some(settings) => settings.load(role),
@@ -57,7 +57,7 @@ pub(crate) fn load(settings: Option<&GradwireSettings>, role: Role) -> Result<Lo
     }
 }
 
-/// New settings: the environment's and a settings file's, where there is one.
+/// New settings: from the environment and a settings file, if there is one.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_settings_new(
     settings: Option<&mut MaybeUninit<Option<Box<GradwireSettings>>>>,
@@ -65,8 +65,8 @@ pub extern "C" fn gradwire_settings_new(
     guard(|| put(settings, "settings", Some(Box::new(GradwireSettings(Mutex::default())))))
 }
 
-/// Sets one setting by its dotted name, such as `scheduler.port`, to a value as it stands in a settings file, without
-/// quotes. `gradwire config` lists them all. Wrong names and values are told when something is started with them.
+/// Sets one setting by its dotted name, such as `scheduler.port`, to a value as in a settings file, without quotes.
+/// `gradwire config` lists all settings. Invalid names and values are reported when something is started with them.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_settings_set(
     settings: Option<&GradwireSettings>,
@@ -81,7 +81,7 @@ pub extern "C" fn gradwire_settings_set(
     })
 }
 
-/// Names the settings file. It has to exist; without this call the usual places are looked at.
+/// Names the settings file, which must exist. Without this call the default locations are searched.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_settings_file(
     settings: Option<&GradwireSettings>,
@@ -94,7 +94,8 @@ pub extern "C" fn gradwire_settings_file(
     })
 }
 
-/// Adds a variable as if it stood in the environment, such as `DMLC_PS_ROOT_URI`. It hides the environment's own.
+/// Adds an environment variable, such as `DMLC_PS_ROOT_URI`, for these settings only. It overrides the process's own
+/// variable.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_settings_variable(
     settings: Option<&GradwireSettings>,
@@ -108,7 +109,7 @@ pub extern "C" fn gradwire_settings_variable(
     })
 }
 
-/// Leaves the process's environment alone: only the file, and what is set here, counts.
+/// Ignores the process's environment: only the file and values set here count.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_settings_without_environment(settings: Option<&GradwireSettings>) -> GradwireCode {
     guard(|| {
@@ -117,8 +118,8 @@ pub extern "C" fn gradwire_settings_without_environment(settings: Option<&Gradwi
     })
 }
 
-/// Lets the library log to stderr, as `log.filter` and `log.json` say, from the first start with these settings on. It
-/// logs nothing otherwise. Logging is the process's: the first one to ask decides.
+/// Enables logging to stderr according to `log.filter` and `log.json`, from the first start with these settings on.
+/// Without it the library logs nothing. Logging is configured once per process, by the first settings that enable it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_settings_log(settings: Option<&GradwireSettings>) -> GradwireCode {
     guard(|| {
@@ -127,7 +128,7 @@ pub extern "C" fn gradwire_settings_log(settings: Option<&GradwireSettings>) -> 
     })
 }
 
-/// Frees settings. Null is fine. What was started with them goes on.
+/// Frees settings. Null is allowed. Clients and roles that were started with them continue.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_settings_free(settings: Option<Box<GradwireSettings>>) {
     drop(settings);

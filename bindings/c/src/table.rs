@@ -1,4 +1,4 @@
-//! Sparse tables: rows under u64 ids, pushed and pulled from plain memory. Where a row is, is the library's business.
+//! Sparse tables: rows under u64 ids, pushed and pulled from plain memory. The library finds the server of each row.
 
 use crate::border::{object, put, slice, slice_mut};
 use crate::client::GradwireClient;
@@ -9,33 +9,34 @@ use proto_common::table::{Initial, TableSpec};
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A declared table. Its functions may be called from any thread. Freed with `gradwire_table_free`, which leaves the table
-/// itself where it is.
+/// A declared table. Any thread may call its functions. `gradwire_table_free` frees only this object and not the
+/// table.
 #[derive(Debug)]
 pub struct GradwireTable(Table);
 
-/// A push of rows in flight. It ends by itself. Freed with `gradwire_rows_free`.
+/// A push of rows in flight. It ends by itself. Free it with `gradwire_rows_free`.
 #[derive(Debug)]
 pub struct GradwireRowsHandle(Mutex<Option<RowsHandle>>);
 
-/// What a row holds before anybody has pushed to it.
+/// Initial values of a row.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradwireInitial {
     /// All elements are `low`.
     Constant = 0,
-    /// Evenly spread from `low` to below `high`; a function of `seed`, the row's id and the element's place only.
+    /// Uniformly distributed from `low` to below `high`. The values depend only on `seed`, the row's id and the
+    /// element's position.
     Uniform = 1,
 }
 
-/// What a table is. Every worker declares the same. Set all of it to zeros before filling it: then rows begin with zeros, are
-/// made at their first touch, and stay.
+/// Declaration of a table. All workers must declare the same. Initialise the structure with zeros: then rows begin
+/// with zeros, are created at their first push, and stay.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GradwireTableSpec {
-    /// Its key, below 65536; tensors' keys are others.
+    /// The key, below 65536. Tensors have separate keys.
     pub key: u32,
-    /// Floats of a row, at most 65536.
+    /// Floats per row, at most 65536.
     pub width: u32,
     /// A `GradwireInitial`.
     pub initial: i32,
@@ -45,12 +46,13 @@ pub struct GradwireTableSpec {
     pub high: f32,
     /// See `GradwireInitial`.
     pub seed: u64,
-    /// Pushes before a row gets memory: with this one it does, and those before are left out. 0 and 1: at its first push. Pulls do
-    /// not count: they bring what a row would begin with.
+    /// How many pushes a row needs before it gets memory; earlier ones are dropped. 0 and 1: at its first push. Pulls
+    /// do not count: they return initial values.
     pub admit_after: u32,
-    /// Rows that are kept: beyond that those go that were pushed to least recently. 0: no limit.
+    /// The largest number of rows. Beyond that, the rows with the oldest last push are evicted. 0: no limit.
     pub rows_max: u64,
-    /// Applied to each row by itself, at once, with what one push has for it. Any rule but LAMB.
+    /// The update rule, applied to each row separately, with the sum of one push's gradients for it. Any rule except
+    /// LAMB.
     pub optimizer: GradwireOptimizer,
 }
 
@@ -75,8 +77,8 @@ impl GradwireRowsHandle {
     }
 }
 
-/// Declares a table at all servers. Repeating it is harmless; another declaration of a known key is refused. Waits for the
-/// servers, at most `deadlines.operation_ms`.
+/// Declares a table on all servers. A repeated declaration has no effect; a different declaration of a known key is
+/// refused. Waits for the servers, at most `deadlines.operation_ms`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_declare_table(
     client: Option<&GradwireClient>,
@@ -91,8 +93,8 @@ pub extern "C" fn gradwire_declare_table(
     })
 }
 
-/// Pushes values to rows: `count` ids, and `width` floats for each of them, in their order. The memory is copied during the
-/// call. Values of an id that stands there several times are summed first. This worker's later pulls see the push.
+/// Pushes values to rows: `count` ids, and `width` floats for each of them, in the same order. The memory is copied
+/// during the call. Values of repeated ids are summed first. This worker's later pulls include the push.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_push_rows(
     client: Option<&GradwireClient>,
@@ -106,10 +108,10 @@ pub extern "C" fn gradwire_push_rows(
     push(client, table, (ids, count), (values, value_count), handle, Client::push_rows)
 }
 
-/// As `gradwire_push_rows`, in a step of the trainer, a number that only grows: what servers have of a step that is repeated after
-/// `gradwire_resume` counts once, where the same rows are pushed in the same order. An earlier step than the last one is an error,
-/// and nothing is pushed. A process that takes the place of one that has left begins behind that one's last step, or its pushes
-/// are not applied.
+/// As `gradwire_push_rows`, in a step of the trainer, a number that only grows. If a step is repeated after
+/// `gradwire_resume`, what servers already have of it counts once, provided the same rows are pushed in the same
+/// order. A step before the last one is an error, and nothing is pushed. A process that replaces one that has left
+/// must begin after that one's last step; otherwise its pushes are not applied.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_push_rows_in_step(
     client: Option<&GradwireClient>,
@@ -143,7 +145,7 @@ fn push(
     })
 }
 
-/// Brings rows into `out`: `width` floats for each of the `count` ids, in their order. Waits for them, at most
+/// Reads rows into `out`: `width` floats for each of the `count` ids, in the same order. Waits for them, at most
 /// `deadlines.operation_ms`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_pull_rows(
@@ -161,7 +163,7 @@ pub extern "C" fn gradwire_pull_rows(
     })
 }
 
-/// Waits until all rows of a push have been pushed to. A second wait is `GRADWIRE_CODE_ALREADY_WAITED`.
+/// Waits until a push of rows is complete. A second wait returns `GRADWIRE_CODE_ALREADY_WAITED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_rows_wait(handle: Option<&GradwireRowsHandle>) -> GradwireCode {
     guard(|| {
@@ -171,7 +173,7 @@ pub extern "C" fn gradwire_rows_wait(handle: Option<&GradwireRowsHandle>) -> Gra
     })
 }
 
-/// 1 where the push has ended, so that waiting takes no time; else 0. 1 for null and after a wait.
+/// 1 if the push has ended, so that a wait returns at once; otherwise 0. 1 for null and after a wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_rows_is_done(handle: Option<&GradwireRowsHandle>) -> i32 {
     let done =
@@ -179,7 +181,7 @@ pub extern "C" fn gradwire_rows_is_done(handle: Option<&GradwireRowsHandle>) -> 
     i32::from(done)
 }
 
-/// Frees a push's handle. Null is fine. The push goes on.
+/// Frees a push's handle. Null is allowed. The push continues.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_rows_free(handle: Option<Box<GradwireRowsHandle>>) {
     guard(|| {
@@ -188,13 +190,13 @@ pub extern "C" fn gradwire_rows_free(handle: Option<Box<GradwireRowsHandle>>) {
     });
 }
 
-/// Floats of one of its rows. 0 for null.
+/// Floats per row. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_table_width(table: Option<&GradwireTable>) -> u32 {
     table.map_or(0, |table| table.0.spec().width)
 }
 
-/// Frees what stands for the table. Null is fine.
+/// Frees the object, and not the table. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_table_free(table: Option<Box<GradwireTable>>) {
     drop(table);

@@ -14,15 +14,15 @@ use std::ffi::c_char;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// Room for the name of any checkpoint, with the nul: looked at before one is written.
+/// Room for the name of any checkpoint, with the terminating nul. Checked before a checkpoint is written.
 const NAME_BYTES_MIN: usize = 129;
 
-/// A declared tensor. Its functions may be called from any thread. Freed with `gradwire_tensor_free`, which leaves the
-/// tensor itself where it is: declaring it again, or `gradwire_tensor_of`, finds it.
+/// A declared tensor. Any thread may call its functions. `gradwire_tensor_free` frees only this object and not the
+/// tensor: a repeated declaration, or `gradwire_tensor_of`, returns it again.
 #[derive(Debug)]
 pub struct GradwireTensor(pub(crate) Tensor);
 
-/// Types of elements.
+/// Element types.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradwireDtype {
@@ -30,11 +30,11 @@ pub enum GradwireDtype {
     F32 = 1,
     /// `double`.
     F64 = 2,
-    /// IEEE 754 binary16, 2 bytes; summed and kept in f32.
+    /// IEEE 754 binary16, 2 bytes; summed and stored in f32.
     F16 = 3,
-    /// bfloat16, 2 bytes; summed and kept in f32.
+    /// bfloat16, 2 bytes; summed and stored in f32.
     Bf16 = 4,
-    /// `int8_t`; integers are summed in 64 bits, and a value that does not fit is an error.
+    /// `int8_t`. Integers are summed in 64 bits; a value that does not fit its type is an error.
     I8 = 5,
     /// `uint8_t`.
     U8 = 6,
@@ -48,47 +48,47 @@ pub enum GradwireDtype {
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradwireMode {
-    /// What the cluster's settings say (`cluster.mode`).
+    /// The cluster's mode (`cluster.mode`).
     Cluster = 0,
-    /// One version a round, from the contributions of all workers.
+    /// One version per round, from the contributions of all workers.
     Sync = 1,
-    /// Every contribution makes a version, and workers may be at most `staleness` contributions apart.
+    /// Every contribution makes a version. Workers may be at most `staleness` contributions apart.
     Bounded = 2,
     /// Every contribution makes a version.
     Async = 3,
 }
 
-/// What a tensor is. Every worker declares the same. Set all of it to zeros before filling it: zeros are the defaults of
-/// what is not filled.
+/// Declaration of a tensor. All workers must declare the same. Initialise the structure with zeros: zero is the
+/// default of every field.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GradwireTensorSpec {
-    /// Its key, any number.
+    /// The key, any number.
     pub key: u64,
-    /// Its elements; the most it may have in a round, where it is dynamic.
+    /// The number of elements; for a dynamic tensor the largest number in a round.
     pub elements: u64,
-    /// A name for people; may be null.
+    /// A name for logs and errors; may be null.
     pub name: *const c_char,
     /// A `GradwireDtype`.
     pub dtype: i32,
     /// A `GradwireMode`.
     pub mode: i32,
-    /// Of bounded mode: contributions that workers may be apart.
+    /// Mode bounded: how many contributions workers may be apart.
     pub staleness: u32,
-    /// Workers whose contribution a round does not wait for (sync mode); the cluster's where 0.
+    /// Mode sync: how many workers a round does not wait for. 0: the cluster's setting.
     pub backup_workers: u32,
-    /// Operations carry a length of their own, where not 0.
+    /// Not 0: dynamic, each operation has its own length.
     pub dynamic: i32,
-    /// How contributions are encoded: null or "plain", "f16", "bf16", "onebit", "twobit:THRESHOLD", "topk:SHARE",
-    /// "randomk:SHARE", "dither:BITS". Only of f32 tensors that are not dynamic.
+    /// The codec of contributions: null or "plain", "f16", "bf16", "onebit", "twobit:THRESHOLD", "topk:SHARE",
+    /// "randomk:SHARE", "dither:BITS". Only for f32 tensors that are not dynamic.
     pub codec: *const c_char,
-    /// Of a codec: whether the next gradient gets what the encoding of this one left out. 0: where the codec leaves something
-    /// out; 1: it does; -1: it does not.
+    /// Error feedback of the codec: whether what this encoding left out is added to the next gradient. 0: yes if the
+    /// codec is lossy; 1: yes; -1: no.
     pub feedback: i32,
-    /// Of a codec: momentum before the encoding, 0 to below 1 (Nesterov's). A rule with momentum of its own would have it
-    /// twice.
+    /// Momentum before the encoding, from 0 to below 1 (Nesterov's). With a rule that has momentum, it would be
+    /// applied twice.
     pub momentum: f32,
-    /// What servers do with contributions.
+    /// The update rule on the servers.
     pub optimizer: GradwireOptimizer,
 }
 
@@ -132,9 +132,9 @@ impl GradwireTensorSpec {
     }
 }
 
-/// Declares `count` tensors and writes them to `tensors`, in the order given: room for `count` pointers. Every worker
-/// declares the same ones, in any number of calls; repeating a declaration is harmless. A new tensor is all zeros. Waits
-/// for the servers, at most `deadlines.operation_ms`. On an error nothing is written.
+/// Declares `count` tensors and writes them to `tensors`, in the given order: it needs room for `count` pointers. All
+/// workers must declare the same tensors, in any number of calls. A repeated declaration has no effect. A new tensor
+/// is all zeros. Waits for the servers, at most `deadlines.operation_ms`. On an error nothing is written.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_declare(
     client: Option<&GradwireClient>,
@@ -155,7 +155,7 @@ pub extern "C" fn gradwire_declare(
     })
 }
 
-/// A tensor that this client has declared, by its key.
+/// The tensor with this key, if this client has declared it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_tensor_of(
     client: Option<&GradwireClient>,
@@ -168,8 +168,8 @@ pub extern "C" fn gradwire_tensor_of(
     })
 }
 
-/// Gives a tensor another update rule, from this worker's next contribution on; one worker's call is enough. `round`
-/// may be null; it gets the first round of the new rule.
+/// Changes a tensor's update rule, from this worker's next contribution on. One worker's call is enough. `round`
+/// receives the first round of the new rule; it may be null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_change_rule(
     client: Option<&GradwireClient>,
@@ -187,11 +187,12 @@ pub extern "C" fn gradwire_change_rule(
     })
 }
 
-/// Where training is: `round` gets the one that every worker has finished of these `count` tensors, which are all that the
-/// program contributes to; 0 in a job that has just begun. To be called once, after declaring them and before anything is pushed:
-/// this worker's next contribution is to the round after it, and its first pull brings the weights that the round left. That is
-/// how a program goes on whose earlier life died where rounds wait for it (`cluster.worker_loss = "wait"`), or that begins from
-/// a checkpoint; with 0 it sets initial values. What a codec had left over in a process that died is lost.
+/// Where training is. `round` receives the last round of these `count` tensors that all workers have finished; 0 in a
+/// job that has just begun. Pass all tensors that the program contributes to. Call it once, after they are declared
+/// and before anything is pushed. This worker's next contribution is to the round after `round`, and its first pull
+/// returns the weights of `round`. A restarted program continues in this way if rounds wait for it
+/// (`cluster.worker_loss = "wait"`), and so does a program that begins from a checkpoint. If `round` is 0, set initial
+/// values. What a codec had left over in the failed process is lost.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_resume(
     client: Option<&GradwireClient>,
@@ -208,11 +209,12 @@ pub extern "C" fn gradwire_resume(
     })
 }
 
-/// Has servers write a checkpoint of the round that this worker has finished of these `count` tensors, which are all that the
-/// program contributes to; returns when it is complete, after `timeout_ms` at the latest. `name` gets what
-/// `checkpoint.restore` is to be to go on from it, as text that ends with a nul, of at most `name_bytes` bytes with it; 256 are
-/// enough, and null with 0 says that nobody asks. To be called between rounds: when the operations of one were waited for, and
-/// before anything is pushed to the next. One worker is enough; training stands still meanwhile.
+/// Has servers write a checkpoint of the round that this worker has finished, for these `count` tensors; pass all
+/// tensors that the program contributes to. Returns when the checkpoint is complete, after `timeout_ms` at the latest.
+/// `name` receives the value of `checkpoint.restore` that continues from it, with a terminating nul, in at most
+/// `name_bytes` bytes; 256 are enough, and null with 0 omits the name. Call it between rounds: after the wait for a
+/// round's operations, and before anything is pushed to the next one. One worker is enough. Training stands still
+/// meanwhile.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_checkpoint(
     client: Option<&GradwireClient>,
@@ -244,20 +246,21 @@ pub extern "C" fn gradwire_checkpoint(
     })
 }
 
-/// Its bytes: how many a contribution has, and how many a pull brings. 0 for null.
+/// The size in bytes of a contribution, and of a pull. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_tensor_bytes(tensor: Option<&GradwireTensor>) -> u64 {
     guard_or(0, || Ok(object(tensor, "tensor")?.0.bytes()))
 }
 
-/// Bytes of a contribution as it is sent: fewer than the tensor's where it has a codec. 0 for null.
+/// Bytes of a contribution as it is sent; with a codec fewer than the tensor's. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_tensor_sent_bytes(tensor: Option<&GradwireTensor>) -> u64 {
     guard_or(0, || Ok(object(tensor, "tensor")?.0.sent_bytes()))
 }
 
-/// How contributions to it travel now: "slot", "static", "rendezvous-read" or "rendezvous-write". It is chosen when the tensor is
-/// declared, once more after the first round, and by the setting `transport.placement`. Never freed; null for null.
+/// The current placement of its contributions: "slot", "static", "rendezvous-read" or "rendezvous-write". It is chosen
+/// when the tensor is declared and again after the first round, or by the setting `transport.placement`. Never freed;
+/// null for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_tensor_placement(tensor: Option<&GradwireTensor>) -> *const c_char {
     guard_or(std::ptr::null(), || {
@@ -271,8 +274,8 @@ pub extern "C" fn gradwire_tensor_placement(tensor: Option<&GradwireTensor>) -> 
     })
 }
 
-/// The same tensor, whose operations tell the version of each chunk, too: see `gradwire_chunk_versions`. Another object, to
-/// be freed by itself.
+/// The same tensor, with operations that also return the version of each chunk: see `gradwire_chunk_versions`. A
+/// separate object, to be freed separately.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_tensor_with_chunk_versions(
     tensor: Option<&GradwireTensor>,
@@ -290,7 +293,7 @@ pub extern "C" fn gradwire_tensor_key(tensor: Option<&GradwireTensor>) -> u64 {
     guard_or(0, || Ok(object(tensor, "tensor")?.0.key().0))
 }
 
-/// Frees what stands for the tensor. Null is fine.
+/// Frees the object, and not the tensor. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_tensor_free(tensor: Option<Box<GradwireTensor>>) {
     drop(tensor);

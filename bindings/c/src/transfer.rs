@@ -61,9 +61,9 @@ fn started<'a>(
     Ok(())
 }
 
-/// Contributes a gradient of `data_bytes` bytes to the tensor's next round. The memory is copied during the call and is the
-/// program's afterwards. The operation ends when the round is published: in sync mode when all workers have contributed.
-/// Higher `priority` goes first; operations of one tensor are never reordered.
+/// Contributes a gradient of `data_bytes` bytes to the tensor's next round. The memory is copied during the call;
+/// after it the program may use it again. The operation ends when the round is published: in mode sync when all
+/// workers have contributed. Operations with higher `priority` go first; operations of one tensor are never reordered.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_push(
     client: Option<&GradwireClient>,
@@ -84,8 +84,8 @@ pub extern "C" fn gradwire_push(
     })
 }
 
-/// As `gradwire_push` from registered memory, which is sent from where it lies and belongs to the operation until the wait
-/// ends it well.
+/// As `gradwire_push`, from registered memory. The memory is sent in place, and belongs to the operation until a wait
+/// completes it successfully.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_push_buffer(
     client: Option<&GradwireClient>,
@@ -106,9 +106,9 @@ pub extern "C" fn gradwire_push_buffer(
     })
 }
 
-/// Brings the weights of the last round this worker contributed to, or later, into `into`: as many bytes as the tensor has,
-/// at a multiple of an element's size. They are written by the wait and at no other time, so the memory has to live until
-/// then. A handle that is freed without a wait writes nothing. `priority` is as that of a push.
+/// Reads the weights of the last round this worker contributed to, or a later one, into `into`: as many bytes as the
+/// tensor has, aligned to the element size. The wait writes them, and nothing else does, so the memory must exist
+/// until then. A handle that is freed without a wait writes nothing. `priority` is as for a push.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_pull(
     client: Option<&GradwireClient>,
@@ -125,8 +125,8 @@ pub extern "C" fn gradwire_pull(
     })
 }
 
-/// As `gradwire_pull` into registered memory: the servers write it where it lies. It belongs to the operation until the
-/// wait ends it well.
+/// As `gradwire_pull`, into registered memory. The servers write it in place. It belongs to the operation until a wait
+/// completes it successfully.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_pull_buffer(
     client: Option<&GradwireClient>,
@@ -147,9 +147,9 @@ pub extern "C" fn gradwire_pull_buffer(
     })
 }
 
-/// Contributes a gradient and brings the weights of that round: `gradwire_push` and `gradwire_pull` in one, with their
-/// rules for memory. `data` and `into` may be the same. Higher `priority` goes first; operations of one tensor are never
-/// reordered. Not of a dynamic tensor.
+/// Contributes a gradient and reads the weights of that round: `gradwire_push` and `gradwire_pull` in one, with their
+/// rules for memory. `data` and `into` may be the same. Operations with higher `priority` go first; operations of one
+/// tensor are never reordered. Not for dynamic tensors.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_push_pull(
     client: Option<&GradwireClient>,
@@ -174,7 +174,7 @@ pub extern "C" fn gradwire_push_pull(
     })
 }
 
-/// As `gradwire_push_pull` with registered memory, of two different buffers.
+/// As `gradwire_push_pull`, with registered memory in two different buffers.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_push_pull_buffers(
     client: Option<&GradwireClient>,
@@ -199,8 +199,8 @@ pub extern "C" fn gradwire_push_pull_buffers(
     })
 }
 
-/// Sets the tensor's initial value, before its first round: rank 0's counts, and every rank's operation ends when it is
-/// set. The memory is copied during the call.
+/// Sets the tensor's initial value, before its first round. Rank 0's value counts; the operation of every rank ends
+/// when it is set. The memory is copied during the call.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_init(
     client: Option<&GradwireClient>,

@@ -129,7 +129,7 @@ impl TensorSpec {
     pub fn validate_in(&self, shape: &ClusterShape) -> Result<(), TensorError> {
         self.validate(shape.chunk_bytes)?;
         match backup_fault(self.settled_backup(), shape.workers, shape.deterministic) {
-            Some(what) => Err(TensorError::Unsupported { key: self.key, what }),
+            Some(what) => Err(self.unsupported(what)),
             None => Ok(()),
         }
     }

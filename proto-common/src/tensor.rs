@@ -61,16 +61,22 @@ pub struct RuleChange {
 #[derive(Clone, Debug, PartialEq, Error, Serialize, Deserialize)]
 pub enum TensorError {
     /// The tensor has no elements.
-    #[error("tensor {key} has no elements; declare at least one")]
+    #[error("{} has no elements; declare at least one", label(*key, name))]
     Empty {
         /// The tensor.
         key: Key,
+        /// Its name. It is not sent: see [`crate::message::DeclareError::with_names`].
+        #[serde(skip)]
+        name: String,
     },
     /// Too many chunks or bytes for the address space.
-    #[error("tensor {key} with {elements} elements is too large; use larger chunks or several tensors")]
+    #[error("{} with {elements} elements is too large; use larger chunks or several tensors", label(*key, name))]
     TooLarge {
         /// The tensor.
         key: Key,
+        /// Its name, which is not sent.
+        #[serde(skip)]
+        name: String,
         /// The declared number of elements.
         elements: u64,
     },
@@ -83,13 +89,38 @@ pub enum TensorError {
         bytes: usize,
     },
     /// A mode, dtype or rule that this version does not support.
-    #[error("tensor {key}: {what}")]
+    #[error("{}: {what}", label(*key, name))]
     Unsupported {
         /// The tensor.
         key: Key,
+        /// Its name, which is not sent.
+        #[serde(skip)]
+        name: String,
         /// What is not supported, and what is.
         what: String,
     },
+}
+
+impl TensorError {
+    /// Adds the tensor's name, if it is missing: names are not sent with errors.
+    pub(crate) fn name_by(&mut self, name_of: impl Fn(Key) -> Option<String>) {
+        match self {
+            Self::Empty { key, name }
+            | Self::TooLarge { key, name, .. }
+            | Self::Unsupported { key, name, .. }
+                if name.is_empty() =>
+            {
+                *name = name_of(*key).unwrap_or_default();
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A tensor as messages name it: `tensor "fc1.weight"`, or `tensor 5` if it was declared by number.
+#[must_use]
+pub fn label(key: Key, name: &str) -> String {
+    if name.is_empty() { format!("tensor {key}") } else { format!("tensor {name:?}") }
 }
 
 /// A part of a tensor: chunk number, byte offset, bytes.
@@ -135,6 +166,18 @@ impl TensorSpec {
         Self { compression, ..self }
     }
 
+    /// The tensor as messages name it: see [`label`].
+    #[must_use]
+    pub fn label(&self) -> String {
+        label(self.key, &self.name)
+    }
+
+    /// An error about this tensor: `what` is not supported.
+    #[must_use]
+    pub fn unsupported(&self, what: String) -> TensorError {
+        TensorError::Unsupported { key: self.key, name: self.name.clone(), what }
+    }
+
     /// Bytes of the whole tensor. For validated tensors this cannot overflow; for others it saturates.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -167,7 +210,7 @@ impl TensorSpec {
             let what =
                 "lamb has its tensors lie elsewhere than other rules do; declare another tensor for it"
                     .into();
-            return Err(TensorError::Unsupported { key: self.key, what });
+            return Err(self.unsupported(what));
         }
         Self { optimizer: change.optimizer, ..self.clone() }.validate(chunk_bytes)
     }
@@ -176,16 +219,16 @@ impl TensorSpec {
     pub fn validate(&self, chunk_bytes: u64) -> Result<(), TensorError> {
         let key = self.key;
         if self.elements == 0 {
-            return Err(TensorError::Empty { key });
+            return Err(TensorError::Empty { key, name: self.name.clone() });
         }
         let bytes = self.elements.checked_mul(self.dtype.bytes() as u64).filter(|b| *b <= i64::MAX as u64);
         if bytes.is_none_or(|bytes| bytes.div_ceil(chunk_bytes) > CHUNKS_PER_TENSOR_MAX) {
-            return Err(TensorError::TooLarge { key, elements: self.elements });
+            return Err(TensorError::TooLarge { key, name: self.name.clone(), elements: self.elements });
         }
         if self.name.len() > NAME_BYTES_MAX {
             return Err(TensorError::NameTooLong { key, bytes: self.name.len() });
         }
-        let unsupported = |what: String| Err(TensorError::Unsupported { key, what });
+        let unsupported = |what: String| Err(self.unsupported(what));
         if self.dtype.is_integer() && !self.optimizer.is_exact() {
             let dtype = self.dtype;
             return unsupported(format!(
@@ -247,7 +290,7 @@ mod tests {
     #[test]
     fn both_sides_of_each_bound() {
         let spec = |elements| TensorSpec::f32(1, elements, Optimizer::sum());
-        assert_eq!(spec(0).validate(4096), Err(TensorError::Empty { key: Key(1) }));
+        assert_eq!(spec(0).validate(4096), Err(TensorError::Empty { key: Key(1), name: String::new() }));
         let most = CHUNKS_PER_TENSOR_MAX * 1024;
         assert!(spec(most).validate(4096).is_ok());
         assert!(matches!(spec(most + 1).validate(4096), Err(TensorError::TooLarge { .. })));

@@ -1,20 +1,24 @@
-//! What a trainer can be told went wrong, by blame: its own call, the cluster's state, the environment.
+//! The errors of the client library, by blame: the caller, the cluster's state, the environment.
 
+use crate::subject::{Subject, are, have, ranks, waited};
 use daemon::security::SecurityError;
 use fabric::FabricError;
-use proto_common::batch::Status;
+use proto_common::batch::{OpKind, Status};
 use proto_common::config::SettingError;
 use proto_common::error::{Blame, Death, ExitCode};
 use proto_common::ids::{ChunkId, Key, MemberId, Rank, Version};
 use proto_common::message::{DeclareError, SaveError, WaitError};
+use proto_common::tensor::label;
 use thiserror::Error;
 
-/// An operation that did not end well.
+/// An operation that failed.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum OpError {
     /// The round did not complete in time.
-    #[error("tensor {}: round {round} did not complete within {waited_ms} ms, workers that did not contribute: {}; look at their logs and at `gradwire status` (stuck, slower than the others, or not pushing to this tensor), or raise deadlines.operation_ms", chunk.key, ranks(missing))]
+    #[error("{} timed out after {}: {} {} not contributed to round {round}. Raise deadlines.operation_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", missing, "some workers"), have(missing), ranks("worker", missing, "them with `gradwire status`"))]
     Deadline {
+        /// The operation.
+        subject: Subject,
         /// A chunk of the tensor.
         chunk: ChunkId,
         /// The round that was being collected.
@@ -24,33 +28,39 @@ pub enum OpError {
         /// Workers that did not contribute (the first few).
         missing: Vec<Rank>,
     },
-    /// The round is complete, but its weights found no place in time.
-    #[error("tensor {}: round {round} is complete, but could not be published within {waited_ms} ms, because workers {} still read older weights; look whether they are stopped or their network is stuck (`gradwire status`), or raise deadlines.operation_ms", chunk.key, ranks(readers))]
+    /// The round is complete, but its weights could not be published in time.
+    #[error("{} timed out after {}: round {round} is complete, but {} {} still reading older weights. Raise deadlines.operation_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", readers, "some workers"), are(readers), ranks("worker", readers, "them with `gradwire status`"))]
     StillRead {
+        /// The operation.
+        subject: Subject,
         /// A chunk of the tensor.
         chunk: ChunkId,
         /// The round.
         round: u64,
         /// How long the operation waited.
         waited_ms: u64,
-        /// Workers whose landings are under way (the first few).
+        /// Workers that are still reading (the first few).
         readers: Vec<Rank>,
     },
     /// The round is complete, but a server did not confirm its copy in time.
-    #[error("tensor {}: round {round} is complete, but servers {} did not confirm their copies of it within {waited_ms} ms; look at their logs and at `gradwire status` (stopped, stuck, or cut off from the server that serves it), or raise deadlines.operation_ms", chunk.key, ranks(servers))]
+    #[error("{} timed out after {}: round {round} is complete, but {} {} not confirmed the copy of it. Raise deadlines.operation_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("server", servers, "some servers"), have(servers), ranks("server", servers, "them with `gradwire status`"))]
     Uncopied {
+        /// The operation.
+        subject: Subject,
         /// A chunk of the tensor.
         chunk: ChunkId,
         /// The round.
         round: u64,
         /// How long the operation waited.
         waited_ms: u64,
-        /// Servers with copies that are waited for (the first few).
+        /// Servers whose copies are not confirmed (the first few).
         servers: Vec<Rank>,
     },
     /// The round is complete, but the one before it was not copied for a checkpoint in time.
-    #[error("tensor {}: round {round} is complete, but the server could not copy the one before it for a checkpoint within {waited_ms} ms; look at the disk under checkpoint.directory and at `gradwire why`, raise checkpoint.memory_bytes, write checkpoints less often (checkpoint.every_rounds), or raise deadlines.operation_ms", chunk.key)]
+    #[error("{} timed out after {}: round {round} is complete, but the server has not copied the round before it for a checkpoint. Check the disk under checkpoint.directory (`gradwire why`), raise checkpoint.memory_bytes, write checkpoints less often (checkpoint.every_rounds), or raise deadlines.operation_ms.", subject.of(chunk.key), waited(*waited_ms))]
     Unsaved {
+        /// The operation.
+        subject: Subject,
         /// A chunk of the tensor.
         chunk: ChunkId,
         /// The round.
@@ -58,12 +68,14 @@ pub enum OpError {
         /// How long the operation waited.
         waited_ms: u64,
     },
-    /// A bounded tensor's slowest workers did not catch up in time.
-    #[error("tensor {}: this worker has made {made} contributions, and workers {} did not come within the tensor's bound of that in {waited_ms} ms; look at their logs and at `gradwire status` (stuck, slower than the others, or ended before them), raise the bound, or raise deadlines.operation_ms", chunk.key, ranks(behind))]
+    /// In mode `bounded:N` the slowest workers did not catch up in time.
+    #[error("{} timed out after {}: {} {} further behind this worker, which has made {made} contributions, than the mode of the tensor allows. Raise N of mode bounded:N or deadlines.operation_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", behind, "some workers"), are(behind), ranks("worker", behind, "them with `gradwire status`"))]
     Behind {
+        /// The operation.
+        subject: Subject,
         /// A chunk of the tensor.
         chunk: ChunkId,
-        /// This worker's contributions to the tensor when it asked.
+        /// The contributions that this worker had made to the tensor.
         made: u64,
         /// How long the operation waited.
         waited_ms: u64,
@@ -71,34 +83,34 @@ pub enum OpError {
         behind: Vec<Rank>,
     },
     /// Servers did not answer at all.
-    #[error(
-        "tensor {key}: no answer from server {} within {waited_ms} ms; it is alive for the scheduler but its data path is stuck or slow: look at its log, try the way to it with `gradwire doctor`, or raise deadlines.operation_ms",
-        ranks(servers)
-    )]
+    #[error("{} timed out after {}: {} not answered. {} alive according to the scheduler, so the data path is stuck or slow: check the server's log and the network path (`gradwire doctor`), or raise deadlines.operation_ms.", subject.of(*key), waited(*waited_ms), unanswered(servers), if servers.len() == 1 { "It is" } else { "They are" })]
     NoAnswer {
+        /// The operation.
+        subject: Subject,
         /// The tensor.
         key: Key,
-        /// Servers that owe an answer.
+        /// Servers that have not answered.
         servers: Vec<Rank>,
         /// How long the operation waited.
         waited_ms: u64,
     },
     /// The server that the shard map names does not serve the chunk.
-    #[error("tensor {} chunk {}: server {server} did not take the chunk over within {waited_ms} ms, though the shard map names it; look at its log and at the scheduler's, or raise deadlines.operation_ms", chunk.key, chunk.chunk)]
+    #[error("{} timed out after {}: server {server} has not taken over chunk {}, although the shard map assigns it. Check the logs of server {server} and of the scheduler, or raise deadlines.operation_ms.", subject.of(chunk.key), waited(*waited_ms), chunk.chunk)]
     Elsewhere {
+        /// The operation.
+        subject: Subject,
         /// The chunk.
         chunk: ChunkId,
-        /// Who was to have it.
+        /// The server that the shard map names.
         server: Rank,
         /// How long the operation waited.
         waited_ms: u64,
     },
     /// There is no channel to the servers that the operation waits for.
-    #[error(
-        "tensor {key}: no channel to server {} within {waited_ms} ms, and no other server had taken over what it serves; look at its log and at the scheduler's, try the way to it with `gradwire doctor`, or raise deadlines.operation_ms",
-        ranks(servers)
-    )]
+    #[error("{} timed out after {}: no data channel to {}, and no other server has taken over. Check the server's log and the network path (`gradwire doctor`), or raise deadlines.operation_ms.", subject.of(*key), waited(*waited_ms), ranks("server", servers, "the servers"))]
     Unconnected {
+        /// The operation.
+        subject: Subject,
         /// The tensor.
         key: Key,
         /// The servers.
@@ -106,35 +118,35 @@ pub enum OpError {
         /// How long the operation waited.
         waited_ms: u64,
     },
-    /// A member died; nobody can go on without it.
+    /// A member failed, and the job cannot continue without it.
     #[error("{0}")]
     Died(Death),
-    /// The scheduler decided that this worker is dead, and it lives.
+    /// The scheduler has declared this worker dead although it runs.
     #[error(
-        "the scheduler has declared this worker dead (epoch {epoch}): it was silent for deadlines.silence_ms, or its control connection broke; look whether its host was stopped or overloaded, and start it again"
+        "the scheduler has declared this worker dead (epoch {epoch}): it was silent for deadlines.silence_ms, or its control connection broke. Check whether its host was stopped or overloaded, then restart the worker."
     )]
     Deposed {
         /// Since when.
         epoch: proto_common::ids::Epoch,
     },
-    /// The data channel to a server broke, and the scheduler does not know of a death yet.
+    /// The data channel to a server broke, and the scheduler has not reported a failure yet.
     #[error(
-        "the data channel to server {server} broke: {reason}; look at that server's log, and try the way to it with `gradwire doctor`"
+        "the data channel to server {server} broke: {reason}. Check the log of server {server} and the network path (`gradwire doctor`)."
     )]
     Broken {
         /// The server.
         server: Rank,
-        /// What the channel said.
+        /// What the channel reported.
         reason: String,
     },
-    /// What it sends, or is to be sent, cannot be registered with the RDMA device.
+    /// Memory that is to be sent or received cannot be registered with the RDMA device.
     #[error("{0}")]
     Unregistered(String),
-    /// The round's value does not fit the tensor's type. All who contributed are told; the next round works.
-    #[error(
-        "tensor {} chunk {}: the sum of round {round}, or the weights with it, do not fit {dtype}, and this chunk keeps the weights of the round before; contribute smaller values, or declare the tensor with a wider type", chunk.key, chunk.chunk
-    )]
+    /// The round's value does not fit the tensor's type. All contributors get this error; the next round works.
+    #[error("{} failed: the sum of round {round}, or the weights with it, do not fit {dtype} (chunk {}), so the weights of the round before stay. Contribute smaller values, or declare the tensor with a wider type.", subject.of(chunk.key), chunk.chunk)]
     BadValue {
+        /// The operation.
+        subject: Subject,
         /// The chunk.
         chunk: ChunkId,
         /// The round.
@@ -142,22 +154,23 @@ pub enum OpError {
         /// The tensor's type.
         dtype: proto_common::element::Dtype,
     },
-    /// One version exactly was asked for, and newer ones have taken its place.
-    #[error("tensor {} chunk {}: version {wanted} is not there any more, {version} is in force; servers keep the version before only where workers are waited for (cluster.worker_loss = \"wait\"), and no older one: pull the newest", chunk.key, chunk.chunk)]
+    /// One exact version was requested, and newer ones have replaced it.
+    #[error("{} failed: version {wanted} no longer exists (chunk {} is at version {version}). Servers keep the previous version only with cluster.worker_loss = \"wait\", and none before it: pull the newest version.", subject.of(chunk.key), chunk.chunk)]
     VersionGone {
+        /// The operation.
+        subject: Subject,
         /// The chunk.
         chunk: ChunkId,
-        /// The version asked for.
+        /// The requested version.
         wanted: u64,
-        /// The one in force.
+        /// The current version.
         version: u64,
     },
-    /// Two servers were lost in the time in which a copy was made.
-    #[error(
-        "tensor {}: server {server} took over while its copy was being made: it has chunk {} at round {version} and others at another one, and what is between them is lost; start the job again from its last checkpoint (checkpoint.restore = \"latest\")",
-        chunk.key, chunk.chunk
-    )]
+    /// Two servers failed while a copy was being made.
+    #[error("{} failed: server {server} took over before its copy was complete, so chunk {} is at round {version} and other chunks are not; the updates between are lost. Restart the job from its last checkpoint (checkpoint.restore = \"latest\").", subject.of(chunk.key), chunk.chunk)]
     Torn {
+        /// The operation.
+        subject: Subject,
         /// The chunk.
         chunk: ChunkId,
         /// The server.
@@ -166,8 +179,10 @@ pub enum OpError {
         version: u64,
     },
     /// The server refused the operation.
-    #[error("tensor {} chunk {}: server {server} refused the operation ({status:?}); its log names the reason: run the same release everywhere, and declare the tensor alike on all workers", chunk.key, chunk.chunk)]
+    #[error("{} was refused by server {server} ({status:?}, chunk {}); the log of server {server} has the reason. Run the same release everywhere, and declare the tensor identically on all workers.", subject.of(chunk.key), chunk.chunk)]
     Refused {
+        /// The operation.
+        subject: Subject,
         /// The chunk.
         chunk: ChunkId,
         /// The server.
@@ -175,8 +190,8 @@ pub enum OpError {
         /// Its reason.
         status: Status,
     },
-    /// A call did not end well.
-    #[error("call to handler {app} at server {server}, after {waited_ms} ms: {fault}")]
+    /// A call failed.
+    #[error("call to handler {app} at server {server} failed after {}: {fault}", waited(*waited_ms))]
     Call {
         /// The handler.
         app: u32,
@@ -192,67 +207,98 @@ pub enum OpError {
     Closed(String),
 }
 
+impl OpError {
+    /// The same error, with the operation and the tensor's name.
+    #[must_use]
+    pub fn about(mut self, kind: OpKind, tensor_name: &str) -> Self {
+        match &mut self {
+            Self::Deadline { subject, .. }
+            | Self::StillRead { subject, .. }
+            | Self::Uncopied { subject, .. }
+            | Self::Unsaved { subject, .. }
+            | Self::Behind { subject, .. }
+            | Self::NoAnswer { subject, .. }
+            | Self::Elsewhere { subject, .. }
+            | Self::Unconnected { subject, .. }
+            | Self::BadValue { subject, .. }
+            | Self::VersionGone { subject, .. }
+            | Self::Torn { subject, .. }
+            | Self::Refused { subject, .. } => {
+                *subject = Subject { kind: Some(kind), name: tensor_name.to_owned() };
+            }
+            Self::Died(_)
+            | Self::Deposed { .. }
+            | Self::Broken { .. }
+            | Self::Unregistered(_)
+            | Self::Call { .. }
+            | Self::Closed(_) => {}
+        }
+        self
+    }
+}
+
+/// Who has not answered, with the verb.
+fn unanswered(servers: &[Rank]) -> String {
+    format!("{} {}", ranks("server", servers, "the servers"), have(servers))
+}
+
 /// What went wrong with a call.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CallFault {
     /// Nobody registered the handler.
     #[error(
-        "no such handler was registered before the call's deadline; register it with the server, or look whether it panicked (the server's log)"
+        "the server has no such handler. Register it at the server before the call's deadline, or check the server's log for a panic in it."
     )]
     NoHandler,
     /// The handler did not answer in time.
     #[error(
-        "the handler did not answer before the call's deadline; look what it does, or give the call more time"
+        "the handler did not answer before the call's deadline. Check what the handler does, or give the call more time."
     )]
     Deadline,
     /// The server's data path did not say anything.
     #[error(
-        "no answer from the server, which is alive for the scheduler: its data path is stuck or slow; look at its log, or raise deadlines.operation_ms"
+        "the server has not answered. It is alive according to the scheduler, so its data path is stuck or slow: check its log, or raise deadlines.operation_ms."
     )]
     NoAnswer,
-    /// The server died, and the request or its answer with it.
+    /// The server failed, and the request or its answer was lost.
     #[error(
-        "the server died before it answered; whether its handler had the request is not known: call another server, or this one again when it is back"
+        "the server crashed or left before it answered, and its handler may or may not have received the request. Call another server, or retry after the server has restarted."
     )]
     ServerDied,
-    /// It was let go without an answer.
+    /// The handler dropped the request without an answer.
     #[error(
-        "the handler let it go without an answer, or the answer was lost with a broken channel; look at the server's log"
+        "the handler dropped the request without an answer, or the answer was lost with a broken channel. Check the server's log."
     )]
     NoReply,
     /// The body is longer than the server keeps.
     #[error(
-        "the body has {bytes} bytes, more than the server takes; send it in parts, or raise the server's memory.call_bytes"
+        "the body has {bytes} bytes, which is more than the server accepts. Send it in parts, or raise memory.call_bytes of the server."
     )]
     TooLong {
         /// Its bytes.
         bytes: u64,
     },
-    /// The server has not taken it, because it keeps too much of others.
+    /// The server has not taken it, because requests and replies of other calls occupy its memory.
     #[error(
-        "the server had no room for it beside the requests and replies that it keeps of other calls: look whether a handler holds them (`gradwire status`), or raise the server's memory.call_bytes"
+        "the server has no room for it, because requests and replies of other calls occupy memory.call_bytes. Check whether a handler holds them (`gradwire status`), or raise memory.call_bytes of the server."
     )]
     Crowded,
     /// The server has no memory for the body or the reply.
     #[error(
-        "the server has no memory for its body or its reply beside those of other calls, or cannot register it (its log says which); raise the server's memory.call_bytes or its memlock limit, or answer in parts"
+        "the server has no memory for the body or the reply, or cannot register it; its log says which. Raise memory.call_bytes or the memlock limit of the server, or answer in parts."
     )]
     NoMemory,
-    /// There is no memory here for the reply.
+    /// This client has no memory for the reply.
     #[error(
-        "the reply has {bytes} bytes, for which this client has no memory; drop buffers, or raise memory.pool_bytes"
+        "the reply has {bytes} bytes, and this client has no memory for it. Drop buffers, or raise memory.pool_bytes."
     )]
     NoRoom {
         /// Its bytes.
         bytes: u64,
     },
     /// The server refused it.
-    #[error("the server refused it ({0:?})")]
+    #[error("the server refused the call ({0:?})")]
     Refused(Status),
-}
-
-fn ranks(ranks: &[Rank]) -> String {
-    ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// A call that failed.
@@ -268,7 +314,7 @@ pub enum ClientError {
     #[error("{0}")]
     Scheduler(String, ExitCode),
     /// A server cannot be connected.
-    #[error("server {server} at {address}: {reason}")]
+    #[error("cannot connect to server {server} at {address}: {reason}")]
     Server {
         /// Which server.
         server: Rank,
@@ -279,12 +325,12 @@ pub enum ClientError {
         /// What the process should exit with.
         code: ExitCode,
     },
-    /// Members did not come in time.
-    #[error("the cluster did not assemble within {waited_ms} ms: {reason}")]
+    /// Members did not join in time.
+    #[error("the cluster did not assemble within {}: {reason}", waited(*waited_ms))]
     Assemble {
         /// How long it took.
         waited_ms: u64,
-        /// Who is missing, as far as is known.
+        /// Who is missing, if that is known.
         reason: String,
     },
     /// A declaration was refused.
@@ -301,11 +347,13 @@ pub enum ClientError {
     Op(#[from] OpError),
     /// The buffer does not fit the tensor.
     #[error(
-        "tensor {key} has {want} bytes of {dtype}, the buffer has {have} bytes; pass a buffer of exactly that size"
+        "{} has {want} bytes of {dtype}, but the buffer has {have} bytes. Pass a buffer of exactly {want} bytes.", label(*key, name)
     )]
     WrongLength {
         /// The tensor.
         key: Key,
+        /// Its name; empty for a tensor declared by number.
+        name: String,
         /// Its element type.
         dtype: proto_common::element::Dtype,
         /// Its bytes.
@@ -315,70 +363,84 @@ pub enum ClientError {
     },
     /// The buffer's elements are of another type.
     #[error(
-        "tensor {key} holds {want}, the buffer holds {have}; convert it, or declare the tensor with that type"
+        "{} has elements of type {want}, but the buffer has {have}. Convert the buffer, or declare the tensor as {have}.", label(*key, name)
     )]
     WrongDtype {
         /// The tensor.
         key: Key,
+        /// Its name; empty for a tensor declared by number.
+        name: String,
         /// Its type.
         want: proto_common::element::Dtype,
         /// The buffer's type.
         have: proto_common::element::Dtype,
     },
-    /// What contributes and lands at once, or sets an initial value, knows one length only.
+    /// `push_pull` and `init` have one length only.
     #[error(
-        "tensor {key} is dynamic, so what is pushed and what is pulled may differ in length: use push and pull"
+        "{} is dynamic: the length that is pushed and the length that is pulled may differ. Use push and pull.", label(*key, name)
     )]
     Dynamic {
         /// The tensor.
         key: Key,
+        /// Its name; empty for a tensor declared by number.
+        name: String,
     },
-    /// A gradient that is to be encoded has an element that would be fed back for ever. Nothing was sent.
+    /// The codec cannot encode an element: the encoder's error feedback would keep it for ever. Nothing was sent.
     #[error(
-        "element {position} of the gradient for tensor {key} is infinite or no number, which its codec cannot encode; lower the learning rate, or leave such a step out on every worker"
+        "gradient of {} is not finite: element {position} is infinite or NaN, and the tensor's codec cannot encode it. Lower the learning rate, or skip the step on every worker.", label(*key, name)
     )]
     NotFinite {
         /// The tensor.
         key: Key,
+        /// Its name; empty for a tensor declared by number.
+        name: String,
         /// The first such element.
         position: usize,
     },
     /// Parts of a dynamic tensor came from rounds of different lengths.
     #[error(
-        "what was pulled of dynamic tensor {key} is of rounds {oldest} to {newest}, so it has no one length: wait for a pull before the next push"
+        "pull of dynamic {} returned chunks of rounds {oldest} to {newest}, whose lengths may differ. Wait for each pull before the next push.", label(*key, name)
     )]
     Torn {
         /// The tensor.
         key: Key,
+        /// Its name; empty for a tensor declared by number.
+        name: String,
         /// The oldest round.
         oldest: Version,
         /// The newest round.
         newest: Version,
     },
-    /// Tensors are at rounds so far from each other that there is none that they all have been left at.
+    /// Tensors are more than one round apart, so there is no common round to resume at.
     #[error(
-        "tensor {behind} is at round {least} and tensor {ahead} at {greatest}: they were not contributed to in step, so no one round is where training is; resume those together that are"
+        "cannot resume: {} is at round {least} and {} at round {greatest}, so there is no common round. Resume only tensors together that get a contribution in every step.", label(*behind, behind_name), label(*ahead, ahead_name)
     )]
     Uneven {
-        /// The one that is behind.
+        /// The older tensor.
         behind: Key,
+        /// Its name; empty for a tensor declared by number.
+        behind_name: String,
         /// Its round.
         least: u64,
-        /// The one that is ahead.
+        /// The newer tensor.
         ahead: Key,
+        /// Its name; empty for a tensor declared by number.
+        ahead_name: String,
         /// Its round.
         greatest: u64,
     },
     /// The key was never declared here.
-    #[error("key {0} is not declared; call declare with it first, on every worker")]
+    #[error("tensor {0} is not declared. Declare it first, on every worker.")]
     Undeclared(Key),
-    /// What was passed came from another client of this process, whose memory and operation numbers it has.
+    /// The tensor or buffer belongs to another client of this process.
     #[error(
-        "the {what} for key {key} belongs to another client; pass one that this client's own {source_of} returned"
+        "the {what} passed for {} belongs to another client. Pass one that {source_of} of this client returned.", label(*key, name)
     )]
     Foreign {
         /// The tensor.
         key: Key,
+        /// Its name; empty for a tensor declared by number.
+        name: String,
         /// Tensor or buffer.
         what: &'static str,
         /// The calls that return one.
@@ -386,7 +448,7 @@ pub enum ClientError {
     },
     /// A key list is not sorted, or has duplicates.
     #[error(
-        "key {key} at position {position} is not greater than the one before it; pass sorted keys without duplicates"
+        "key {key} at position {position} is not greater than the key before it. Pass sorted keys without duplicates."
     )]
     Unsorted {
         /// Where.
@@ -526,22 +588,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_waited_in_vain_is_told_for_whom_and_what_to_do() {
+    fn a_deadline_names_operation_tensor_worker_and_setting() {
+        let (subject, missing) = (Subject::default(), vec![Rank(0)]);
+        let chunk = ChunkId::new(9_241_106_733_741_500_240, 0);
+        let error = OpError::Deadline { subject, chunk, round: 1, waited_ms: 30_012, missing };
+        let text = error.about(OpKind::PushPull, "fc1.weight").to_string();
+        assert_eq!(
+            text,
+            "push_pull of tensor \"fc1.weight\" timed out after 30 s: worker 0 has not contributed to round 1. \
+             Raise deadlines.operation_ms, or check worker 0."
+        );
+    }
+
+    #[test]
+    fn a_timeout_names_who_was_waited_for_and_what_to_do() {
+        let subject = Subject::default;
         let (chunk, round, waited_ms) = (ChunkId::new(7, 0), 3, 60_000);
         let ranks = vec![Rank(2), Rank(5)];
         let errors = [
-            OpError::Deadline { chunk, round, waited_ms, missing: ranks.clone() },
-            OpError::Behind { chunk, made: round, waited_ms, behind: ranks.clone() },
-            OpError::StillRead { chunk, round, waited_ms, readers: ranks.clone() },
-            OpError::Uncopied { chunk, round, waited_ms, servers: ranks.clone() },
-            OpError::NoAnswer { key: chunk.key, servers: ranks, waited_ms },
+            OpError::Deadline { subject: subject(), chunk, round, waited_ms, missing: ranks.clone() },
+            OpError::Behind { subject: subject(), chunk, made: round, waited_ms, behind: ranks.clone() },
+            OpError::StillRead { subject: subject(), chunk, round, waited_ms, readers: ranks.clone() },
+            OpError::Uncopied { subject: subject(), chunk, round, waited_ms, servers: ranks.clone() },
+            OpError::NoAnswer { subject: subject(), key: chunk.key, servers: ranks, waited_ms },
         ];
         for text in errors.map(|error| error.to_string()) {
-            assert!(text.contains("2, 5") && text.contains("60000 ms"), "{text}");
-            assert!(text.contains("look ") && text.contains("raise deadlines.operation_ms"), "{text}");
+            assert!(text.starts_with("operation of tensor 7 timed out after 60 s: "), "{text}");
+            assert!(text.contains("s 2, 5 ") && text.contains("check "), "{text}");
+            assert!(
+                text.to_lowercase().contains("raise ") && text.contains("deadlines.operation_ms"),
+                "{text}"
+            );
         }
-        let unsaved = OpError::Unsaved { chunk, round, waited_ms }.to_string();
-        assert!(unsaved.contains("checkpoint within 60000 ms; look at the disk"), "{unsaved}");
+        let unsaved = OpError::Unsaved { subject: subject(), chunk, round, waited_ms }.to_string();
+        assert!(unsaved.contains("for a checkpoint. Check the disk"), "{unsaved}");
     }
 
     #[test]

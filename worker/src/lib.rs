@@ -9,6 +9,11 @@ pub mod encoder;
 pub mod engine;
 pub mod error;
 pub mod runtime;
+<<<<<<< HEAD
+=======
+mod subject;
+pub mod train;
+>>>>>>> 6a6366b8 (Errors name the tensor by the name that the user gave, and the worker and the setting)
 
 pub use client::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use client::{
@@ -18,3 +23,4 @@ pub use client::{
 pub use client::{RowsHandle, Table};
 pub use error::{CallFault, ClientError, OpError};
 pub use fabric::{Number, Numbers, UserBuffer};
+pub use subject::Subject;

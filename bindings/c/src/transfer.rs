@@ -22,12 +22,12 @@ fn objects<'a>(
 
 /// Has the memory the tensor's length? A dynamic tensor's contribution may be shorter.
 fn fits(tensor: &Tensor, have: u64, shorter: bool) -> Result<(), Failure> {
-    let (want, key) = (tensor.bytes(), tensor.key());
+    let (want, label) = (tensor.bytes(), tensor.spec().label());
     if have == want || (shorter && have < want && have.is_multiple_of(tensor.spec().dtype.bytes() as u64)) {
         return Ok(());
     }
     Err(Failure::argument(format!(
-        "tensor {key} has {want} bytes of {}, the memory has {have}; pass exactly as many bytes",
+        "{label} has {want} bytes of {}, but the memory has {have} bytes. Pass exactly {want} bytes.",
         tensor.spec().dtype
     )))
 }

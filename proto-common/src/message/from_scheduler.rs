@@ -10,7 +10,7 @@ use crate::ids::{Epoch, Incarnation, JobId, Key, MemberId, Rank};
 use crate::limits::RANKS_LISTED_MAX;
 use crate::mode::Mode;
 use crate::shard_map::{MapChange, MapUpdate};
-use crate::tensor::{RuleChange, TensorError};
+use crate::tensor::{RuleChange, TensorError, TensorSpec, label};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -217,20 +217,26 @@ pub enum DeclareError {
     #[error(transparent)]
     Tensor(#[from] TensorError),
     /// It was declared before with another shape or rule.
-    #[error("tensor {key} was declared before as {before}, now as {now}; all workers must declare the same")]
+    #[error("{} was declared before as {before}, now as {now}; all workers must declare the same", label(*key, name))]
     Conflict {
         /// The tensor.
         key: Key,
+        /// Its name. It is not sent: see [`DeclareError::with_names`].
+        #[serde(skip)]
+        name: String,
         /// The first declaration.
         before: String,
         /// This declaration.
         now: String,
     },
     /// The same key twice in one call.
-    #[error("tensor {key} stands twice in one declaration")]
+    #[error("{} is listed twice in one declaration; declare it once", label(*key, name))]
     Duplicate {
         /// The tensor.
         key: Key,
+        /// Its name, which is not sent.
+        #[serde(skip)]
+        name: String,
     },
     /// Too many tensors.
     #[error("more than {limit} tensors; merge small ones")]
@@ -268,6 +274,22 @@ pub enum DeclareError {
         /// Servers that have not answered.
         servers: Vec<Rank>,
     },
+}
+
+impl DeclareError {
+    /// With the names of the tensors that were to be declared: they do not travel with errors.
+    #[must_use]
+    pub fn with_names(mut self, specs: &[TensorSpec]) -> Self {
+        let name_of = |key: Key| specs.iter().find(|spec| spec.key == key).map(|spec| spec.name.clone());
+        match &mut self {
+            Self::Tensor(error) => error.name_by(name_of),
+            Self::Conflict { key, name, .. } | Self::Duplicate { key, name } if name.is_empty() => {
+                *name = name_of(*key).unwrap_or_default();
+            }
+            _ => {}
+        }
+        self
+    }
 }
 
 /// Why a barrier was not released.

@@ -189,7 +189,7 @@ impl Declarations {
         let key = change.key;
         let Some(entry) = self.tensors.get(&key) else {
             let what = "it is not declared; declare it before its rule is changed".into();
-            return Err(TensorError::Unsupported { key, what }.into());
+            return Err(TensorError::Unsupported { key, name: String::new(), what }.into());
         };
         match &entry.state {
             State::Ready => {
@@ -199,7 +199,9 @@ impl Declarations {
             State::Pending => {
                 let what =
                     "servers are still allocating it; change its rule once its declaration is answered";
-                Err(DeclareError::NotNow(format!("tensor {key}: {what}")))
+                let label =
+                    self.shards.map.tensor(key).map_or_else(|| format!("tensor {key}"), TensorSpec::label);
+                Err(DeclareError::NotNow(format!("{label}: {what}")))
             }
             State::Failed(error) => Err(error.clone()),
         }
@@ -423,7 +425,7 @@ impl Declarations {
         for spec in tensors {
             let spec = spec.settled(&self.shape);
             if !seen.insert(spec.key) {
-                return Err(DeclareError::Duplicate { key: spec.key });
+                return Err(DeclareError::Duplicate { key: spec.key, name: spec.name });
             }
             match self.tensors.get(&spec.key) {
                 None => {
@@ -434,7 +436,7 @@ impl Declarations {
                     let before = self.shards.map.tensor(spec.key);
                     if before != Some(&spec) {
                         let (before, now) = (before.map(describe).unwrap_or_default(), describe(&spec));
-                        return Err(DeclareError::Conflict { key: spec.key, before, now });
+                        return Err(DeclareError::Conflict { key: spec.key, name: spec.name, before, now });
                     }
                 }
             }
@@ -456,7 +458,8 @@ impl Declarations {
         for spec in &fresh {
             chunks = chunks.saturating_add(spec.chunk_count(self.shape.chunk_bytes));
             if chunks > CHUNKS_MAX {
-                return Err(TensorError::TooLarge { key: spec.key, elements: spec.elements }.into());
+                let (key, name, elements) = (spec.key, spec.name.clone(), spec.elements);
+                return Err(TensorError::TooLarge { key, name, elements }.into());
             }
         }
         let ranges = self.shards.place(&fresh, servers);

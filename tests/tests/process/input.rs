@@ -92,14 +92,20 @@ fn tensors_and_buffers_of_another_client() {
         mine.pull(&foreign, buffer(mine)).unwrap_err(),
         mine.init(&foreign, &[1.0f32; 3]).unwrap_err(),
     ] {
-        blames_the_caller(&error, &["the tensor for key 10 belongs to another client", "`declare`"]);
+        blames_the_caller(
+            &error,
+            &["the tensor passed for tensor 10 belongs to another client", "`declare`"],
+        );
     }
     for error in [
         mine.push(&small, buffer(theirs)).unwrap_err(),
         mine.pull(&small, buffer(theirs)).unwrap_err(),
         mine.push_pull(&small, buffer(mine), buffer(theirs), 0).unwrap_err(),
     ] {
-        blames_the_caller(&error, &["the buffer for key 10 belongs to another client", "`allocate`"]);
+        blames_the_caller(
+            &error,
+            &["the buffer passed for tensor 10 belongs to another client", "`allocate`"],
+        );
     }
     works(&mut cluster, &clients);
 }
@@ -110,7 +116,7 @@ fn keys_that_are_not_declared_not_sorted_or_twice() {
     let client = &clients[0];
     let undeclared = client.tensor(11).unwrap_err();
     assert!(matches!(undeclared, ClientError::Undeclared(Key(11))));
-    blames_the_caller(&undeclared, &["key 11 is not declared", "call declare"]);
+    blames_the_caller(&undeclared, &["tensor 11 is not declared", "Declare it first"]);
     assert!(matches!(client.tensors(&[SMALL, 11]), Err(ClientError::Undeclared(Key(11)))));
     for (keys, position, key) in [([LARGE, SMALL], 1, SMALL), ([SMALL, SMALL], 1, SMALL)] {
         let error = client.tensors(&keys).unwrap_err();
@@ -156,7 +162,7 @@ fn declarations_that_cannot_be_served() {
         assert!(matches!(error, ClientError::Declare(DeclareError::Tensor(_))), "{error:?}");
     }
     let error = client.declare(&[good(), good()]).unwrap_err();
-    assert!(matches!(error, ClientError::Declare(DeclareError::Duplicate { key: Key(20) })), "{error:?}");
+    assert!(matches!(error, ClientError::Declare(DeclareError::Duplicate { key: Key(20), .. })), "{error:?}");
     assert!(matches!(client.tensor(20), Err(ClientError::Undeclared(_))), "a refused one is not there");
     client.declare(&[good()]).unwrap();
     client.declare(&[good()]).expect("repeating is harmless");

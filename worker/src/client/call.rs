@@ -8,6 +8,7 @@ use crate::runtime::{
     Blocked, CallParts, LaneHandle, OpBuffers, OpState, OpStates, RawReply, Spare, Spares, Submission,
     drive_until,
 };
+use crate::subject::Subject;
 use fabric::{Buffer, Region};
 use proto_common::batch::{OpKind, Reading, Status};
 use proto_common::call::{
@@ -479,8 +480,9 @@ impl CallHandle {
         let result = self.state.wait(self.deadline);
         drop(blocked);
         let Self { state, states, of, .. } = self;
-        let nothing =
-            || Err(OpError::NoAnswer { key: Key(u64::from(of.app)), servers: Vec::new(), waited_ms: 0 });
+        // `of` makes a fault of the call of it.
+        let (subject, key) = (Subject::default(), Key(u64::from(of.app)));
+        let nothing = || Err(OpError::NoAnswer { subject, key, servers: Vec::new(), waited_ms: 0 });
         let reply = of.reply(&state, result.unwrap_or_else(nothing))?;
         states.give_back(state);
         Ok(reply)

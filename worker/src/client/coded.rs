@@ -61,7 +61,7 @@ impl Client {
             }
         }
         if let Some(position) = not_finite(gradient(&buffers)) {
-            return Err(ClientError::NotFinite { key: tensor.key(), position });
+            return Err(ClientError::NotFinite { key: tensor.key(), name: tensor.name(), position });
         }
         let allocate = || -> Result<Buffer, ClientError> {
             let buffer = self.0.pool.allocate(coded.bytes)?;

@@ -3,7 +3,9 @@
 use super::{Inner, Tensor, TensorBuffer, Weights};
 use crate::error::{ClientError, OpError};
 use crate::runtime::{Blocked, LaneHandle, OpBuffers, OpState, OpStates, drive_until};
+use crate::subject::Subject;
 use fabric::UserBuffer;
+use proto_common::batch::OpKind;
 use proto_common::ids::{Rank, Version};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -44,6 +46,8 @@ pub struct Handle {
     used: u64,
     client: Weak<Inner>,
     tensor: Tensor,
+    /// For errors.
+    kind: OpKind,
     /// Weights are to be read, not to be had as a buffer.
     view: bool,
     started: Instant,
@@ -56,7 +60,7 @@ impl Handle {
         (state, states): (Arc<OpState>, Arc<OpStates>),
         lanes: Arc<[LaneHandle]>,
         used: u64,
-        (client, tensor): (Weak<Inner>, Tensor),
+        (client, tensor, kind): (Weak<Inner>, Tensor, OpKind),
         timeout: Duration,
     ) -> Self {
         let started = Instant::now();
@@ -68,6 +72,7 @@ impl Handle {
             used,
             client,
             tensor,
+            kind,
             view: false,
             started,
             deadline: started + timeout + Duration::from_secs(3),
@@ -94,8 +99,10 @@ impl Handle {
     pub fn on_end(&self, callback: impl FnOnce(Result<Version, OpError>) + Send + 'static) {
         self.lanes().for_each(LaneHandle::expect_callback);
         let expected = Expected { lanes: self.lanes.clone(), used: self.used };
+        let (kind, tensor) = (self.kind, self.tensor.clone());
         self.state.on_end(Box::new(move |result| {
-            callback(result);
+            callback(result.map_err(|error| error.about(kind, &tensor.spec().name)));
+            drop(tensor);
             drop(expected);
         }));
     }
@@ -130,7 +137,8 @@ impl Handle {
         let (key, dynamic) = (self.tensor.key(), self.tensor.spec().dynamic);
         match result {
             Some(Ok(version)) if dynamic && self.state.newest() > version => {
-                Err(ClientError::Torn { key, oldest: version, newest: self.state.newest() })
+                let (name, newest) = (self.tensor.spec().name.clone(), self.state.newest());
+                Err(ClientError::Torn { key, name, oldest: version, newest })
             }
             Some(Ok(version)) => {
                 let OpBuffers { source, user, target, shown, shared, versions, .. } =
@@ -163,10 +171,12 @@ impl Handle {
                     landed_bytes,
                 })
             }
-            Some(Err(error)) => Err(error.into()),
+            Some(Err(error)) => Err(error.about(self.kind, &self.tensor.spec().name).into()),
             None => {
                 let waited_ms = self.started.elapsed().as_millis() as u64;
-                Err(OpError::NoAnswer { key, servers: Vec::<Rank>::new(), waited_ms }.into())
+                let (subject, servers) = (Subject::default(), Vec::<Rank>::new());
+                let error = OpError::NoAnswer { subject, key, servers, waited_ms };
+                Err(error.about(self.kind, &self.tensor.spec().name).into())
             }
         }
     }

@@ -47,7 +47,7 @@ use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::{MapUpdate, ShardMap};
 use proto_common::table::{HOMES, home_of};
-use proto_common::tensor::{RuleChange, TensorError, TensorSpec};
+use proto_common::tensor::{RuleChange, TensorSpec};
 use proto_common::transport::{Choice, Driver};
 use registrations::RegistrationCache;
 use std::collections::BTreeMap;
@@ -107,6 +107,14 @@ impl std::fmt::Debug for Client {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What these locks guard is replaced whole; a panic elsewhere leaves nothing half done.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An error of a declaration, with the names of its tensors: they do not travel.
+fn named(error: ClientError, specs: &[TensorSpec]) -> ClientError {
+    match error {
+        ClientError::Declare(error) => ClientError::Declare(error.with_names(specs)),
+        other => other,
+    }
 }
 
 impl Client {
@@ -177,10 +185,11 @@ impl Client {
     /// Tensors with LAMB have all of their chunks under way at once: those that lie on one lane of one server fit
     /// `memory.operations` together, or the one too many is refused, and cannot be used by this worker.
     pub fn declare(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
-        if let Some(key) = specs.iter().map(|spec| spec.key).find(|key| home_of(*key).is_some()) {
-            let what =
-                format!("the 2^32 keys from {HOMES} on are those of sparse tables' rows; use another one");
-            return Err(DeclareError::from(TensorError::Unsupported { key, what }).into());
+        if let Some(spec) = specs.iter().find(|spec| home_of(spec.key).is_some()) {
+            let what = format!(
+                "the 2^32 keys from {HOMES} on are reserved for the rows of tables. Use another key."
+            );
+            return Err(DeclareError::from(spec.unsupported(what)).into());
         }
         self.declare_any(specs)
     }
@@ -196,7 +205,7 @@ impl Client {
         // One at a time, so that updates are applied in the order of their epochs.
         let _declaring = lock(&self.0.declaring);
         let counts = self.counts(within)?;
-        let update = self.requests()?.declare(specs.to_vec(), within)?;
+        let update = self.requests()?.declare(specs.to_vec(), within).map_err(|error| named(error, specs))?;
         let new = self.0.members.with_map(|map| self.add(&update, map, (most, &counts)));
         self.place(&new.ok_or_else(|| OpError::Closed("it was closed before".into()))??, false);
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
@@ -250,7 +259,7 @@ impl Client {
     pub fn change_rule(&self, tensor: &Tensor, optimizer: Optimizer) -> Result<u64, ClientError> {
         let key = tensor.key();
         if !tensor.is_of(self.0.incarnation) {
-            return Err(ClientError::Foreign { key, what: "tensor", source_of: "`declare` or `tensor`" });
+            return Err(tensor.foreign("tensor", "`declare` or `tensor`"));
         }
         let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
         let requests = self.requests()?;
@@ -258,7 +267,8 @@ impl Client {
         let numbers = tensor.numbers();
         let change = RuleChange { key, from_round: numbers.rounds() + 1, optimizer };
         tensor.spec().validate_change(&change, self.0.shape.chunk_bytes).map_err(DeclareError::from)?;
-        requests.change_rule(change, within)?;
+        let specs = std::slice::from_ref(tensor.spec());
+        requests.change_rule(change, within).map_err(|error| named(error, specs))?;
         Ok(change.from_round)
     }
 

@@ -52,8 +52,10 @@ impl Client {
         let (behind, ahead) = (all().min_by_key(|(_, at)| **at), all().max_by_key(|(_, at)| **at));
         match (behind, ahead) {
             (Some((behind, least)), Some((ahead, greatest))) if *greatest > *least + 1 => {
-                let (behind, ahead) = (behind.spec().key, ahead.spec().key);
-                Err(ClientError::Uneven { behind, least: *least, ahead, greatest: *greatest })
+                let (least, greatest) = (*least, *greatest);
+                let (behind_name, ahead_name) = (behind.name(), ahead.name());
+                let (behind, ahead) = (behind.key(), ahead.key());
+                Err(ClientError::Uneven { behind, behind_name, least, ahead, ahead_name, greatest })
             }
             _ => Ok(()),
         }

@@ -197,21 +197,38 @@ impl Tensor {
 
     /// Has a buffer of so many bytes the tensor's length, or is it `shorter` where it may be?
     pub(super) fn check_length(&self, have: u64, shorter: bool) -> Result<(), ClientError> {
-        let (want, key, dtype) = (self.bytes(), self.key(), self.spec().dtype);
+        let (want, dtype) = (self.bytes(), self.spec().dtype);
         let fits = shorter && have <= want && have.is_multiple_of(dtype.bytes() as u64);
         if want != have && !fits {
-            return Err(ClientError::WrongLength { key, dtype, want, have });
+            return Err(self.wrong_length(want, have));
         }
         Ok(())
     }
 
     /// As [`Tensor::check_length`], of so many elements of a type.
     pub(super) fn check_typed<T: Element>(&self, elements: usize, shorter: bool) -> Result<(), ClientError> {
-        let (key, want) = (self.key(), self.spec().dtype);
+        let want = self.spec().dtype;
         if want != T::DTYPE {
-            return Err(ClientError::WrongDtype { key, want, have: T::DTYPE });
+            let (key, name) = (self.key(), self.name());
+            return Err(ClientError::WrongDtype { key, name, want, have: T::DTYPE });
         }
         self.check_length((elements * size_of::<T>()) as u64, shorter)
+    }
+
+    /// A buffer has another length than it is to have.
+    pub(super) fn wrong_length(&self, want: u64, have: u64) -> ClientError {
+        let (key, name, dtype) = (self.key(), self.name(), self.spec().dtype);
+        ClientError::WrongLength { key, name, dtype, want, have }
+    }
+
+    /// The tensor, or a buffer for it, belongs to another client.
+    pub(super) fn foreign(&self, what: &'static str, source_of: &'static str) -> ClientError {
+        ClientError::Foreign { key: self.key(), name: self.name(), what, source_of }
+    }
+
+    /// Its name, for errors.
+    pub(super) fn name(&self) -> String {
+        self.spec().name.clone()
     }
 
     /// Held from numbering an operation until all lanes have it, so that they all see one order.

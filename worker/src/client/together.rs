@@ -18,7 +18,7 @@ pub(super) fn in_flight_max(settings: &Settings) -> usize {
 fn full(spec: &TensorSpec, what: String) -> TensorError {
     let most = OPERATIONS_PER_WORKER_MAX / 2;
     let fix = format!("raise it (to {most} at most), or cluster.chunk_bytes, or use adam_w");
-    TensorError::Unsupported { key: spec.key, what: format!("{what}; {fix}") }
+    spec.unsupported(format!("{what}; {fix}"))
 }
 
 /// Has one tensor room by itself, wherever it will lie?
@@ -97,7 +97,7 @@ mod tests {
         let on_one = map(&all, 1);
         assert_eq!(fit(used.iter(), new.iter(), &on_one, 8), Ok(()));
         let refused = fit(used.iter(), new.iter(), &on_one, 7).unwrap_err();
-        let TensorError::Unsupported { key, what } = &refused else { panic!("{refused:?}") };
+        let TensorError::Unsupported { key, what, .. } = &refused else { panic!("{refused:?}") };
         assert_eq!(key.0, 2);
         assert!(
             what.contains("lane 0 of server 0 have 8 chunks") && what.contains("is 7; raise it"),

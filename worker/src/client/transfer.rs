@@ -175,19 +175,18 @@ impl Client {
         source: Option<&Source>,
         target: Option<&Target>,
     ) -> Result<(), ClientError> {
-        let key = tensor.key();
         if tensor.spec().dynamic && !matches!(kind, OpKind::Push | OpKind::Pull | OpKind::Release) {
-            return Err(ClientError::Dynamic { key });
+            return Err(ClientError::Dynamic { key: tensor.key(), name: tensor.name() });
         }
         if !tensor.is_of(self.0.incarnation) {
-            return Err(ClientError::Foreign { key, what: "tensor", source_of: "`declare` or `tensor`" });
+            return Err(tensor.foreign("tensor", "`declare` or `tensor`"));
         }
         let region = self.0.pool.region();
         let pool = |is_ours: bool| {
             // Weights land by offset into our own region: another's would be overwritten memory.
             match is_ours {
                 true => Ok(()),
-                false => Err(ClientError::Foreign { key, what: "buffer", source_of: "`allocate`" }),
+                false => Err(tensor.foreign("buffer", "`allocate`")),
             }
         };
         let shorter = kind == OpKind::Push && tensor.spec().dynamic;
@@ -328,7 +327,7 @@ impl Client {
             (state, self.0.states.clone()),
             self.0.lanes.clone(),
             used,
-            (Arc::downgrade(&self.0), tensor.clone()),
+            (Arc::downgrade(&self.0), tensor.clone(), kind),
             Duration::from_millis(u64::from(timeout_ms)),
         ))
     }

@@ -91,8 +91,7 @@ impl Weights {
         let into = into.as_mut_bytes();
         let (want, have) = (self.bytes(), into.len() as u64);
         if want != have {
-            let (key, dtype) = (self.tensor.key(), T::DTYPE);
-            return Err(ClientError::WrongLength { key, dtype, want, have });
+            return Err(self.tensor.wrong_length(want, have));
         }
         let streams = into.len() >= STREAMING_BYTES_MIN;
         let mut copy = |offset: u64, view: &View| {

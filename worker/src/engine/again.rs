@@ -5,6 +5,7 @@ use super::lane::CORRUPT_RETRIES_MAX;
 use super::lane::{LaneEngine, RETRY_DOUBLINGS_MAX, RETRY_MS};
 use super::part::{Part, State};
 use crate::error::OpError;
+use crate::subject::Subject;
 use proto_common::batch::Status;
 use proto_common::ids::Rank;
 
@@ -22,7 +23,10 @@ impl LaneEngine {
         {
             op.failed = true;
             self.stats.failed += 1;
-            out.list.push(Command::Failed { op: op.id, error: OpError::Refused { chunk, server, status } });
+            out.list.push(Command::Failed {
+                op: op.id,
+                error: OpError::Refused { subject: Subject::default(), chunk, server, status },
+            });
         }
     }
 

@@ -4,6 +4,7 @@ use super::command::{Command, Commands};
 use super::lane::{CORRUPT_RETRIES_MAX, ChunkQueue, LaneEngine};
 use super::part::{Coded, Part};
 use crate::error::{CallFault, OpError};
+use crate::subject::Subject;
 use proto_common::batch::{Block, BlockData, OpKind, Status};
 use proto_common::call::called;
 use proto_common::ids::{ChunkId, Rank};
@@ -70,7 +71,8 @@ impl LaneEngine {
                 close("it answered a call with what no call asks for");
             }
             (status, ..) => {
-                let failure = OpError::Refused { chunk: spec.id, server, status };
+                let failure =
+                    OpError::Refused { subject: Subject::default(), chunk: spec.id, server, status };
                 self.end_part(index, spec, 0, Some(failure), out);
             }
         }

@@ -1,19 +1,17 @@
 //! The engine of one lane: queues parts per server, packs them into batches as credits allow, and counts
 //! answers until an operation is done.
 
-use super::calls::crowded;
 use super::command::{Command, Commands};
+use super::failures::{late, listed};
 use super::link::{Link, SlotUse};
 use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
 use super::shown_by::ShownBy;
 use super::stats::{LaneStats, Traffic};
 use crate::error::OpError;
-use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Notice, OpKind, Reading, SlotGrant, Status,
-};
+use proto_common::batch::{BatchHeader, BatchKind, Block, Notice, OpKind, Reading, SlotGrant, Status};
 use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Rank};
-use proto_common::limits::{INBOX_SLOTS_MAX, OPEN_SPAN_MAX, RANKS_LISTED_MAX};
+use proto_common::limits::{INBOX_SLOTS_MAX, OPEN_SPAN_MAX};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -428,42 +426,6 @@ impl LaneEngine {
         }
     }
 
-    fn failure(&self, server: Rank, part: &Part, block: &Block, payload: &[u8]) -> Option<OpError> {
-        match block.status {
-            Status::Done | Status::Late => None,
-            status @ (Status::DeadlineWaiting
-            | Status::DeadlineReading
-            | Status::DeadlineCopies
-            | Status::DeadlineSaving
-            | Status::DeadlineBehind) => {
-                let since = self.ops.get(part.op).map_or(self.now_ms, |op| op.since_ms);
-                let ranks = listed(block, payload);
-                let (chunk, waited_ms) = (block.id, self.now_ms.saturating_sub(since));
-                let round = block.round.saturating_add(1);
-                Some(match status {
-                    Status::DeadlineReading => OpError::StillRead { chunk, round, waited_ms, readers: ranks },
-                    Status::DeadlineCopies => OpError::Uncopied { chunk, round, waited_ms, servers: ranks },
-                    Status::DeadlineSaving => OpError::Unsaved { chunk, round, waited_ms },
-                    Status::DeadlineBehind => {
-                        let made = self.ops.get(part.op).map_or(0, |op| op.round);
-                        OpError::Behind { chunk, made, waited_ms, behind: ranks }
-                    }
-                    _ => OpError::Deadline { chunk, round, waited_ms, missing: ranks },
-                })
-            }
-            Status::BadValue => {
-                let (round, dtype) = (self.ops.get(part.op).map_or(block.round, |op| op.round), block.dtype);
-                Some(OpError::BadValue { chunk: block.id, round, dtype })
-            }
-            Status::VersionGone => {
-                let wanted = self.ops.get(part.op).map_or(block.round, |op| op.round);
-                Some(OpError::VersionGone { chunk: block.id, wanted, version: block.round })
-            }
-            Status::Torn => Some(OpError::Torn { chunk: block.id, server, version: block.round }),
-            status => Some(OpError::Refused { chunk: block.id, server, status }),
-        }
-    }
-
     /// A part has ended, well or not.
     pub(super) fn end_part(
         &mut self,
@@ -536,13 +498,13 @@ impl LaneEngine {
     /// Time passes: deadlines, repeats, idle credits.
     pub fn tick(&mut self, now_ms: u64, out: &mut Commands) {
         self.now_ms = now_ms;
-        let late: Vec<u32> = self
+        let overdue: Vec<u32> = self
             .ops
             .iter()
             .filter(|(_, op)| !op.failed && now_ms >= op.since_ms + u64::from(op.timeout_ms) + GRACE_MS)
             .map(|(index, _)| index)
             .collect();
-        for index in late {
+        for index in overdue {
             let (servers, key) = self.owing(index);
             let told = self.all_told(index);
             let is_down = |server: &Rank| self.links.get(server.0 as usize).is_none_or(|link| !link.up);
@@ -551,15 +513,8 @@ impl LaneEngine {
             op.failed = true;
             self.stats.failed += 1;
             let waited_ms = now_ms - op.since_ms;
-            let error = match op.told.take().filter(|_| told).map(|told| *told) {
-                Some(Told::Waits { chunk, .. }) if op.kind == OpKind::Call => crowded(chunk, waited_ms),
-                Some(Told::Waits { chunk, missing }) => {
-                    OpError::Deadline { chunk, round: op.round, waited_ms, missing }
-                }
-                Some(Told::Elsewhere { chunk, server }) => OpError::Elsewhere { chunk, server, waited_ms },
-                None if !down.is_empty() => OpError::Unconnected { key, servers: down, waited_ms },
-                None => OpError::NoAnswer { key, servers, waited_ms },
-            };
+            let told = op.told.take().filter(|_| told).map(|told| *told);
+            let error = late(op, told, (key, servers, down), waited_ms);
             out.list.push(Command::Failed { op: op.id, error });
         }
         for (server, link) in self.links.iter_mut().enumerate() {
@@ -579,14 +534,4 @@ impl LaneEngine {
     pub fn next_retry_ms(&self) -> Option<u64> {
         self.retries.first().map(|(due, _)| *due)
     }
-}
-
-/// The ranks that a result lists, as many as are listed at most.
-fn listed(block: &Block, payload: &[u8]) -> Vec<Rank> {
-    let BlockData::Inline { offset } = block.data else { return Vec::new() };
-    let end = offset.saturating_add(block.bytes);
-    let range = usize::try_from(offset).unwrap_or(usize::MAX)..usize::try_from(end).unwrap_or(usize::MAX);
-    let listed = payload.get(range).unwrap_or_default();
-    let ranks = listed.chunks_exact(4).map(|b| Rank(u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
-    ranks.take(RANKS_LISTED_MAX).collect()
 }

@@ -5,6 +5,7 @@
 mod again;
 mod calls;
 mod command;
+mod failures;
 mod flow;
 mod lane;
 mod link;

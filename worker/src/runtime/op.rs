@@ -340,10 +340,11 @@ pub struct Submission {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::subject::Subject;
     use proto_common::ids::{Key, Rank};
 
     fn error() -> OpError {
-        OpError::NoAnswer { key: Key(1), servers: vec![Rank(0)], waited_ms: 5 }
+        OpError::NoAnswer { subject: Subject::default(), key: Key(1), servers: vec![Rank(0)], waited_ms: 5 }
     }
 
     #[test]

@@ -169,7 +169,7 @@ static void mistakes(const GradwireClient *client) {
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "the memory has 8", gradwire_push_buffer(client, tensor, small, 0, &handle));
     REQUIRE(gradwire_buffer_data(small) != NULL);
     gradwire_buffer_free(small);
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "key 77 is not declared", gradwire_tensor_of(client, 77, &none));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "tensor 77 is not declared", gradwire_tensor_of(client, 77, &none));
     memset(&spec, 0, sizeof(spec));
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "dtype 0 is none", gradwire_declare(client, &spec, 1, &none));
     spec.dtype = GRADWIRE_DTYPE_F32;

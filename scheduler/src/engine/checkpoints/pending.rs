@@ -179,16 +179,14 @@ pub(super) fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Re
         let chunks = spec.chunk_count(wanted.chunk_bytes);
         if end != Some(chunks) {
             let what = "shards were moved while it was written";
-            return Err(format!(
-                "its parts do not have the {chunks} chunks of tensor {} once each: {what}",
-                spec.key
-            ));
+            let label = spec.label();
+            return Err(format!("its parts do not have the {chunks} chunks of {label} once each: {what}"));
         }
         let versions = || own.iter().map(|cover| cover.version);
         let (least, newest) = (versions().min().unwrap_or(0), versions().max().unwrap_or(0));
         if spec.settled_mode().has_rounds() && (least != newest || newest > round) {
-            let key = spec.key;
-            return Err(format!("tensor {key} was at rounds {least} to {newest}: ask for it between rounds"));
+            let label = spec.label();
+            return Err(format!("{label} was at rounds {least} to {newest}: ask for it between rounds"));
         }
         tensors.push(((*spec).clone(), least, newest));
     }

@@ -126,7 +126,10 @@ fn contradictions_and_nonsense_are_refused_by_cause() {
     let conflict = said(vec![other]);
     assert!(matches!(conflict, DeclareError::Conflict { key: Key(5), .. }), "{conflict}");
     assert!(conflict.to_string().contains("3072 elements"), "{conflict}");
-    assert_eq!(said(vec![tensor(6), tensor(6)]), DeclareError::Duplicate { key: Key(6) });
+    assert_eq!(
+        said(vec![tensor(6), tensor(6)]),
+        DeclareError::Duplicate { key: Key(6), name: String::new() }
+    );
     let empty = TensorSpec { elements: 0, ..tensor(6) };
     assert!(matches!(said(vec![empty]), DeclareError::Tensor(_)));
     let endless = TensorSpec { elements: 1 << 40, ..tensor(6) };

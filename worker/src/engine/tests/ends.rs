@@ -1,6 +1,7 @@
 //! How operations end: done, refused, late, failed with everything else.
 
 use super::*;
+use crate::subject::Subject;
 use proto_common::message::WaitCause;
 
 #[test]
@@ -21,7 +22,12 @@ fn a_refusal_is_told_once_and_the_other_parts_are_waited_for() {
     let op = rig.push(1, &[chunk(0), chunk(1), chunk(2)]);
     let blocks = rig.sent()[0].blocks.clone();
     let refused = |block: &Block| reply(block, Status::WrongShape, 0);
-    let error = OpError::Refused { chunk: blocks[0].id, server: Rank(0), status: Status::WrongShape };
+    let error = OpError::Refused {
+        subject: Subject::default(),
+        chunk: blocks[0].id,
+        server: Rank(0),
+        status: Status::WrongShape,
+    };
     let commands = rig.results(0, &[refused(&blocks[0]), refused(&blocks[1])], &[]);
     assert_eq!(commands, [Command::Failed { op, error }]);
     assert_eq!(rig.results(0, &[done(&blocks[2])], &[]), [Command::Done { op, version: 0 }]);
@@ -39,7 +45,13 @@ fn a_late_round_names_the_missing_ranks() {
     let payload = [1u32.to_le_bytes(), 3u32.to_le_bytes()].concat();
     let commands = rig.deliver(0, slot, &Rig::header(0), &[late], &[], &payload);
     let missing = vec![Rank(1), Rank(3)];
-    let error = OpError::Deadline { chunk: block.id, round: 3, waited_ms: 5_000, missing };
+    let error = OpError::Deadline {
+        subject: Subject::default(),
+        chunk: block.id,
+        round: 3,
+        waited_ms: 5_000,
+        missing,
+    };
     assert_eq!(commands, [Command::Failed { op, error }, Command::Done { op, version: 2 }]);
 }
 
@@ -52,7 +64,13 @@ fn a_round_that_is_held_up_by_readers_names_them() {
     let late = Block { bytes: 4, ..reply(&block, Status::DeadlineReading, 2) };
     let slot = rig.inbox[0][0];
     let commands = rig.deliver(0, slot, &Rig::header(0), &[late], &[], &2u32.to_le_bytes());
-    let error = OpError::StillRead { chunk: block.id, round: 3, waited_ms: 5_000, readers: vec![Rank(2)] };
+    let error = OpError::StillRead {
+        subject: Subject::default(),
+        chunk: block.id,
+        round: 3,
+        waited_ms: 5_000,
+        readers: vec![Rank(2)],
+    };
     assert_eq!(commands, [Command::Failed { op, error }, Command::Done { op, version: 2 }]);
 }
 
@@ -65,7 +83,13 @@ fn a_bound_that_slow_workers_hold_up_names_them_and_how_far_this_one_is() {
     let late = Block { bytes: 4, ..reply(&block, Status::DeadlineBehind, 7) };
     let slot = rig.inbox[0][0];
     let commands = rig.deliver(0, slot, &Rig::header(0), &[late], &[], &2u32.to_le_bytes());
-    let error = OpError::Behind { chunk: block.id, made: 3, waited_ms: 5_000, behind: vec![Rank(2)] };
+    let error = OpError::Behind {
+        subject: Subject::default(),
+        chunk: block.id,
+        made: 3,
+        waited_ms: 5_000,
+        behind: vec![Rank(2)],
+    };
     assert_eq!(commands, [Command::Failed { op, error }, Command::Done { op, version: 7 }]);
 }
 
@@ -100,7 +124,12 @@ fn silence_ends_with_the_servers_that_owe_an_answer() {
     let sent = rig.sent();
     rig.results(0, &[done(&sent[0].blocks[0])], &[]);
     assert_eq!(rig.tick(5_999), [], "the server has a second of grace");
-    let error = OpError::NoAnswer { key: Key(1), servers: vec![Rank(1)], waited_ms: 6_000 };
+    let error = OpError::NoAnswer {
+        subject: Subject::default(),
+        key: Key(1),
+        servers: vec![Rank(1)],
+        waited_ms: 6_000,
+    };
     assert_eq!(rig.tick(1), [Command::Failed { op, error }]);
     assert_eq!(rig.tick(10_000), [], "told once");
     assert_eq!(rig.engine.in_flight(), 1, "its buffers may still be written");
@@ -195,7 +224,13 @@ fn failures(commands: Vec<Command>) -> Vec<Command> {
 fn what_could_not_be_taken_names_the_ranks_that_come_first() {
     let (mut rig, op, blocks) = sent_back_twice([&[1, 3], &[0]]);
     assert_eq!(failures(rig.tick(499)), [], "the server has a second of grace");
-    let error = OpError::Deadline { chunk: blocks[1].id, round: 3, waited_ms: 6_000, missing: vec![Rank(0)] };
+    let error = OpError::Deadline {
+        subject: Subject::default(),
+        chunk: blocks[1].id,
+        round: 3,
+        waited_ms: 6_000,
+        missing: vec![Rank(0)],
+    };
     assert_eq!(failures(rig.tick(1)), [Command::Failed { op, error }], "its last word");
     // What is sent back after that is sent again as before, and ends the operation.
     assert_eq!(rig.results(0, &[], &grants(20..22)), [], "its idle credits had gone back");
@@ -207,7 +242,12 @@ fn what_could_not_be_taken_names_the_ranks_that_come_first() {
 
 #[test]
 fn a_server_that_names_nobody_for_a_part_is_blamed_itself() {
-    let no_answer = OpError::NoAnswer { key: Key(1), servers: vec![Rank(0)], waited_ms: 6_000 };
+    let no_answer = OpError::NoAnswer {
+        subject: Subject::default(),
+        key: Key(1),
+        servers: vec![Rank(0)],
+        waited_ms: 6_000,
+    };
     for ranks in [[&[1][..], &[]], [&[], &[1]], [&[], &[]]] {
         let (mut rig, op, _) = sent_back_twice(ranks);
         assert_eq!(failures(rig.tick(500)), [Command::Failed { op, error: no_answer.clone() }]);

@@ -1,6 +1,7 @@
 //! Order: operations of one chunk are FIFO whatever the priorities, which order chunks.
 
 use super::*;
+use crate::subject::Subject;
 use proto_common::batch::{Kept, Reading};
 
 fn with_priority(rig: &mut Rig, operation: u64, key: u64, priority: i32) -> u64 {
@@ -159,7 +160,12 @@ fn what_changed_on_the_way_is_sent_three_times_again_in_its_place() {
     }
     let sent = rig.flush().sent;
     let block = sent[0].blocks[0];
-    let error = OpError::Refused { chunk: block.id, server: Rank(0), status: Status::Corrupt };
+    let error = OpError::Refused {
+        subject: Subject::default(),
+        chunk: block.id,
+        server: Rank(0),
+        status: Status::Corrupt,
+    };
     assert_eq!(
         rig.results(0, &[reply(&block, Status::Corrupt, 0)], &[]),
         [Command::Failed { op: first, error }]

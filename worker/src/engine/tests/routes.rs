@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::error::CallFault;
+use crate::subject::Subject;
 use proto_common::call::call_id;
 
 const ID: ChunkId = ChunkId { key: Key(1), chunk: proto_common::ids::ChunkIndex(0) };
@@ -212,14 +213,30 @@ fn whoever_waited_in_vain_is_told_for_whom() {
     rig.now_ms += 500;
     rig.results(0, &[reply(&block, Status::Reroute, 0)], &[]);
     rig.now_ms -= 500;
-    assert_eq!(fail(&mut rig), Some(OpError::Elsewhere { chunk: ID, server: Rank(0), waited_ms: 1_100 }));
+    assert_eq!(
+        fail(&mut rig),
+        Some(OpError::Elsewhere {
+            subject: Subject::default(),
+            chunk: ID,
+            server: Rank(0),
+            waited_ms: 1_100
+        })
+    );
 
     let mut rig = Rig::new(4);
     rig.submit_as(Submit { timeout_ms: 100, parts: &[part(1, 0)], ..submit(OpKind::Push, 1) });
     rig.engine.server_down(Rank(0));
     let error = fail(&mut rig).expect("failed");
-    assert_eq!(error, OpError::Unconnected { key: Key(1), servers: vec![Rank(0)], waited_ms: 1_100 });
-    assert!(error.to_string().contains("no channel to server 0"), "{error}");
+    assert_eq!(
+        error,
+        OpError::Unconnected {
+            subject: Subject::default(),
+            key: Key(1),
+            servers: vec![Rank(0)],
+            waited_ms: 1_100
+        }
+    );
+    assert!(error.to_string().contains("no data channel to server 0"), "{error}");
 }
 
 #[test]

@@ -66,7 +66,7 @@ impl Array {
             .and_then(|view| py.import("numpy")?.call_method1("asarray", (view,)));
         let Ok(viewed) = viewed else {
             let text = format!(
-                "{} is no array: pass a numpy array, or something with __dlpack__ or the buffer protocol",
+                "{} is not an array: pass a numpy array, or an object with __dlpack__ or the buffer protocol",
                 object.get_type()
             );
             return Err(Failure::input("wrong_array", text).into());
@@ -87,12 +87,12 @@ impl Array {
         let array = Self::fitting(object, tensor, false)?;
         if array.read_only {
             let text =
-                format!("`out` for tensor {} cannot be written; pass a writable array", tensor.label());
+                format!("`out` for {} is read-only: pass a writable array", tensor.label());
             return Err(Failure::input("read_only", text).into());
         }
         if !array.is_aligned() {
             let text = format!(
-                "`out` for tensor {} is not aligned for its type; pass an aligned array",
+                "`out` for {} is not aligned to its element size: pass an aligned array",
                 tensor.label()
             );
             return Err(Failure::input("not_aligned", text).into());
@@ -104,7 +104,7 @@ impl Array {
         let (want, have, label) = (tensor.dtype(), self.dtype, tensor.label());
         if want != have {
             let text = format!(
-                "tensor {label} holds {want}, the array {have}; convert it, or declare the tensor with that type"
+                "{label} has elements of type {want}, but the array has {have}: convert the array, or declare the tensor as {have}"
             );
             return Err(Failure::input("wrong_dtype", text));
         }
@@ -114,8 +114,8 @@ impl Array {
             || flat && shorter && self.elements() <= tensor.elements();
         if !fits {
             let text = format!(
-                "tensor {label} has the shape {:?}, the array {:?}; pass an array of that shape, or a flat one of {} \
-                 elements",
+                "{label} has shape {:?}, but the array has shape {:?}: pass an array of the tensor's shape, or a flat \
+                 array of {} elements",
                 tensor.shape,
                 self.shape,
                 tensor.elements()
@@ -128,14 +128,14 @@ impl Array {
 
 fn not_contiguous(shape: &[usize]) -> PyErr {
     let text = format!(
-        "an array of shape {shape:?} is not contiguous; pass numpy.ascontiguousarray(array), or tensor.contiguous()"
+        "the array of shape {shape:?} is not contiguous: pass numpy.ascontiguousarray(array), or tensor.contiguous()"
     );
     Failure::input("not_contiguous", text).into()
 }
 
 fn from_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> PyResult<Array> {
     let py = object.py();
-    let missing = || Failure::input("wrong_array", "an array interface lacks what it has to say");
+    let missing = || Failure::input("wrong_array", "the __array_interface__ of the array is incomplete: pass a numpy array");
     let item = |name| interface.get_item(name)?.ok_or_else(|| missing().into());
     let entry = |name| -> PyResult<Bound<'_, PyAny>> { item(name) };
     let shape: Vec<usize> = entry(intern!(py, "shape"))?.extract()?;
@@ -189,9 +189,9 @@ fn named_dtype(object: &Bound<'_, PyAny>, typestr: &str) -> PyResult<Dtype> {
     if name == "bfloat16" {
         return Ok(Dtype::Bf16);
     }
-    let swapped = if typestr.starts_with('>') { " of the other byte order" } else { "" };
+    let swapped = if typestr.starts_with('>') { " (non-native byte order)" } else { "" };
     let text = format!(
-        "arrays of {name}{swapped} cannot be moved; use float32, float64, float16, bfloat16, int8, uint8, int32 or int64"
+        "unsupported dtype {name}{swapped}: use float32, float64, float16, bfloat16, int8, uint8, int32 or int64"
     );
     Err(Failure::input("wrong_dtype", text).into())
 }
@@ -209,8 +209,8 @@ fn from_dlpack(object: &Bound<'_, PyAny>, found: Found, capsules: isize) -> PyRe
         (0, 64, 1) => Dtype::I64,
         _ => {
             let text = format!(
-                "arrays of DLPack's type (code {code}, {bits} bits, {lanes} lanes) cannot be moved; use float32, \
-                 float64, float16, bfloat16, int8, uint8, int32 or int64"
+                "unsupported DLPack dtype (code {code}, {bits} bits, {lanes} lanes): use float32, float64, \
+                 float16, bfloat16, int8, uint8, int32 or int64"
             );
             return Err(Failure::input("wrong_dtype", text).into());
         }

@@ -109,7 +109,7 @@ impl Inner {
             None if tensor.inner.spec().dynamic => {
                 return Err(Failure::input(
                     "dynamic",
-                    "weights of a dynamic tensor land in arrays of client.empty() only, or without `out`",
+                    format!("{} is dynamic: `out` must be an array of client.empty(), or None", tensor.label()),
                 )
                 .into());
             }
@@ -139,7 +139,7 @@ impl Inner {
         let elements = shape.iter().try_fold(1usize, |all, one| all.checked_mul(*one));
         let bytes = elements.and_then(|elements| elements.checked_mul(dtype.bytes()));
         let bytes =
-            bytes.ok_or_else(|| Failure::input("wrong_shape", format!("{shape:?} is too large a shape")))?;
+            bytes.ok_or_else(|| Failure::input("wrong_shape", format!("shape {shape:?} is too large")))?;
         let (client, stretches) = (&self.client, &self.stretches);
         let how = (shape.to_vec(), typestr(dtype).to_owned());
         let (memory, shared) = py.detach(|| Memory::allocate(client, stretches, bytes, how))?;
@@ -198,7 +198,7 @@ impl Client {
 
 #[pymethods]
 impl Client {
-    /// Joins the cluster that settings name; `given` are pairs of dotted name and value over all others.
+    /// Joins the cluster of the given settings. `given` are pairs of dotted name and value; they override all other sources.
     #[new]
     #[pyo3(signature = (config = None, given = Vec::new()))]
     fn new(py: Python<'_>, config: Option<PathBuf>, given: Vec<(String, String)>) -> PyResult<Self> {
@@ -217,56 +217,56 @@ impl Client {
         Ok(Self { inner: Here::new(inner) })
     }
 
-    /// This worker's rank.
+    /// The rank of this worker.
     #[getter]
     fn rank(&self) -> PyResult<u32> {
         Ok(self.inner.get()?.client.rank())
     }
 
-    /// How many workers the job has.
+    /// The number of workers of the job.
     #[getter]
     fn workers(&self) -> PyResult<u32> {
         Ok(self.inner.get()?.client.workers())
     }
 
-    /// How many servers the job has.
+    /// The number of servers of the job.
     #[getter]
     fn servers(&self) -> PyResult<u32> {
         Ok(self.inner.get()?.client.servers())
     }
 
-    /// The mode of tensors that do not say theirs: "sync", "async" or "bounded:N".
+    /// The default mode of tensors (`cluster.mode`): "sync", "async" or "bounded:N".
     #[getter]
     fn mode(&self) -> PyResult<String> {
         Ok(self.inner.get()?.client.mode().to_string())
     }
 
-    /// The drivers in use: "shm", "tcp", "shm+tcp", …
+    /// The transport drivers in use: "shm", "tcp", "shm+tcp", …
     #[getter]
     fn transport(&self) -> PyResult<String> {
         Ok(self.inner.get()?.client.transport())
     }
 
-    /// The driver to each server, by rank, and why it was chosen.
+    /// The transport driver to each server, by rank, and why it was chosen.
     #[getter]
     fn _links(&self) -> PyResult<Links> {
         let links = self.inner.get()?.client.links().into_iter();
         Ok(links.map(|(rank, choice)| (rank.0, choice.driver.to_string(), choice.why)).collect())
     }
 
-    /// What of the settings was ignored.
+    /// Warnings about settings that were ignored.
     #[getter]
     fn _warnings(&self) -> PyResult<Vec<String>> {
         Ok(self.inner.get()?.warnings.clone())
     }
 
-    /// Why the job ended, where it did.
+    /// Why the job ended; None while it runs.
     #[getter]
     fn dead(&self) -> PyResult<Option<String>> {
         Ok(self.inner.get()?.client.dead().map(|error| error.to_string()))
     }
 
-    /// Counts of all lanes, and of arrays that were sent from where they lie.
+    /// Counters of this worker's operations and bytes, and of arrays that were sent without a copy.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let inner = self.inner.get()?;
         inner.adopted.sweep(py);
@@ -296,7 +296,7 @@ impl Client {
         Ok(dict)
     }
 
-    /// Declares tensors: each is its specification as JSON, its shape, its numpy type, its priority.
+    /// Declares tensors. Each is given as its specification in JSON, its shape, its numpy dtype and its priority.
     fn _declare(
         &self,
         py: Python<'_>,
@@ -311,30 +311,30 @@ impl Client {
         Ok(tensors.collect::<Result<_, _>>()?)
     }
 
-    /// Gives a tensor another rule, as JSON; returns the first round that has it.
+    /// Changes the optimizer of a tensor (JSON), and returns the first round that uses it.
     fn _change_rule(&self, py: Python<'_>, tensor: &Tensor, rule: &str) -> PyResult<u64> {
         let (client, tensor) = (self.inner.get()?.client.clone(), tensor.inner.clone());
         let rule: Optimizer = parsed(rule)?;
         interruptible(py, move || Ok(client.change_rule(&tensor, rule)?))
     }
 
-    /// Where training is: the round that every worker has finished of these tensors.
+    /// Returns the round that every worker has completed for these tensors, to resume training there.
     fn _resume(&self, py: Python<'_>, tensors: Vec<PyRef<'_, Tensor>>) -> PyResult<u64> {
         let client = self.inner.get()?.client.clone();
         let tensors: Vec<_> = tensors.iter().map(|tensor| tensor.inner.clone()).collect();
         interruptible(py, move || Ok(client.resume(&tensors)?))
     }
 
-    /// Has servers write a checkpoint of the round that this worker has finished of these tensors; returns its name.
+    /// Writes a checkpoint of the round that this worker has completed for these tensors, and returns its name.
     fn _checkpoint(&self, py: Python<'_>, tensors: Vec<PyRef<'_, Tensor>>, timeout: f64) -> PyResult<String> {
-        let wrong = |_| Failure::input("timeout", "`timeout` is a number of seconds from 0");
+        let wrong = |_| Failure::input("timeout", "`timeout` must be a number of seconds, at least 0");
         let within = Duration::try_from_secs_f64(timeout).map_err(wrong)?;
         let client = self.inner.get()?.client.clone();
         let tensors: Vec<_> = tensors.iter().map(|tensor| tensor.inner.clone()).collect();
         interruptible(py, move || Ok(client.checkpoint(&tensors, within)?))
     }
 
-    /// Registered memory as an array: zero when new. `dtype` is the type's own name, `numpy` numpy's.
+    /// A new array of zeros in registered memory. `dtype` is Gradwire's name of the type, `numpy` is numpy's.
     fn _empty(
         &self,
         py: Python<'_>,
@@ -344,11 +344,12 @@ impl Client {
     ) -> PyResult<Py<PyAny>> {
         let found = Dtype::ALL.into_iter().find(|one| one.to_string() == dtype);
         let dtype =
-            found.ok_or_else(|| Failure::input("wrong_dtype", format!("there is no type {dtype:?}")))?;
+            found.ok_or_else(|| Failure::input("wrong_dtype", format!("unknown dtype {dtype:?}")))?;
         Ok(self.inner.get()?.empty(py, &shape, dtype, numpy)?.0)
     }
 
-    /// Sets the initial value: rank 0's counts. Wait for it before a pull, which does not wait for another rank's value.
+    /// Starts `init` without waiting for it. The value of rank 0 is used. Wait for the handle before you pull: a pull does
+    /// not wait for the initial value of another rank.
     fn init_start(&self, py: Python<'_>, tensor: &Tensor, array: &Bound<'_, PyAny>) -> PyResult<Handle> {
         let inner = self.inner.get()?;
         let array = Array::fitting(array, tensor, false)?;
@@ -357,7 +358,7 @@ impl Client {
         Ok(inner.handle(handle, tensor, None, None))
     }
 
-    /// Contributes a gradient to the tensor's next round. Leave the array alone until the handle is done.
+    /// Contributes a gradient to the next round of the tensor. Do not read or write the array until the handle is done.
     #[pyo3(signature = (tensor, array, priority = None))]
     fn push(
         &self,
@@ -374,8 +375,8 @@ impl Client {
         Ok(inner.handle(handle, tensor, None, None))
     }
 
-    /// Brings the weights of the last round this worker contributed to, or later: into `out`, or a new array of the
-    /// library's memory, which the handle's wait returns.
+    /// Fetches the weights of the last round that this worker contributed to, or of a later round, into `out` or into a
+    /// new array in registered memory. `wait` of the handle returns the array.
     #[pyo3(signature = (tensor, out = None))]
     fn pull(&self, py: Python<'_>, tensor: &Tensor, out: Option<&Bound<'_, PyAny>>) -> PyResult<Handle> {
         let inner = self.inner.get()?;
@@ -393,7 +394,7 @@ impl Client {
         inner.begun(handle, tensor, array, copied)
     }
 
-    /// Contributes a gradient, and brings the weights of that round as `pull` does. `out` may be `array`.
+    /// Contributes a gradient and fetches the weights of that round, as `pull` does. `out` may be the same array as `array`.
     #[pyo3(signature = (tensor, array, out = None, priority = None))]
     fn push_pull(
         &self,
@@ -423,7 +424,7 @@ impl Client {
         inner.begun(handle, tensor, array, copied)
     }
 
-    /// Declares a table, whose specification is JSON.
+    /// Declares a table. Its specification is JSON.
     fn _table(&self, py: Python<'_>, spec: &str) -> PyResult<Table> {
         let inner = self.inner.get()?;
         let (client, spec) = (inner.client.clone(), parsed::<TableSpec>(spec)?);
@@ -431,7 +432,7 @@ impl Client {
         Ok(Table::new(declared, inner.client.clone(), inner.rows.clone(), inner.finisher.clone()))
     }
 
-    /// Calls a handler that a server's program has registered. Calls to one handler of one server are taken in order.
+    /// Calls a handler that was registered at a server. A handler receives the calls of this client in order.
     #[pyo3(signature = (app, server = 0, head = Vec::new(), body = None, *, reply_bytes = 0, priority = 0, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "they are words in Python")]
     fn call(
@@ -446,7 +447,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Pending> {
         let inner = self.inner.get()?;
-        let wrong = || Failure::input("timeout", "`timeout` is a number of seconds from 0, or None");
+        let wrong = || Failure::input("timeout", "`timeout` must be a number of seconds, at least 0, or None");
         let timeout = timeout.map(|seconds| Duration::try_from_secs_f64(seconds).map_err(|_| wrong()));
         let timeout = timeout.transpose()?;
         let body = body.map(Array::of).transpose()?.filter(|body| body.bytes() > 0);
@@ -454,7 +455,7 @@ impl Client {
         let body: Vec<Piece> = body.into_iter().collect();
         let request = CallRequest { head, body, priority, reply_bytes, reply_into: None, timeout };
         let handle = py.detach(|| inner.client.call(app, server, request)).map_err(Failure::from)?;
-        let what = format!("call to handler {app} of server {server}");
+        let what = format!("call to handler {app} at server {server}");
         let (pending, teller) = Pending::new(&inner.finisher, what, None);
         let told = |result: Result<_, gradwire_worker::OpError>| {
             let brought = result.map(|reply| Brought::Reply(Arc::new(reply)));
@@ -464,19 +465,19 @@ impl Client {
         Ok(pending)
     }
 
-    /// Waits until every worker has come to the barrier of this name, at most deadlines.barrier_ms.
+    /// Waits until every worker has reached the barrier of this name, for at most deadlines.barrier_ms.
     #[pyo3(signature = (name = "workers"))]
     fn barrier(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let (client, name) = (self.inner.get()?.client.clone(), name.to_owned());
         interruptible(py, move || Ok(client.barrier_of(&name, NodeGroup::WORKERS)?))
     }
 
-    /// Reports a number of the training by name, such as its loss, for whoever watches the job.
+    /// Reports a number of the training, such as the loss, under a name.
     fn report_metric(&self, name: &str, value: f64) -> PyResult<()> {
         Ok(self.inner.get()?.client.report_metric(name, value).map_err(Failure::from)?)
     }
 
-    /// The library keeps nothing of an array that was pushed any more; its next push is copied first.
+    /// Releases everything that the library keeps for an array that was pushed; its next push is copied first.
     fn forget(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
         let inner = self.inner.get()?;
         let gone: Vec<UserBuffer> = inner.adopted.forget(&Array::of(array)?);
@@ -484,7 +485,8 @@ impl Client {
         Ok(())
     }
 
-    /// Leaves in good order. Operations in flight end with ClosedError; arrays of `empty` stay. Again is harmless.
+    /// Leaves the cluster. Operations in flight end with ClosedError; arrays of `empty` stay valid. A second call does
+    /// nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.get()?;
         py.detach(|| leave(&inner.client, &inner.rows, &inner.finisher));
@@ -492,13 +494,13 @@ impl Client {
         Ok(())
     }
 
-    /// In a forked child: arrays of the library's memory are there, as copies.
+    /// In a forked child: replaces the library's memory with copies, so that arrays stay readable.
     fn _after_fork_in_child(&self) -> PyResult<()> {
         let Some(inner) = self.inner.in_child() else { return Ok(()) };
         Ok(inner.client.copy_memory_for_child().map_err(Failure::from)?)
     }
 
-    /// Leaves because the program failed: every other member is told why.
+    /// Leaves the cluster because the program failed. All other members are notified of the reason.
     fn fail(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let inner = self.inner.get()?;
         py.detach(|| inner.client.fail(reason));

@@ -95,8 +95,8 @@ fn refused(py: Python<'_>, error: PyErr) -> PyErr {
         return error;
     }
     let text = format!(
-        "the array cannot be read where it lies: {}; pass a plain one (torch tensors: tensor.detach(), .resolve_conj(), \
-         .to_dense(), and none of the device meta)",
+        "cannot read the memory of the array: {}; pass a plain array (torch tensors: tensor.detach(), .resolve_conj(), \
+         .to_dense(), and no tensor on the meta device)",
         error.value(py)
     );
     Failure::input("wrong_array", text).into()
@@ -111,9 +111,9 @@ fn check_device(array: &Bound<'_, PyAny>) -> PyResult<()> {
     if matches!(kind, CPU | CUDA_HOST) {
         return Ok(());
     }
-    let name = if kind == CUDA { format!("cuda:{id}") } else { format!("device kind {kind}, number {id}") };
+    let name = if kind == CUDA { format!("cuda:{id}") } else { format!("of DLPack type {kind}, number {id}") };
     let text = format!(
-        "the array lies on {name}; copy it to the processor's memory first (torch tensors: gradwire.torch does that \
+        "the array is on device {name}: copy it to CPU memory first (gradwire.torch does that for torch tensors, \
          through pinned memory)"
     );
     Err(Failure::input("wrong_device", text).into())
@@ -127,7 +127,7 @@ fn tensor_of(capsule: &Bound<'_, PyCapsule>) -> PyResult<(RawTensor, Option<bool
         // protocol of pointers.
         let major = unsafe { (*versioned.as_ptr()).major };
         if major != MAJOR {
-            let text = format!("DLPack version {major} is not known here; pass a numpy array");
+            let text = format!("unsupported DLPack version {major}: pass a numpy array");
             return Err(Failure::input("wrong_array", text).into());
         }
         // SAFETY: as above, and this major version has the layout above.
@@ -142,7 +142,7 @@ fn tensor_of(capsule: &Bound<'_, PyCapsule>) -> PyResult<(RawTensor, Option<bool
 
 fn read(tensor: &RawTensor, read_only: Option<bool>, owner: Py<PyAny>) -> PyResult<Found> {
     if !(0..=DIMENSIONS_MAX).contains(&tensor.ndim) {
-        let text = format!("an array of {} dimensions is none", tensor.ndim);
+        let text = format!("invalid number of dimensions: {}", tensor.ndim);
         return Err(Failure::input("wrong_shape", text).into());
     }
     let count = tensor.ndim as usize;

@@ -126,7 +126,7 @@ impl Core {
         match (&ended.weights, &ended.target) {
             (Some(weights), _) => copy_out(weights, out)?,
             (None, Some(buffer)) => copy_bytes(buffer, out),
-            (None, None) => return Err(Failure::internal("an operation brought no weights".into())),
+            (None, None) => return Err(Failure::internal("a pull returned no weights".into())),
         }
         Ok(told)
     }
@@ -304,16 +304,16 @@ impl Handle {
 
 #[pymethods]
 impl Handle {
-    /// Waits until it has ended; without `timeout` (seconds) to its own deadline, deadlines.operation_ms. Returns the
-    /// array of a pull, and None of a push; raises what went wrong. Waiting again tells the same again. When `timeout`
-    /// is over it raises WaitTimeout, and the operation goes on.
+    /// Waits until the operation has completed, at most until its deadline (deadlines.operation_ms). Returns the array of
+    /// a pull, and None for a push; raises the error of a failed operation. Each further call has the same result. If
+    /// `timeout` (seconds) passes first, raises WaitTimeout, and the operation continues.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let core = self.core.get()?;
         let deadline = deadline_of(timeout)?;
         if !self.wait_for(py, core, deadline)? {
             let text = format!(
-                "tensor {}: not ended within {} s, and still under way",
+                "wait for an operation on {} timed out after {} s; the operation continues",
                 label(&self.tensor),
                 timeout.unwrap_or_default()
             );
@@ -322,37 +322,37 @@ impl Handle {
         match core.result() {
             Some(Ok(told)) => self.value(py, &told),
             Some(Err(failure)) => Err(failure.into()),
-            None => Err(Failure::internal("an operation that ended has no result".into()).into()),
+            None => Err(Failure::internal("a completed operation has no result".into()).into()),
         }
     }
 
-    /// Has it ended, well or not?
+    /// Whether the operation has completed or failed.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         // What is to be copied is then there, too.
         self.wait_for(py, self.core.get()?, Some(Instant::now()))
     }
 
-    /// The version that was published or landed; None before the end, and after an error.
+    /// The version that was published or received; None while in flight, and after an error.
     #[getter]
     fn version(&self) -> PyResult<Option<u64>> {
         Ok(self.told()?.map(|told| told.version))
     }
 
-    /// The version of each chunk, in order, of a tensor `with_chunk_versions`; None before the end, and of others.
+    /// The version of each chunk, in order, for a tensor `with_chunk_versions`; otherwise, and while in flight, None.
     #[getter]
     fn chunk_versions(&self) -> PyResult<Option<Vec<u64>>> {
         Ok(self.told()?.and_then(|told| told.chunk_versions).map(|all| all.to_vec()))
     }
 
-    /// Chunks of the contribution that came when their round had ended without them, and were dropped: only of tensors
-    /// with backup workers. None before the end, and after an error.
+    /// The number of chunks that arrived after their round had completed without them, and were dropped (tensors with
+    /// backup workers only). None while in flight, and after an error.
     #[getter]
     fn late_chunks(&self) -> PyResult<Option<u32>> {
         Ok(self.told()?.map(|told| told.late_chunks))
     }
 
-    /// Calls `callback(handle)` when it has ended: on a thread of the library's, or on this one if it has ended, or on
-    /// that of another's `wait`.
+    /// Calls `callback(handle)` when the operation has ended: on a thread of the library, on the thread of another `wait`,
+    /// or at once on this thread if it has already ended.
     fn add_done_callback(slf: &Bound<'_, Self>, callback: Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         let core = slf.get().core.get()?;
@@ -372,7 +372,7 @@ impl Handle {
         partial.call0(py).map(drop)
     }
 
-    /// `await handle`: as `wait` without a thread that waits.
+    /// `await handle`: like `wait`, without blocking a thread.
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.get().core.get()?;
         slf.py().import("gradwire._aio")?.call_method1("iterate", (slf,))
@@ -380,11 +380,11 @@ impl Handle {
 
     fn __repr__(&self) -> String {
         let state = match self.core.get().map(|core| core.result()) {
-            Err(_) => "of another process".to_owned(),
+            Err(_) => "from another process".to_owned(),
             Ok(None) => "in flight".to_owned(),
             Ok(Some(Ok(told))) => format!("version {}", told.version),
             Ok(Some(Err(_))) => "failed".to_owned(),
         };
-        format!("<gradwire.Handle of tensor {}: {state}>", label(&self.tensor))
+        format!("<gradwire.Handle of {}: {state}>", label(&self.tensor))
     }
 }

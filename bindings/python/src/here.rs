@@ -29,8 +29,8 @@ impl<T> Here<T> {
                 Kind::Fork,
                 "forked",
                 format!(
-                    "process {} was forked from process {}, which is connected; connect in each process by itself, \
-                     and start processes by \"spawn\", or fork before gradwire.connect()",
+                    "this client belongs to process {1}, and process {0} was forked from it: call gradwire.connect() in \
+                     each process, and start processes with \"spawn\", or fork before gradwire.connect()",
                     std::process::id(),
                     self.pid
                 ),

@@ -11,7 +11,7 @@ pub(crate) const STRETCH: Duration = Duration::from_millis(100);
 /// When a `timeout` in seconds is over; `None`: never.
 pub(crate) fn deadline_of(timeout: Option<f64>) -> Result<Option<Instant>, Failure> {
     if timeout.is_some_and(f64::is_nan) {
-        return Err(Failure::input("timeout", "`timeout` is a number of seconds, or None"));
+        return Err(Failure::input("timeout", "`timeout` must be a number of seconds, or None"));
     }
     // What is longer than there are seconds is for ever.
     let left = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
@@ -44,7 +44,7 @@ pub(crate) fn interruptible<T: Send + 'static>(
             Ok(result) => return Ok(result?),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::new(Kind::Internal, "internal", "a call panicked".into()).into());
+                return Err(Failure::new(Kind::Internal, "internal", "a call into the library panicked: please report this".into()).into());
             }
         }
     }

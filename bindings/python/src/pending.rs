@@ -94,12 +94,12 @@ impl Teller {
 
 impl Drop for Teller {
     fn drop(&mut self) {
-        let text = "the client was closed before it had ended; close it when all is done".to_owned();
+        let text = "the client was closed before the request completed: wait for all handles before you close the client".to_owned();
         self.end(Err(Failure::new(Kind::Closed, "closed", text)));
     }
 }
 
-/// Rows or a call in flight. Dropping it cancels nothing.
+/// A request for rows, or a call, in flight. Dropping the object does not cancel the request.
 #[pyclass(module = "gradwire._native", frozen)]
 #[derive(Debug)]
 pub(crate) struct Pending {
@@ -136,14 +136,14 @@ impl Pending {
 
 #[pymethods]
 impl Pending {
-    /// Waits until it has ended; without `timeout` (seconds) to its own deadline. Returns the array of a pull, a call's
-    /// `Reply`, and None of a push; raises what went wrong. Waiting again tells the same again. When `timeout` is over
-    /// it raises WaitTimeout, and the request goes on.
+    /// Waits until the request has completed, at most until its deadline. Returns the array of a pull, the `Reply` of a
+    /// call, and None for a push; raises the error of a failed request. Each further call has the same result. If
+    /// `timeout` (seconds) passes first, raises WaitTimeout, and the request continues.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         if !self.is_ended_by(py, deadline_of(timeout)?)? {
             let seconds = timeout.unwrap_or_default();
-            let text = format!("{}: not ended within {seconds} s, and still under way", self.what);
+            let text = format!("wait for a {} timed out after {seconds} s; the request continues", self.what);
             return Err(Failure::new(Kind::WaitTimeout, "wait_timeout", text).into());
         }
         // Without the lock from here on: what is made of it is Python's.
@@ -157,16 +157,17 @@ impl Pending {
                 Ok(py.import("gradwire.client")?.getattr("Reply")?.call1(parts)?.unbind())
             }
             Some(Err(failure)) => Err(failure.into()),
-            None => Err(Failure::internal("a request that ended has no result".into()).into()),
+            None => Err(Failure::internal("a completed request has no result".into()).into()),
         }
     }
 
-    /// Has it ended, well or not?
+    /// Whether the request has completed or failed.
     fn done(&self) -> PyResult<bool> {
         Ok(self.shared.get()?.lock().result.is_some())
     }
 
-    /// Calls `callback(handle)` when it has ended: on a thread of the library's, or on this one if it has ended.
+    /// Calls `callback(handle)` when the request has ended: on a thread of the library, or at once on this thread if it
+    /// has already ended.
     fn add_done_callback(slf: &Bound<'_, Self>, callback: Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
         let this = slf.get();
@@ -185,7 +186,7 @@ impl Pending {
         partial.call0(py).map(drop)
     }
 
-    /// `await handle`: as `wait` without a thread that waits.
+    /// `await handle`: like `wait`, without blocking a thread.
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.get().shared.get()?;
         slf.py().import("gradwire._aio")?.call_method1("iterate", (slf,))
@@ -193,7 +194,7 @@ impl Pending {
 
     fn __repr__(&self) -> String {
         let state = match self.shared.get().map(|shared| shared.lock().result.as_ref().map(Result::is_ok)) {
-            Err(_) => "of another process",
+            Err(_) => "from another process",
             Ok(None) => "in flight",
             Ok(Some(true)) => "done",
             Ok(Some(false)) => "failed",

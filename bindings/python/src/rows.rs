@@ -52,7 +52,7 @@ impl Rows {
     fn begin(&self, client: &Client, work: Work) -> Result<(), Failure> {
         // Without the lock: whoever closes the client is to come through while others wait for a place.
         let sent = self.sender(client)?.is_some_and(|sender| sender.send(work).is_ok());
-        let text = "the client is closed; connect again".to_owned();
+        let text = "the client is closed: connect again".to_owned();
         if sent { Ok(()) } else { Err(Failure::new(Kind::Closed, "closed", text)) }
     }
 
@@ -112,7 +112,7 @@ fn run(client: &Client, receiver: &Receiver<Work>) {
 /// Begins a push, which it returns, or does a pull.
 fn begin(client: &Client, work: Work) -> Option<(RowsHandle, Work)> {
     let (Some(ids), Some(address)) = (numbers::<u64>(&work.ids), work.numbers.aligned()) else {
-        end(work, Err(Failure::internal("arrays that were looked at are not aligned".into())));
+        end(work, Err(Failure::internal("arrays that were checked are not aligned".into())));
         return None;
     };
     if work.what == What::Pull {
@@ -154,7 +154,7 @@ fn numbers<T: zerocopy::FromBytes>(array: &Array) -> Option<&[T]> {
     Some(unsafe { std::slice::from_raw_parts(address as *const T, array.elements()) })
 }
 
-/// A declared table. `gradwire.Client.table` makes one.
+/// A declared table; `gradwire.Client.table` returns one.
 #[pyclass(module = "gradwire._native", frozen, subclass)]
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -182,12 +182,12 @@ impl Table {
         let name = if pulls { "out" } else { "values" };
         let wrong = |code, text: String| Err(Failure::input(code, format!("table {key}: {text}")).into());
         if array.dtype != Dtype::F32 || ids.dtype != Dtype::I64 {
-            return wrong("wrong_dtype", format!("`{name}` holds {}; pass float32", array.dtype));
+            return wrong("wrong_dtype", format!("`{name}` has elements of type {}: pass float32", array.dtype));
         }
         if !fits(&ids.shape, width, &array.shape) {
             let text = format!(
-                "ids of the shape {:?} want `{name}` of that shape and one dimension of {width} more, of [{}, {width}], or \
-                 flat; it is {:?}",
+                "ids have shape {:?}, so `{name}` must have that shape and one more dimension of {width}, the shape \
+                 [{}, {width}], or be flat, but it has shape {:?}",
                 ids.shape,
                 ids.elements(),
                 array.shape
@@ -195,10 +195,10 @@ impl Table {
             return wrong("wrong_shape", text);
         }
         if pulls && array.read_only {
-            return wrong("read_only", "`out` cannot be written; pass a writable array".into());
+            return wrong("read_only", "`out` is read-only: pass a writable array".into());
         }
         if !array.is_aligned() || !ids.is_aligned() {
-            return wrong("not_aligned", "an array is not aligned for its type; pass an aligned one".into());
+            return wrong("not_aligned", format!("ids or `{name}` are not aligned to their element size: pass aligned arrays"));
         }
         let words =
             format!("{} of {} rows of table {key}", if pulls { "pull" } else { "push" }, ids.elements());
@@ -222,19 +222,19 @@ fn fits(ids: &[usize], width: usize, have: &[usize]) -> bool {
 
 #[pymethods]
 impl Table {
-    /// Its key.
+    /// The key of the table.
     #[getter]
     fn key(&self) -> u32 {
         self.inner.spec().key
     }
 
-    /// Numbers of a row.
+    /// The number of elements in a row.
     #[getter]
     fn width(&self) -> u32 {
         self.inner.spec().width
     }
 
-    /// `ids` are 64 bits each.
+    /// `ids` have 64 bits each.
     fn _push(
         &self,
         ids: &Bound<'_, PyAny>,

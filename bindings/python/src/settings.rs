@@ -16,15 +16,15 @@ pub(crate) fn load(config: Option<PathBuf>, given: &[(String, String)]) -> Resul
     loaded.map_err(|error| Failure::new(Kind::Setting, "setting", error.to_string()))
 }
 
-/// Every setting: dotted name, environment variable, default.
+/// All settings, each as dotted name, environment variable and default.
 #[pyfunction]
 pub(crate) fn settings_reference() -> Vec<(String, String, String)> {
     let lines = daemon::settings::reference().into_iter();
     lines.map(|line| (line.key, line.variable, line.default)).collect()
 }
 
-/// Logs of the library go to standard error from now on, as a filter such as "info" or "warn,fabric=debug" says. Once
-/// a process.
+/// Writes the logs of the library to standard error, filtered by level and module, for example "info" or
+/// "warn,fabric=debug". Call it at most once per process.
 #[pyfunction]
 #[pyo3(signature = (filter = "info", json = false))]
 pub(crate) fn enable_logging(filter: &str, json: bool) -> PyResult<()> {

@@ -36,7 +36,7 @@ impl Tensor {
             Some(elements) if elements == inner.spec().elements => {
                 Ok(Self { inner, shape, numpy, priority, viewed: Arc::default() })
             }
-            _ => Err(Failure::input("wrong_shape", format!("{shape:?} is not the tensor's shape"))),
+            _ => Err(Failure::input("wrong_shape", format!("{} does not have the shape {shape:?}", label(&inner)))),
         }
     }
 
@@ -53,75 +53,74 @@ impl Tensor {
     }
 }
 
-/// For people: a tensor's name, or its key.
+/// A tensor as messages name it: `tensor "fc1.weight"`, or `tensor 5` if it was declared by number.
 pub(crate) fn label(tensor: &gradwire_worker::Tensor) -> String {
-    let spec = tensor.spec();
-    if spec.name.is_empty() { spec.key.to_string() } else { format!("{:?}", spec.name) }
+    tensor.spec().label()
 }
 
 #[pymethods]
 impl Tensor {
-    /// Its key.
+    /// The key of the tensor.
     #[getter]
     fn key(&self) -> u64 {
         self.inner.key().0
     }
 
-    /// Its name; empty where it was declared by key.
+    /// The name of the tensor; empty if it was declared by a number.
     #[getter]
     fn name(&self) -> &str {
         &self.inner.spec().name
     }
 
-    /// Its shape.
+    /// The shape of the tensor.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.shape)
     }
 
-    /// The numpy type of its elements.
+    /// The numpy dtype of the elements.
     #[getter(dtype)]
     fn numpy_dtype(&self, py: Python<'_>) -> Py<PyAny> {
         self.numpy.clone_ref(py)
     }
 
-    /// The type's own name: "f32", "bf16", …
+    /// Gradwire's name of the element type: "f32", "bf16", …
     #[getter]
     fn element(&self) -> String {
         self.dtype().to_string()
     }
 
-    /// Its elements.
+    /// The number of elements.
     #[getter]
     fn size(&self) -> usize {
         self.elements()
     }
 
-    /// Its bytes.
+    /// The size of the tensor in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.bytes()
     }
 
-    /// Bytes of a contribution as it is sent.
+    /// The size in bytes of one contribution as it is sent (after compression).
     #[getter]
     fn sent_nbytes(&self) -> u64 {
         self.inner.sent_bytes()
     }
 
-    /// How contributions to it travel now.
+    /// How contributions to the tensor currently travel: "slot", "pull", …
     #[getter]
     fn placement(&self) -> String {
         self.inner.placement().to_string()
     }
 
-    /// What operations on it have where none is given.
+    /// The priority of operations on this tensor that do not pass one.
     #[getter]
     fn priority(&self) -> i32 {
         self.priority
     }
 
-    /// The same tensor, whose handles tell the version of each chunk: `Handle.chunk_versions`.
+    /// The same tensor, whose handles also have the version of each chunk in `Handle.chunk_versions`.
     fn with_chunk_versions(&self, py: Python<'_>) -> Self {
         Self {
             inner: self.inner.with_chunk_versions(),
@@ -133,7 +132,9 @@ impl Tensor {
     }
 
     fn __repr__(&self) -> String {
-        format!("<gradwire.Tensor {} {:?} {}>", self.label(), self.shape, self.dtype())
+        let spec = self.inner.spec();
+        let name = if spec.name.is_empty() { spec.key.to_string() } else { format!("{:?}", spec.name) };
+        format!("<gradwire.Tensor {name} {:?} {}>", self.shape, self.dtype())
     }
 }
 

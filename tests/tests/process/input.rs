@@ -62,7 +62,7 @@ fn buffers_of_the_wrong_size() {
             client.push_pull(&large, fit(), buffer(), 0).unwrap_err(),
         ];
         for error in &errors {
-            blames_the_caller(error, &["20000 bytes", &format!("{bytes} bytes"), "exactly that size"]);
+            blames_the_caller(error, &["20000 bytes", &format!("{bytes} bytes"), "of exactly 20000 bytes"]);
             assert!(matches!(error, ClientError::WrongLength { key: Key(LARGE), .. }), "{error:?}");
         }
     }
@@ -205,7 +205,7 @@ fn two_workers_that_disagree() {
     ];
     for (spec, words) in others {
         let error = clients[1].declare(&[spec]).unwrap_err();
-        blames_the_caller(&error, &["tensor 40 was declared before as", "all workers must declare the same"]);
+        blames_the_caller(&error, &["was declared before as", "all workers must declare the same"]);
         let text = error.to_string().to_lowercase();
         assert!(text.contains(&words.to_lowercase()), "{text:?} does not say {words:?}");
         assert!(matches!(error, ClientError::Declare(DeclareError::Conflict { .. })), "{error:?}");

@@ -235,7 +235,7 @@ fn the_error_of_a_bound_names_who_is_behind_and_the_next_operation_goes_on() {
     let error = push(0).unwrap_err();
     let ClientError::Op(OpError::Behind { made: 2, behind, .. }) = &error else { panic!("{error}") };
     assert_eq!(*behind, [Rank(2)]);
-    assert!(error.to_string().contains("workers 2 did not come"), "{error}");
+    assert!(error.to_string().contains("worker 2 is further behind this worker"), "{error}");
     push(2).unwrap();
     let mut weights = vec![0.0f32; COUNT];
     assert_eq!(clients[0].pull_slice(&tensors[0], &mut weights).unwrap(), Version(4), "it was applied");

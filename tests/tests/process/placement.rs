@@ -120,7 +120,7 @@ fn a_dynamic_tensor_has_the_length_of_its_round() {
             let whole = clients[0].allocate(tensor.bytes()).unwrap();
             let weights = clients[0].allocate(tensor.bytes()).unwrap();
             let error = clients[0].push_pull(&tensor, whole, weights, 0).unwrap_err().to_string();
-            assert!(error.contains("use push and pull"), "{error}");
+            assert!(error.contains("Use push and pull"), "{error}");
             let long = clients[0].allocate(tensor.bytes() + 4).unwrap();
             assert!(clients[0].push(&tensor, long).is_err());
         }

@@ -7,7 +7,8 @@
         client.init(weights, np.zeros((784, 10), np.float32))
         new = client.push_pull(weights, gradient).wait()
 
-`gradwire.torch` and `gradwire.jax` are for those; `gradwire.launch` starts a cluster on this machine.
+`gradwire.torch`, `gradwire.jax` and `gradwire.mxnet` integrate these frameworks. `gradwire.launch` starts a cluster on
+this machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handles as awaitables: the library's thread tells the event loop, so that no thread waits."""
+"""Handles as awaitables: a thread of the library notifies the event loop, so that no thread blocks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ._native import Handle, Pending
 
 
 def iterate(handle: Union[Handle, Pending]) -> Generator[Any, None, Any]:
-    """What `await handle` runs."""
+    """The implementation of `await handle`."""
     if not handle.done():
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
         def tell() -> None:
-            # Cancelled meanwhile: the operation goes on, nobody waits for it.
+            # If the task was cancelled meanwhile, the operation continues, and nothing waits for it.
             if not ended.done():
                 ended.set_result(None)
 
@@ -24,7 +24,7 @@ def iterate(handle: Union[Handle, Pending]) -> Generator[Any, None, Any]:
             try:
                 loop.call_soon_threadsafe(tell)
             except RuntimeError:
-                # The loop is closed, so nobody waits any more.
+                # The event loop is closed, so nothing waits any more.
                 pass
 
         handle.add_done_callback(on_end)

@@ -1,5 +1,5 @@
-"""A worker's process of `Cluster.run`: reads the call from a file, joins, and leaves the result in another one. Both files
-are the parent's own."""
+"""A worker process of `Cluster.run`: reads the call from a file, joins the cluster, and writes the result to another file.
+The parent process owns both files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SET_DEATH_SIGNAL = 1
 
 
 def main(given: str, result: str) -> int:
-    """The exit code."""
+    """Runs the call, and returns the exit code."""
     _die_with_parent()
     try:
         path, script, call = pickle.loads(Path(given).read_bytes())
@@ -39,7 +39,7 @@ def main(given: str, result: str) -> int:
 
 
 def _be(script: str) -> None:
-    """What the parent's script defines is found here, too, under the name it has there; what it runs is not run."""
+    """Makes the definitions of the parent's script available here under the same module name, without running its main part."""
     here = types.ModuleType(SCRIPT_NAME)
     sys.modules["__main__"] = sys.modules[SCRIPT_NAME] = here
     here.__dict__.update(runpy.run_path(script, run_name=SCRIPT_NAME))
@@ -48,7 +48,7 @@ def _be(script: str) -> None:
 
 
 def _die_with_parent() -> None:
-    """Asks the kernel to end this process when its parent does, which may have happened."""
+    """Asks the kernel to kill this process when its parent exits; exits at once if the parent has already exited."""
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)

@@ -9,80 +9,82 @@ __all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table"
 __version__: str
 
 def key_of_name(name: str) -> int:
-    """The key of a name: the first 8 bytes of its SHA-256, little-endian, with the highest bit set."""
+    """Returns the key of a name: the first 8 bytes of its SHA-256, little-endian, with the highest bit set."""
 
 def settings_reference() -> list[tuple[str, str, str]]:
-    """Every setting: dotted name, environment variable, default."""
+    """Returns all settings, each as dotted name, environment variable and default."""
 
 def enable_logging(filter: str = "info", json: bool = False) -> None:
-    """Logs of the library go to standard error from now on, as a filter such as "warn,fabric=debug" says."""
+    """Writes the logs of the library to standard error, filtered by level and module, for example "info" or
+    "warn,fabric=debug". Call it at most once per process."""
 
 class Tensor:
-    """A declared tensor; `Client.declare` makes one."""
+    """A declared tensor; `Client.declare` returns one."""
 
     @property
     def key(self) -> int:
-        """Its key."""
+        """The key of the tensor."""
     @property
     def name(self) -> str:
-        """Its name; empty where it was declared by key."""
+        """The name of the tensor; empty if it was declared by a number."""
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The shape of the tensor."""
     @property
     def dtype(self) -> np.dtype[Any]:
-        """numpy's type of its elements."""
+        """The numpy dtype of the elements."""
     @property
     def element(self) -> str:
-        """Gradwire's name of that type: "f32", "bf16", …"""
+        """Gradwire's name of the element type: "f32", "bf16", …"""
     @property
     def size(self) -> int:
-        """Its elements."""
+        """The number of elements."""
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
+        """The size of the tensor in bytes."""
     @property
     def sent_nbytes(self) -> int:
-        """Bytes of a contribution as it is sent."""
+        """The size in bytes of one contribution as it is sent (after compression)."""
     @property
     def placement(self) -> str:
-        """How contributions to it travel now."""
+        """How contributions to the tensor currently travel: "slot", "pull", …"""
     @property
     def priority(self) -> int:
-        """What operations on it have where none is given."""
+        """The priority of operations on this tensor that do not pass one."""
     def with_chunk_versions(self) -> Tensor:
-        """The same tensor, whose handles tell the version of each chunk: `Handle.chunk_versions`."""
+        """Returns the same tensor; its handles also have the version of each chunk in `Handle.chunk_versions`."""
 
 class Table:
-    """A table of rows, as `gradwire.Table` has it."""
+    """The native half of `gradwire.Table`."""
 
     @property
     def key(self) -> int:
-        """Its key."""
+        """The key of the table."""
     @property
     def width(self) -> int:
-        """Numbers of a row."""
+        """The number of elements in a row."""
     def _push(self, ids: Any, values: Any, step: Optional[int]) -> Pending: ...
     def _pull(self, ids: Any, out: Any) -> Pending: ...
 
 @final
 class Pending:
-    """Rows or a call in flight. Dropping it cancels nothing."""
+    """A request for rows, or a call, in flight. Dropping the object does not cancel the request."""
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Waits until it has ended; without `timeout` (seconds) to its own deadline. Returns the array of a pull, a call's
-        `Reply`, and None of a push; raises what went wrong. Waiting again tells the same again. When `timeout` is over it
-        raises WaitTimeout, and the request goes on."""
+        """Waits until the request has completed, at most until its deadline. Returns the array of a pull, the `Reply` of a
+        call, and None for a push; raises the error of a failed request. Each further call has the same result. If `timeout`
+        (seconds) passes first, raises WaitTimeout, and the request continues."""
     def done(self) -> bool:
-        """Has it ended, well or not?"""
+        """Whether the request has completed or failed."""
     def add_done_callback(self, callback: Callable[[Pending], object]) -> None:
-        """Calls `callback(handle)` when it has ended: on a thread of the library's, or on this one if it has ended."""
+        """Calls `callback(handle)` when the request has ended: on a thread of the library, or at once on this thread if it
+        has already ended."""
     def __await__(self) -> Generator[Any, None, Any]:
-        """As `wait`, without a thread that waits."""
+        """Like `wait`, without blocking a thread."""
 
 @final
 class Memory:
-    """A stretch of the library's memory, for numpy to make an array of."""
+    """A block of registered memory; numpy makes an array of it."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
@@ -91,71 +93,73 @@ class Memory:
 
 @final
 class Handle:
-    """An operation in flight. Dropping it cancels nothing; a pull into an array of your own is then not copied there."""
+    """An operation in flight. Dropping the handle does not cancel the operation, but the result of a pull is then not copied
+    into an array of your own."""
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Waits until it has ended; without `timeout` (seconds) to its own deadline, deadlines.operation_ms. Returns the
-        array of a pull, and None of a push; raises what went wrong. Waiting again tells the same again. When `timeout` is
-        over it raises WaitTimeout, and the operation goes on."""
+        """Waits until the operation has completed, at most until its deadline (deadlines.operation_ms). Returns the array of a
+        pull, and None for a push; raises the error of a failed operation. Each further call has the same result. If
+        `timeout` (seconds) passes first, raises WaitTimeout, and the operation continues."""
     def done(self) -> bool:
-        """Has it ended, well or not?"""
+        """Whether the operation has completed or failed."""
     @property
     def version(self) -> int | None:
-        """The version that was published or landed, of several chunks' the least; None before the end, and after an
-        error."""
+        """The version that was published or received, the lowest of all chunks; None while in flight, and after an error."""
     @property
     def chunk_versions(self) -> list[int] | None:
-        """The version of each chunk, in order, of a tensor `with_chunk_versions`; None before the end, and of others."""
+        """The version of each chunk, in order, for a tensor `with_chunk_versions`; otherwise, and while in flight, None."""
     @property
     def late_chunks(self) -> int | None:
-        """Chunks of the contribution that came when their round had ended without them, and were dropped: only of tensors
-        with backup workers. None before the end, and after an error."""
+        """The number of chunks that arrived after their round had completed without them, and were dropped (tensors with
+        backup workers only). None while in flight, and after an error."""
     def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
-        """Calls `callback(handle)` when it has ended: on a thread of the library's, or on this one if it has ended, or on
-        that of another's `wait`."""
+        """Calls `callback(handle)` when the operation has ended: on a thread of the library, on the thread of another `wait`,
+        or at once on this thread if it has already ended."""
     def __await__(self) -> Generator[Any, None, Any]:
-        """As `wait`, without a thread that waits."""
+        """Like `wait`, without blocking a thread."""
 
 class Client:
     def __new__(cls, config: str | None = None, given: Sequence[tuple[str, str]] = ...) -> Client: ...
     @property
     def rank(self) -> int:
-        """This worker's rank."""
+        """The rank of this worker."""
     @property
     def workers(self) -> int:
-        """How many workers the job has."""
+        """The number of workers of the job."""
     @property
     def servers(self) -> int:
-        """How many servers the job has."""
+        """The number of servers of the job."""
     @property
     def mode(self) -> str:
-        """The mode of tensors that do not say theirs: "sync", "async" or "bounded:N"."""
+        """The default mode of tensors (`cluster.mode`): "sync", "async" or "bounded:N"."""
     @property
     def transport(self) -> str:
-        """The drivers in use: "shm", "tcp", "shm+tcp", …"""
+        """The transport drivers in use: "shm", "tcp", "shm+tcp", …"""
     @property
     def _links(self) -> list[tuple[int, str, str]]: ...
     @property
     def _warnings(self) -> list[str]: ...
     @property
     def dead(self) -> str | None:
-        """Why the job ended, where it did."""
+        """Why the job ended; None while it runs."""
     def stats(self) -> dict[str, int]:
-        """Counts of this worker's operations and bytes, and of arrays that were sent from where they lie."""
+        """Returns counters of this worker's operations and bytes, and of arrays that were sent without a copy."""
     def _declare(self, specs: Sequence[tuple[str, Sequence[int], Any, int]]) -> list[Tensor]: ...
     def _change_rule(self, tensor: Tensor, rule: str) -> int: ...
     def _resume(self, tensors: Sequence[Tensor]) -> int: ...
     def _checkpoint(self, tensors: Sequence[Tensor], timeout: float) -> str: ...
     def _empty(self, shape: Sequence[int], dtype: str, numpy: Any) -> np.ndarray[Any, Any]: ...
     def init_start(self, tensor: Tensor, array: Any) -> Handle:
-        """As `init`, and does not wait. Wait for it before a pull, which does not wait for another rank's value."""
+        """Starts `init` without waiting for it. The value of rank 0 is used. Wait for the handle before you pull: a pull does
+        not wait for the initial value of another rank."""
     def push(self, tensor: Tensor, array: Any, priority: int | None = None) -> Handle:
-        """Contributes a gradient to the tensor's next round. Leave the array alone until the handle is done."""
+        """Contributes a gradient to the next round of the tensor. Do not read or write the array until the handle is done."""
     def pull(self, tensor: Tensor, out: Any = None) -> Handle:
-        """Brings the weights of the last round this worker contributed to, or later: into `out`, or a new array in the
-        library's memory, which the handle's `wait` returns."""
+        """Fetches the weights of the last round that this worker contributed to, or of a later round, into `out` or into a new
+        array in registered memory. `wait` of the handle returns the array."""
     def push_pull(self, tensor: Tensor, array: Any, out: Any = None, priority: int | None = None) -> Handle:
-        """Contributes a gradient, and brings the weights of that round as `pull` does. `out` may be `array`."""
+        """Contributes a gradient and fetches the weights of that round, as `pull` does. `out` may be the same array as
+        `array`."""
     def _table(self, spec: str) -> Table: ...
     def call(
         self,
@@ -168,38 +172,41 @@ class Client:
         priority: int = 0,
         timeout: float | None = None,
     ) -> Pending:
-        """Calls the handler that a server's program has registered under `app`, with a few bytes and an array, or bytes,
-        of any length, which are copied. Its `wait` returns a `Reply`. Calls to one handler of one server are taken in order,
-        each once. `reply_bytes` is how long the reply's body is expected to be: a longer one costs one more way there and
-        back. `timeout` is what time it has (seconds), else deadlines.operation_ms."""
+        """Calls the handler that is registered at a server under the number `app`. `head` are a few bytes; `body` is an array
+        or bytes of any length, and is copied. `wait` of the returned object returns a `Reply`. A handler receives the calls
+        of this client in order, each exactly once. `reply_bytes` is the expected length of the reply's body: a longer reply
+        costs one more round trip. `timeout` is the deadline in seconds; the default is deadlines.operation_ms."""
     def barrier(self, name: str = "workers") -> None:
-        """Waits until every worker has come to the barrier of this name, at most deadlines.barrier_ms."""
+        """Waits until every worker has reached the barrier of this name, for at most deadlines.barrier_ms."""
     def report_metric(self, name: str, value: float) -> None:
-        """Reports a number of the training by name, such as its loss: the newest value travels with heartbeats, and the
-        scheduler's page, `gradwire top` and this worker's /metrics show it. At most 16 names of 48 bytes, finite values."""
+        """Reports a number of the training, such as the loss, under a name. The newest value travels with the heartbeats;
+        the scheduler's page, `gradwire top` and this worker's /metrics show it. At most 16 names of at most 48 bytes each;
+        values must be finite."""
     def forget(self, array: Any) -> None:
-        """The library keeps nothing of an array that was pushed any more; its next push is copied first."""
+        """Releases everything that the library keeps for an array that was pushed; its next push is copied first."""
     def close(self) -> None:
-        """Leaves in good order. Operations in flight end with ClosedError; arrays of `empty` stay. Again is harmless."""
+        """Leaves the cluster. Operations in flight end with ClosedError; arrays of `empty` stay valid. A second call does
+        nothing."""
     def _after_fork_in_child(self) -> None: ...
     def fail(self, reason: str) -> None:
-        """Leaves because the program failed: every other member is told why."""
+        """Leaves the cluster because the program failed. All other members are notified of the reason."""
 
 @final
 class MxEngine:
-    """A store's part in MXNet's engine. `gradwire.mxnet` makes one for a client."""
+    """Runs operations in the order of MXNet's engine. `gradwire.mxnet` creates one for a client."""
 
     def __new__(cls, client: Client, addresses: Sequence[int], has_on_start: bool) -> MxEngine: ...
     def key(self, tensor: Tensor, order: int) -> MxKey:
-        """A key: its tensor, and an array of MXNet's (by its handle) that gives its operations their order."""
+        """Creates a key from its tensor and the handle of an MXNet array; the array orders the operations on the key."""
 
 @final
 class MxKey:
-    """A key of a store. Its operations are first in, first out."""
+    """A key of a store. Its operations run in the order in which they were called."""
 
     def push(self, gradient: int, priority: int) -> None:
-        """Contributes a gradient, an array by its handle. Its memory is free once the operation of the engine has ended."""
+        """Contributes a gradient, given by the handle of its array. The memory may be reused once the engine's operation has
+        completed."""
     def pull(self, weights: Sequence[int], priority: int) -> None:
-        """Brings the weights of the last round that this worker contributed to, into arrays by their handles."""
+        """Fetches the weights of the last round that this worker contributed to, into the arrays of the given handles."""
     def push_pull(self, gradient: int, weights: Sequence[int], priority: int) -> None:
-        """Both as one operation."""
+        """Contributes a gradient and fetches the weights of that round, as one operation."""

@@ -1,9 +1,9 @@
-"""The client: joins a cluster, declares tensors, moves arrays.
+"""The client: joins a cluster, declares tensors, pushes and pulls arrays.
 
-An array that is passed to an operation belongs to it until its handle is done: leave it alone until then. Arrays of
-`Client.empty` (and parts of them) travel without any copy, and may be `array` and `out` at once. float32 arrays of your own
-are copied the first time and sent from where they lie afterwards; others are copied each time. Weights reach an array of
-your own by one copy, made by whoever waits for the handle.
+Do not read or write an array until the handle of the operation that uses it has completed. Arrays of `Client.empty` (and
+contiguous parts of them) travel without a copy, and can be both `array` and `out` of one operation. float32 arrays of your
+own are copied at the first push, and sent without a copy afterwards; arrays of other types are copied at every push.
+Weights are copied once into an array of your own, by the thread that waits for the handle.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DRIVERS = ("shm", "tcp", "verbs")
 
 
 class Link(NamedTuple):
-    """How this worker reaches a server."""
+    """The connection of this worker to a server: its transport driver, and why it was chosen."""
 
     server: int
     driver: str
@@ -44,7 +44,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class Declaration:
-    """A tensor to be declared; see `Client.declare`."""
+    """The arguments of `Client.declare`, for `Client.declare_all`."""
 
     key: int | str
     shape: Shape
@@ -58,16 +58,16 @@ class Declaration:
 
 
 class Reply(NamedTuple):
-    """What a server's handler answered to a call."""
+    """The reply of a server's handler to a call."""
 
     head: bytes
     body: bytes
 
 
 class Client(_native.Client):
-    """A worker of a cluster; `gradwire.connect` makes one. Threads may share it. Several may live in one process, of the
-    same cluster or of others. As a context manager it leaves at the end, and tells the others why if an exception ended
-    the block."""
+    """A worker of a cluster; `gradwire.connect` returns one. Threads may share a client, and one process may have several,
+    of one cluster or of several. As a context manager it leaves the cluster at the end of the block. If an exception ends
+    the block, all other members are notified of the reason."""
 
     _names: dict[int, str]
     _tables: dict[int, str]
@@ -80,7 +80,7 @@ class Client(_native.Client):
 
     @property
     def links(self) -> list[Link]:
-        """The driver to each server, by rank, and why it was chosen."""
+        """The transport driver to each server, by rank, and why it was chosen."""
         return [Link(*link) for link in self._links]
 
     def declare(
@@ -95,23 +95,26 @@ class Client(_native.Client):
         dynamic: bool = False,
         backup_workers: int | None = None,
     ) -> Tensor:
-        """Declares a tensor: every worker declares the same. A key is a number of 64 bits, or a name, whose number follows
-        from it (`gradwire.key_of_name`); two names with one number are refused. `mode` is "sync", "async", or the
-        number of contributions that workers may be apart; without one it is the cluster's (`cluster.mode`). Rounds of mode
-        sync do not wait for `backup_workers` of the workers (without it `cluster.backup_workers`): what comes later is
-        dropped, and told by `Handle.late_chunks`. Operations have `priority` unless they say another: higher goes first. A
-        `dynamic` tensor has another length in each round, at most that of `shape`."""
+        """Declares a tensor. Every worker must declare it identically.
+
+        `key` is a name, or a number of 64 bits. The number of a name is `gradwire.key_of_name`; two names with the same
+        number are rejected. `mode` is "sync", "async", or the number of contributions by which workers may be apart; the
+        default is `cluster.mode`. In mode sync, rounds do not wait for the slowest `backup_workers` workers (default
+        `cluster.backup_workers`): their late chunks are dropped and counted in `Handle.late_chunks`. `priority` is the
+        default priority of operations on the tensor; a higher priority goes first. The length of a `dynamic` tensor may
+        differ in each round, up to the length of `shape`."""
         one = Declaration(key, shape, dtype, optimizer, codec, mode, priority, dynamic, backup_workers)
         return self.declare_all([one])[0]
 
     def declare_all(self, declarations: Iterable[Declaration]) -> list[Tensor]:
-        """Declares tensors, all in one exchange with the cluster, and returns them in the order given."""
+        """Declares several tensors in one exchange with the cluster, and returns them in the given order."""
         specs, names = [], dict(self._names)
         for declaration in declarations:
             key, name = _key_and_name(declaration.key)
             if names.setdefault(key, name) != name:
                 raise DeclareError(
-                    f"{name!r} and {names[key]!r} have the same key, {key}; rename one, or give keys as numbers", "same_key"
+                    f"tensors {name!r} and {names[key]!r} have the same key {key}: rename one, or pass numbers as keys",
+                    "same_key",
                 )
             specs.append(_spec(declaration, key, name))
         tensors = self._declare(specs) if specs else []
@@ -127,15 +130,16 @@ class Client(_native.Client):
         admit_after: int = 1,
         rows_max: int = 0,
     ) -> Table:
-        """Declares a table of rows of `width` float32: every worker declares the same. A key is a number below 65536, or a
-        name, whose number follows from it. `optimizer` is applied to each row by itself, with each push; `initial` is what
-        rows begin with. A row gets memory with its push number `admit_after`: until then pulls bring what it would
-        begin with, and pushes to it are left out. Beyond `rows_max` (0: no limit) those go that were pushed to least
-        recently."""
+        """Declares a table with rows of `width` float32 elements. Every worker must declare it identically.
+
+        `key` is a name, or a number below 65536. `optimizer` is applied to each row separately, at each push. `initial` is
+        the initial value of rows. A row is allocated at push number `admit_after`: until then, pushes to the row are
+        ignored, and pulls return its initial value. If the table has more than `rows_max` rows (0: no limit), servers evict
+        the least recently pushed rows."""
         number, name = tables.key_of(key)
         if self._tables.get(number, name) != name:
             raise DeclareError(
-                f"tables {name!r} and {self._tables[number]!r} have the same key, {number}; rename one, or give keys as numbers",
+                f"tables {name!r} and {self._tables[number]!r} have the same key {number}: rename one, or pass numbers as keys",
                 "same_key",
             )
         inner = self._table(tables.described(number, width, optimizer, initial, admit_after, rows_max))
@@ -143,8 +147,8 @@ class Client(_native.Client):
         return Table(inner, name)
 
     def change_rule(self, tensor: Tensor, optimizer: Optimizer) -> int:
-        """Gives a tensor another update rule from this worker's next contribution on; returns that round. One worker's call
-        is enough."""
+        """Changes the optimizer of a tensor, from this worker's next contribution on. Returns that round. Only one worker needs
+        to call it."""
         return self._change_rule(tensor, json.dumps(optimizer._json()))
 
     def resume(self, tensors: Iterable[Tensor]) -> int:
@@ -163,13 +167,13 @@ class Client(_native.Client):
         return self._checkpoint(list(tensors), timeout)
 
     def empty(self, shape: Shape, dtype: Any = "float32") -> np.ndarray[Any, Any]:
-        """An array in the library's registered memory, which travels without a copy, as do contiguous parts of it."""
+        """Returns a new array of zeros in registered memory. The array and contiguous parts of it travel without a copy."""
         element = element_of(dtype)
         return self._empty(_shape(shape), element, numpy_of(element))
 
     def init(self, tensor: Tensor, array: Any) -> None:
-        """Sets a tensor's initial value, which is rank 0's, and waits until it is set. Every worker calls it, once, before
-        the first round."""
+        """Sets the initial value of a tensor, and waits until it is set. The value of rank 0 is used. Every worker must call
+        it once, before the first round."""
         self.init_start(tensor, array).wait()
 
     def __enter__(self) -> Client:
@@ -188,18 +192,19 @@ class Client(_native.Client):
 
 
 def connect(config: str | os.PathLike[str] | None = None, /, **settings: Any) -> Client:
-    """Joins the cluster that settings name, and waits until all of it is there.
+    """Joins a cluster, and waits until all its members have joined.
 
-    Settings come from defaults, ./gradwire.toml (or `config`, or the file that GRADWIRE_CONFIG names), `DMLC_*` and
-    `GRADWIRE_*` variables, and then these: `deadlines__operation_ms=5000`, or `**{"deadlines.operation_ms": 5000}`. Two
-    are short: `scheduler="HOST:PORT"`, and `transport="shm" | "tcp" | "verbs"`, which turns the others off.
-    `gradwire.settings_reference()` lists all.
+    Settings come from, in increasing order of precedence: defaults, ./gradwire.toml (or `config`, or the file named by
+    GRADWIRE_CONFIG), `DMLC_*` and `GRADWIRE_*` environment variables, and the arguments: `deadlines__operation_ms=5000`, or
+    `**{"deadlines.operation_ms": 5000}`. Two have a short form: `scheduler="HOST:PORT"`, and
+    `transport="shm" | "tcp" | "verbs"`, which turns the other drivers off. `gradwire.settings_reference()` lists all
+    settings.
     """
     return Client(None if config is None else os.fspath(config), list(_given(settings)))
 
 
 def wait_all(handles: Iterable[Handle | Pending]) -> list[Any]:
-    """Waits for all of them, and returns what each returns. Raises the first error once all have ended."""
+    """Waits for all handles, and returns their results. If one fails, raises the first error after all have ended."""
     results: list[Any] = []
     error: Error | None = None
     for handle in handles:
@@ -224,7 +229,7 @@ def _given(settings: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             for driver in _DRIVERS:
                 yield f"transport.{driver}", "require" if driver == value else "off"
             if value not in _DRIVERS:
-                raise InputError(f"there is no transport {value!r}; use one of {', '.join(_DRIVERS)}", "setting")
+                raise InputError(f"unknown transport {value!r}: use one of {', '.join(_DRIVERS)}", "setting")
         else:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             yield name.replace("__", "."), text
@@ -235,13 +240,13 @@ def _key_and_name(key: int | str) -> tuple[int, str]:
         return _native.key_of_name(key), key
     if isinstance(key, (int, np.integer)) and not isinstance(key, bool) and 0 <= key < _KEYS:
         return int(key), ""
-    raise InputError(f"{key!r} is no key; use a name, or a number from 0 to 2**64 - 1", "key")
+    raise InputError(f"invalid key {key!r}: use a name, or a number from 0 to 2**64 - 1", "key")
 
 
 def _shape(shape: Shape) -> list[int]:
     lengths = [int(shape)] if isinstance(shape, (int, np.integer)) else [int(length) for length in shape]
     if any(length < 1 for length in lengths):
-        raise InputError(f"{shape!r} is no shape: it has no elements", "wrong_shape")
+        raise InputError(f"invalid shape {shape!r}: every dimension must be at least 1", "wrong_shape")
     return lengths
 
 
@@ -251,7 +256,7 @@ def _spec(declaration: Declaration, key: int, name: str) -> tuple[str, list[int]
     for length in shape:
         elements *= length
     if elements >= _KEYS:
-        raise InputError(f"{declaration.shape!r} is too large a shape", "wrong_shape")
+        raise InputError(f"shape {declaration.shape!r} is too large", "wrong_shape")
     spec: dict[str, Any] = {
         "key": key,
         "name": name,
@@ -275,7 +280,7 @@ def _mode(mode: str | int | None, dynamic: bool) -> Any:
         return mode
     if isinstance(mode, int) and not isinstance(mode, bool) and mode >= 0:
         return {"bounded": mode}
-    raise InputError(f'{mode!r} is no mode; use "sync", "async", or a number of rounds', "mode")
+    raise InputError(f'invalid mode {mode!r}: use "sync", "async", or a number of rounds', "mode")
 
 
 def _why(error: BaseException | None) -> str:
@@ -307,7 +312,7 @@ def _in_child() -> None:
         try:
             client._after_fork_in_child()
         except Error as error:
-            warnings.warn(f"arrays of a client's memory cannot be read in this child: {error}", stacklevel=2)
+            warnings.warn(f"arrays of gradwire.Client.empty cannot be read in this forked process: {error}", stacklevel=2)
     # They are the parent's to leave with; those that this child makes are its own.
     _live.clear()
 

@@ -1,5 +1,5 @@
-"""How contributions are made shorter before they are sent. What is pulled, and the initial value, are plain. Only float32
-tensors can have a codec."""
+"""Codecs, which compress contributions before they are sent. Pulled weights and initial values are not compressed. Only
+float32 tensors can have a codec."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Codec:
-    """A codec with what a worker does around it. `feedback` adds to the next gradient what the encoding of this one
-    left out; `momentum` (0 to below 1) is applied before it."""
+    """A codec and its error compensation. With `feedback`, the encoding error of a gradient is added to the next gradient;
+    `momentum` (0 to below 1) is applied before encoding."""
 
     feedback: bool = True
     momentum: float = 0.0
 
     def _codec(self) -> Any:
-        raise NotImplementedError("use one of the kinds of codecs, such as TopK")
+        raise NotImplementedError("use a subclass of Codec, such as TopK")
 
     def _json(self) -> dict[str, Any]:
-        """As the control plane has it."""
+        """The representation that is sent to the cluster."""
         return {"codec": self._codec(), "feedback": self.feedback, "momentum": self.momentum}
 
 
@@ -41,7 +41,7 @@ class BFloat16(Codec):
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """Signs, and one scale a chunk."""
+    """One sign bit per element, and one scale per chunk."""
 
     def _codec(self) -> Any:
         return "onebit"
@@ -49,7 +49,7 @@ class OneBit(Codec):
 
 @dataclass(frozen=True)
 class TwoBit(Codec):
-    """Up by `threshold`, down by it, or nothing: MXNet's."""
+    """Each element becomes `threshold`, `-threshold` or 0, as in MXNet's 2-bit compression."""
 
     threshold: float = 0.5
 
@@ -59,7 +59,7 @@ class TwoBit(Codec):
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """The `share` of elements with the largest magnitudes, at most 0.5."""
+    """Sends only the elements with the largest magnitudes; `share` is their fraction, at most 0.5."""
 
     share: float = 0.01
 
@@ -69,7 +69,7 @@ class TopK(Codec):
 
 @dataclass(frozen=True)
 class RandomK(Codec):
-    """A `share` of elements picked at random, at most 0.5."""
+    """Sends only randomly chosen elements; `share` is their fraction, at most 0.5."""
 
     share: float = 0.1
 
@@ -79,7 +79,7 @@ class RandomK(Codec):
 
 @dataclass(frozen=True)
 class Dither(Codec):
-    """Magnitudes in steps of 2, 4 or 8 bits, rounded at random."""
+    """Quantizes magnitudes to 2, 4 or 8 bits with stochastic rounding."""
 
     bits: int = 4
 

@@ -1,4 +1,4 @@
-"""Types of elements: Gradwire's own names, and what numpy, torch and JAX call them."""
+"""Element types: Gradwire's names, and those of numpy, torch and JAX."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from .errors import InputError
 
-#: Gradwire's name of each of numpy's (and ml_dtypes') types.
+#: Gradwire's names of the types of numpy (and ml_dtypes).
 ELEMENTS: dict[str, str] = {
     "float32": "f32",
     "float64": "f64",
@@ -23,18 +23,18 @@ _NAMES = {element: name for name, element in ELEMENTS.items()}
 
 
 def element_of(dtype: Any) -> str:
-    """Gradwire's name ("f32", "bf16", …) of a type: a name, numpy's, torch's or JAX's."""
+    """Returns Gradwire's name ("f32", "bf16", …) of a type that is given by name, or as a type of numpy, torch or JAX."""
     name = _name_of(dtype)
     if name in _NAMES:
         return name
     if name not in ELEMENTS:
-        raise InputError(f"arrays of {dtype} cannot be moved; use one of {', '.join(ELEMENTS)}", "wrong_dtype")
+        raise InputError(f"unsupported dtype {dtype}: use one of {', '.join(ELEMENTS)}", "wrong_dtype")
     return ELEMENTS[name]
 
 
 def _name_of(dtype: Any) -> str:
     text = dtype if isinstance(dtype, str) else str(dtype)
-    # torch.float32 says "torch.float32".
+    # str(torch.float32) is "torch.float32".
     text = text[len("torch.") :] if text.startswith("torch.") else text
     if text in ELEMENTS or text in _NAMES:
         return text
@@ -45,7 +45,7 @@ def _name_of(dtype: Any) -> str:
 
 
 def numpy_of(element: str) -> np.dtype[Any]:
-    """numpy's type for one of Gradwire's names. bfloat16 is ml_dtypes', and without it the bits as uint16."""
+    """Returns the numpy dtype for one of Gradwire's names. bfloat16 is the type of ml_dtypes, or uint16 without ml_dtypes."""
     if element != "bf16":
         return np.dtype(_NAMES[element])
     try:

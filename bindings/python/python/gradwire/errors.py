@@ -1,11 +1,11 @@
-"""What can go wrong: one hierarchy below `Error`. Each error has a `code` for programs (such as "round_deadline"), a text
-that says cause and fix, and the `exit_code` that a program of Gradwire's would end with."""
+"""The exceptions of Gradwire, all subclasses of `Error`. Each has a `code` for programs (such as "round_deadline"), a text
+with cause and fix, and the `exit_code` with which Gradwire's own programs exit for this error."""
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """Anything that Gradwire raises."""
+    """The base class of all exceptions of Gradwire."""
 
     code: str
     exit_code: int
@@ -20,19 +20,19 @@ class Error(Exception):
 
 
 class SettingError(Error, ValueError):
-    """A setting is wrong, or unknown."""
+    """A setting is invalid or unknown."""
 
 
 class ConnectError(Error, ConnectionError):
-    """The scheduler or a server cannot be reached, or refuses this process."""
+    """The scheduler or a server cannot be reached, or rejected this process."""
 
 
 class DeclareError(Error, ValueError):
-    """A declaration was refused."""
+    """A declaration was rejected."""
 
 
 class InputError(Error, ValueError):
-    """An argument or array does not fit: its type, shape, layout or device."""
+    """An argument is invalid, or an array has the wrong type, shape, layout or device."""
 
 
 class PoolError(Error, MemoryError):
@@ -40,19 +40,19 @@ class PoolError(Error, MemoryError):
 
 
 class OperationError(Error, RuntimeError):
-    """An operation did not end well."""
+    """An operation failed."""
 
 
 class DeadlineError(OperationError, TimeoutError):
-    """A deadline of the cluster is over; the text names who is missing."""
+    """A deadline of the cluster passed; the text names the missing members and the setting."""
 
 
 class WaitTimeout(Error, TimeoutError):
-    """The `timeout` of a wait is over; the operation is still under way."""
+    """The `timeout` of a `wait` passed; the operation continues."""
 
 
 class MemberDiedError(OperationError, ConnectionError):
-    """A member of the cluster died, or the way to it broke."""
+    """A member of the cluster failed, or the connection to it broke."""
 
 
 class ClosedError(OperationError):
@@ -60,8 +60,8 @@ class ClosedError(OperationError):
 
 
 class ForkError(Error, RuntimeError):
-    """A process was forked from a connected one, and uses its parent's client."""
+    """A forked process used the client of its parent process."""
 
 
 class LaunchError(Error, RuntimeError):
-    """A cluster could not be started here, or its function failed."""
+    """A cluster could not be started on this machine, or its function failed."""

@@ -1,4 +1,4 @@
-"""Gradwire under JAX: trees of arrays, whose memory is read where it lies (DLPack). Arrays have to be on the CPU."""
+"""Gradwire for JAX: trees of arrays, read without a copy (DLPack). Arrays must be on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .optimizers import Assign, Optimizer
 
 
 class Tree:
-    """A tree of arrays as tensors: every worker makes the same, once, from arrays of the shapes it will push."""
+    """A tree of arrays, with one tensor per leaf. Every worker must create an identical tree, once; `like` has the structure
+    and the shapes."""
 
     def __init__(
         self,
@@ -35,23 +36,23 @@ class Tree:
         )
 
     def init(self, tree: Any) -> None:
-        """Sets the initial values, which are rank 0's."""
+        """Sets the initial values. The values of rank 0 are used."""
         wait_all([self.client.init_start(*pair) for pair in self._pairs(tree)])
 
     def push_pull(self, tree: Any) -> Any:
-        """Contributes each array, and returns the new values: with the rule unless another was given, the mean over
+        """Contributes each array, and returns the new values. With the default optimizer they are the mean over all
         workers."""
         return self._wait([self.client.push_pull(*pair) for pair in self._pairs(tree)])
 
     def pull(self) -> Any:
-        """The values now."""
+        """Returns the current values."""
         return self._wait([self.client.pull(tensor) for tensor in self.tensors])
 
     def _pairs(self, tree: Any) -> list[tuple[Tensor, Any]]:
         leaves, structure = jax.tree_util.tree_flatten(tree)
         # Its stubs leave the comparison out.
         if not bool(structure == self.structure):
-            raise InputError(f"the tree is {structure}, and was declared as {self.structure}", "wrong_tree")
+            raise InputError(f"the tree has structure {structure}, but was declared as {self.structure}", "wrong_tree")
         # Whoever waits for the computation of an array does so here, and not under a lock of ours.
         return list(zip(self.tensors, jax.block_until_ready(leaves)))  # type: ignore[no-untyped-call]
 
@@ -62,7 +63,7 @@ class Tree:
 
 
 def push_pull(client: Client, tree: Any, *, name: str = "tree") -> Any:
-    """The mean of a tree of arrays over all workers."""
+    """Returns the mean of a tree of arrays over all workers."""
     trees: dict[str, Tree] = client.__dict__.setdefault("_jax_trees", {})
     if name not in trees:
         trees[name] = Tree(client, tree, name=name)

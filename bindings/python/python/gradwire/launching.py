@@ -1,5 +1,5 @@
-"""A cluster on this machine: scheduler and servers as processes of their own, and trainers in this process or in new
-ones. For several machines there is `gradwire launch`."""
+"""Starts a cluster on this machine: the scheduler and the servers run as separate processes; workers run in this process or
+in new ones. For several machines use `gradwire launch`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _POLL_S = 0.01
 
 
 class Cluster:
-    """A scheduler and servers that run until the block ends. `connect` joins them from this process; `run` does from new
-    ones."""
+    """A scheduler and servers that run until the `with` block ends. `connect` joins the cluster from this process; `run` joins
+    it from new processes."""
 
     def __init__(
         self, servers: int, workers: int, settings: Mapping[str, Any], programs: str | os.PathLike[str] | None
@@ -52,7 +52,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         if sys.modules["__main__"].__name__ == SCRIPT_NAME:
             raise LaunchError(
-                "a script that is read by a worker would start a cluster of its own; put what starts one below "
+                "a worker imported this script, which would start another cluster: put the code that starts a cluster below "
                 'if __name__ == "__main__"',
                 "not_main",
             )
@@ -71,13 +71,13 @@ class Cluster:
 
     @property
     def directory(self) -> Path:
-        """Where the logs of its processes lie while it runs: scheduler.log, server-0.log, …"""
+        """The directory with the logs of the processes while the cluster runs: scheduler.log, server-0.log, …"""
         if self._directory is None:
             raise LaunchError("the cluster is not running", "not_running")
         return Path(self._directory.name)
 
     def environ(self, rank: int | None = None) -> dict[str, str]:
-        """The environment of a trainer of this cluster."""
+        """Returns the environment variables for a worker process of this cluster."""
         environ = _clean_environ()
         host, _, port = self.scheduler.rpartition(":")
         environ["GRADWIRE_SCHEDULER__HOST"], environ["GRADWIRE_SCHEDULER__PORT"] = host, port
@@ -88,14 +88,15 @@ class Cluster:
         return environ
 
     def connect(self, **settings: Any) -> Client:
-        """Joins as one of its workers. With several workers, each has to come, from threads of their own."""
+        """Joins the cluster as one of its workers. If the cluster has several workers, call it once per worker, each from its own
+        thread."""
         return connect(**{**self._settings, "scheduler": self.scheduler, **settings})
 
     def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 600.0) -> list[Any]:
-        """Calls `function(client, *args)` in as many new processes as the cluster has workers, each with a client of its
-        own, and returns what they returned, by rank. The function is one of a module, or of the script that runs: then
-        that is below `if __name__ == "__main__"` where it starts anything. What it takes and returns is pickled, between
-        these processes only. One that fails ends all."""
+        """Calls `function(client, *args)` in one new process per worker, each with its own client, and returns the results by
+        rank. The function must be defined in a module or in the running script; a script must start clusters only below
+        `if __name__ == "__main__"`. Arguments and results are pickled, between these processes only. If one process fails,
+        all are ended."""
         call = pickle.dumps((list(sys.path), _script_of(function), pickle.dumps((function, args))))
         deadline = time.monotonic() + timeout_s
         workers: list[tuple[subprocess.Popen[bytes], Path, Path]] = []
@@ -115,15 +116,15 @@ class Cluster:
                 result.unlink(missing_ok=True)
 
     def process(self, name: str) -> subprocess.Popen[bytes]:
-        """A process of it: "scheduler", "server-0", …"""
+        """Returns a process of the cluster by its name: "scheduler", "server-0", …"""
         return dict(self._processes)[name]
 
     def log(self, name: str) -> str:
-        """What a process of it has said."""
+        """Returns the log of a process of the cluster."""
         return (self.directory / f"{name}.log").read_text(errors="replace")
 
     def close(self) -> None:
-        """Ends all of it. Again is harmless."""
+        """Ends all processes of the cluster. A second call does nothing."""
         for _, process in self._processes:
             if process.poll() is None:
                 process.terminate()
@@ -165,9 +166,10 @@ def launch(
     programs: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Any:
-    """A cluster on this machine: with a function, calls `function(client, *args)` in `workers` new processes and returns
-    their results by rank; without one, a context manager to `connect` to. `settings` are as those of `connect`, and hold
-    for all. `programs` is where gradwire-scheduler and gradwire-server lie; else GRADWIRE_PROGRAMS says, or PATH.
+    """Starts a cluster on this machine. With a function, calls `function(client, *args)` in `workers` new processes and returns
+    their results by rank. Without a function, returns a `Cluster`, a context manager. `settings` are the settings of all
+    members, written as for `connect`. `programs` is the directory of gradwire-scheduler and gradwire-server; the default is
+    GRADWIRE_PROGRAMS, then PATH.
 
         with gradwire.launch(servers=2) as cluster, cluster.connect() as client:
             ...
@@ -194,7 +196,7 @@ def program(name: str, programs: str | os.PathLike[str] | None = None) -> str:
 
 
 def _script_of(function: Callable[..., Any]) -> str | None:
-    """The file that runs as `__main__`, where the function is of it; a worker has to read it first."""
+    """The file that runs as `__main__`, if the function is defined in it: a worker must import it first."""
     main = sys.modules["__main__"]
     file: str | None = getattr(main, "__file__", None)
     if function.__module__ != "__main__" or not file or not os.path.isfile(file):
@@ -247,7 +249,7 @@ os.register_at_fork(after_in_child=_forget_orders)
 
 
 def _clean_environ() -> dict[str, str]:
-    """Without what this process was told of another cluster."""
+    """The environment without variables of another cluster."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "DMLC_"))}
 
 
@@ -260,8 +262,8 @@ def _appears(file: Path, writer: subprocess.Popen[bytes], log: Callable[[], str]
             writer.wait(_POLL_S)
         except subprocess.TimeoutExpired:
             continue
-        raise LaunchError(f"the scheduler ended with {writer.returncode}: {log()[-2000:]}", "scheduler_ended")
-    raise LaunchError(f"the scheduler told no port within {_PORTS_WITHIN_S:.0f} s: {log()[-2000:]}", "no_port")
+        raise LaunchError(f"the scheduler exited with code {writer.returncode}: {log()[-2000:]}", "scheduler_ended")
+    raise LaunchError(f"the scheduler did not report its port within {_PORTS_WITHIN_S:.0f} s: {log()[-2000:]}", "no_port")
 
 
 def _end(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
@@ -278,9 +280,9 @@ def _result(rank: int, process: subprocess.Popen[bytes], given: Path, result: Pa
     try:
         code = process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"worker {rank} is not done in time; raise timeout_s", "worker_late") from None
+        raise LaunchError(f"worker {rank} timed out: raise timeout_s", "worker_late") from None
     if not result.exists():
-        raise LaunchError(f"worker {rank} ended with {code} and left no result", "worker_ended")
+        raise LaunchError(f"worker {rank} exited with code {code} and without a result", "worker_ended")
     ok, value = pickle.loads(result.read_bytes())
     if ok:
         return value

@@ -1,6 +1,6 @@
-"""Update rules that servers apply when a round is complete. Plain data: servers refuse what is out of range, with the
-reason. Sums are of all workers' contributions; rules other than `Sum` and `Assign` divide them by the number of
-contributors unless `average=False`."""
+"""Update rules, which servers apply when a round is complete. They are plain data: servers reject values out of range, with
+the reason. A round sums the contributions of all workers; rules other than `Sum` and `Assign` divide the sum by the number
+of contributors unless `average=False`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ExponentialDecay:
 
 @dataclass(frozen=True)
 class LinearDecay:
-    """The learning rate falls in a line to `last` times itself within `rounds`, and stays there."""
+    """The learning rate falls linearly to `last` times its initial value within `rounds` rounds, and then stays constant."""
 
     rounds: int
     last: float = 0.0
@@ -36,7 +36,8 @@ class LinearDecay:
 
 @dataclass(frozen=True)
 class CosineDecay:
-    """The learning rate falls by half a cosine wave to `last` times itself within `rounds`, and stays there."""
+    """The learning rate falls along half a cosine wave to `last` times its initial value within `rounds` rounds, and then
+    stays constant."""
 
     rounds: int
     last: float = 0.0
@@ -48,7 +49,7 @@ _DECAYS = {StepDecay: "step", ExponentialDecay: "exponential", LinearDecay: "lin
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the learning rate changes with the rounds: it grows linearly for `warmup_rounds`, then decays."""
+    """How the learning rate changes over the rounds: it grows linearly for `warmup_rounds` rounds, then decays."""
 
     warmup_rounds: int = 0
     decay: Decay | None = None
@@ -65,13 +66,13 @@ CONSTANT = Schedule()
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An update rule. Use one of its kinds."""
+    """An update rule. Use a subclass."""
 
     def _rule(self) -> Any:
-        raise NotImplementedError("use one of the kinds of optimizers, such as SGD")
+        raise NotImplementedError("use a subclass of Optimizer, such as SGD")
 
     def _json(self) -> Json:
-        """As the control plane has it."""
+        """The representation that is sent to the cluster."""
         return {
             "rule": self._rule(),
             "learning_rate": getattr(self, "learning_rate", 0.0),
@@ -83,7 +84,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Sum(Optimizer):
-    """value += sum of the round's contributions."""
+    """value += sum of the contributions of the round."""
 
     average: bool = False
 
@@ -93,7 +94,7 @@ class Sum(Optimizer):
 
 @dataclass(frozen=True)
 class Assign(Optimizer):
-    """value = sum of the round's contributions: an all-reduce."""
+    """value = sum of the contributions of the round (an all-reduce)."""
 
     average: bool = False
 
@@ -111,7 +112,7 @@ class _Stepping(Optimizer):
 
 @dataclass(frozen=True)
 class SGD(_Stepping):
-    """Stochastic gradient descent, with momentum and Nesterov's look ahead where they are given."""
+    """Stochastic gradient descent, optionally with momentum and Nesterov momentum."""
 
     momentum: float = 0.0
     nesterov: bool = False
@@ -132,7 +133,7 @@ class AdaGrad(_Stepping):
 
 @dataclass(frozen=True)
 class RMSProp(_Stepping):
-    """RMSProp, not centred; `decay` is the share of the mean square that is kept."""
+    """RMSProp, not centred; `decay` is the smoothing factor of the mean square."""
 
     decay: float = 0.99
     epsilon: float = 1e-8
@@ -169,7 +170,8 @@ class AdamW(_Moments):
 
 @dataclass(frozen=True)
 class LAMB(_Moments):
-    """LAMB (You et al. 2020, algorithm 2). A tensor's norms are its own, so it stays on one lane of one server."""
+    """LAMB (You et al. 2020, algorithm 2). It needs the norm of the whole tensor, so all of the tensor is on one lane of one
+    server."""
 
     def _rule(self) -> Any:
         return {"lamb": self._moments()}
@@ -177,7 +179,7 @@ class LAMB(_Moments):
 
 @dataclass(frozen=True)
 class FTRL(_Stepping):
-    """FTRL-proximal (McMahan et al. 2013). It takes no schedule."""
+    """FTRL-proximal (McMahan et al. 2013). It does not support a schedule."""
 
     beta: float = 1.0
     l1: float = 0.0

@@ -1,8 +1,8 @@
-"""`python -m gradwire.run script.py ARGS`: runs a script as it is, with Gradwire in the place of MXNet's distributed
-key-value stores ("dist_sync", "dist_async" and their kin) and of the module `byteps.torch`.
+"""`python -m gradwire.run script.py ARGS`: runs an unchanged script with Gradwire instead of MXNet's distributed key-value
+stores ("dist_sync", "dist_async" and similar names) and instead of the module `byteps.torch`.
 
-Under `DMLC_ROLE=server` or `scheduler` it becomes Gradwire's program of that role instead: launchers that start one
-command for all roles need no change.
+With `DMLC_ROLE=server` or `DMLC_ROLE=scheduler` it runs Gradwire's program for that role instead, so that launchers which
+start the same command for all roles need no change.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _STAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_stand")
 
 
 def main(words: list[str]) -> int:
-    """Runs the script named first, with the words after it as its arguments."""
+    """Runs a script: the first word is its path, the others are its arguments."""
     role = os.environ.get("DMLC_ROLE", "worker")
     if role in _PROGRAMS:
         path = program(_PROGRAMS[role])
         os.execv(path, [path])
     if role != "worker":
-        print(f"gradwire.run: there is no role {role!r}; set DMLC_ROLE to worker, server or scheduler", file=sys.stderr)
+        print(f"gradwire.run: unknown role {role!r}: set DMLC_ROLE to worker, server or scheduler", file=sys.stderr)
         return 2
     if not words:
         print("usage: python -m gradwire.run script.py [ARGS]", file=sys.stderr)

@@ -143,7 +143,7 @@ impl Library {
             let text = (self.last_error)();
             if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
         };
-        Err(text.unwrap_or_else(|| "MXNet gives no reason".into()))
+        Err(text.unwrap_or_else(|| "MXNet reports no reason".into()))
     }
 
     /// Pushes work that reads some arrays and writes others; none is in both, or twice.
@@ -303,7 +303,7 @@ impl Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.tell(Some("the operation was given up"));
+        self.tell(Some("the operation was abandoned"));
     }
 }
 
@@ -327,7 +327,7 @@ impl Array {
         let mut copy: Handle = null_mut();
         // SAFETY: a live handle, by the caller's promise, and a place for the new one.
         library.told(unsafe { (library.shallow_copy)(handle as Handle, &raw mut copy) })?;
-        let handle = NonNull::new(copy).ok_or("MXNet made no reference to an array")?;
+        let handle = NonNull::new(copy).ok_or("MXNet returned no reference to an array")?;
         Ok(Self { handle, library: library.clone() })
     }
 
@@ -344,8 +344,8 @@ impl Array {
             self.library.told(unsafe { (self.library.to_dlpack)(self.handle.as_ptr(), &raw mut managed) });
         told.map_err(|error| {
             format!(
-                "an array lies in a layout of oneDNN's own, which cannot be copied ({error}); set \
-                 MXNET_GRADWIRE_STAGED=1, which has MXNet convert it"
+                "cannot copy an array in a oneDNN layout ({error}): set MXNET_GRADWIRE_STAGED=1, so that MXNet \
+                 converts it"
             )
         })?;
         // SAFETY: it has just been made; data, types and shape are read before it is given back, and the array keeps the
@@ -363,10 +363,10 @@ impl Array {
             (data, device, size)
         };
         if !CPU.contains(&device) {
-            return Err(format!("an array is on device type {device} and cannot be read by a processor"));
+            return Err(format!("an array is on device type {device}, which the CPU cannot read: copy it to mx.cpu() first"));
         }
         if size != bytes || data.is_null() {
-            return Err(format!("an array has {size} bytes, its tensor {bytes}"));
+            return Err(format!("an array has {size} bytes, but its tensor has {bytes} bytes"));
         }
         Ok(data)
     }

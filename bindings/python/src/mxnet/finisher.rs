@@ -123,7 +123,7 @@ fn bring(key: &Key, ended: Ended, arrays: &[Array]) -> Result<(), Failure> {
                     memcpy(into, target);
                 }
             }
-            (None, None) => return Err(Failure::internal("a pull brought no weights".into())),
+            (None, None) => return Err(Failure::internal("a pull returned no weights".into())),
         }
     }
     drop(weights);
@@ -146,7 +146,7 @@ fn copy_out(weights: &Weights, dtype: Dtype, address: *mut u8, bytes: usize) -> 
 
 fn copy<T: Element>(weights: &Weights, address: *mut u8, bytes: usize) -> Result<(), Failure> {
     if !address.cast::<T>().is_aligned() {
-        return Err(Failure::input("array", "an array is not aligned for its type"));
+        return Err(Failure::input("array", "an array is not aligned to its element size"));
     }
     // SAFETY: so many bytes of an array that this operation alone has, until the engine is told; aligned, and every bit
     // pattern is a number of it. Needed because the array is another library's.

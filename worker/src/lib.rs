@@ -9,11 +9,7 @@ pub mod encoder;
 pub mod engine;
 pub mod error;
 pub mod runtime;
-<<<<<<< HEAD
-=======
 mod subject;
-pub mod train;
->>>>>>> 6a6366b8 (Errors name the tensor by the name that the user gave, and the worker and the setting)
 
 pub use client::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use client::{

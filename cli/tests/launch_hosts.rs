@@ -112,9 +112,9 @@ fn hosts_that_cannot_be_used_are_named() {
             &[],
             &["true"],
             74,
-            "worker 0 on gone failed first: ssh does not reach gone (exit code 255)",
+            "worker 0 on gone failed first: ssh cannot reach gone (exit code 255)",
         ),
-        ("a\n", &["--remote-bin-dir", "/nonexistent"], &["true"], 2, "gradwire is not on a"),
+        ("a\n", &["--remote-bin-dir", "/nonexistent"], &["true"], 2, "gradwire was not found on a"),
         ("a\n", &[], &["no-such-program"], 2, "worker 0 on a failed first: its program could not be started"),
         ("a\n", &["--sync-dst-dir", "/nonexistent/here"], &["true"], 74, "cannot copy to a:"),
         ("a slots=1\n", &["-n", "2"], &["true"], 2, "the host file has 1 slots, but 3 processes"),
@@ -137,7 +137,7 @@ fn a_host_that_does_not_answer_has_a_deadline() {
     let bed = bed("a\nslow\n");
     let (output, err) = run(&bed, &["--start-timeout", "1"], &["sh", "-c", "sleep 1000"]);
     assert_eq!(output.status.code(), Some(72), "{err}");
-    assert!(err.contains("worker 0 on slow failed first: it has not started within 1 s"), "{err}");
+    assert!(err.contains("worker 0 on slow failed first: it did not start within 1 s"), "{err}");
     bed.assert_nobody_left();
 }
 
@@ -318,10 +318,10 @@ fn flags_of_dmlc_submit_are_taken_and_named() {
     let err = text(&output.stderr);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "local debug\n"), "{err}");
     for flag in ["--worker-cores", "--worker-memory", "--jobname"] {
-        assert!(err.contains(&format!("[launch] {flag} does nothing here: ")), "{flag}: {err}");
+        assert!(err.contains(&format!("[launch] {flag} has no effect: ")), "{flag}: {err}");
     }
     let cases: [(&[&str], &str); 3] = [
-        (&["--cluster", "yarn"], "nothing is launched that way"),
+        (&["--cluster", "yarn"], "yarn is not supported"),
         (&["--cluster", "ssh"], "--host-file"),
         (&["--env", "A-B:1"], "write NAME:VALUE"),
     ];

@@ -1,5 +1,5 @@
-//! `gradwire attend`: the launcher's hand on another host. It learns from stdin what to run, runs it, forwards what it
-//! says, and ends with its code. When stdin ends, the launcher is gone, and so is the program.
+//! `gradwire attend`: the launcher's agent on another host. It reads from stdin what to run (the order), runs it, forwards its
+//! output, and exits with its code. If stdin ends, the launcher has failed, and the agent ends the program.
 
 use super::child::{self, Running, ending};
 use super::guard::{Guard, kill_group};
@@ -20,14 +20,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Milliseconds until the first line must be there.
+/// Time limit for the first line, in milliseconds.
 const ORDER_MS: u64 = 30_000;
-/// Words of the launcher that wait: it says few.
+/// Queued lines of the launcher. It sends few.
 const LINES_MAX: usize = 4;
-/// Milliseconds that pipes may stay open after the program has ended and its group was killed.
+/// How long pipes may stay open after the program has ended and its group was killed, in milliseconds.
 const PIPES_MS: u64 = 1_000;
 
-/// Runs what stdin says; the result is the program's exit code.
+/// Runs the order from stdin; returns the program's exit code.
 pub(crate) fn attend() -> Result<u8, anyhow::Error> {
     Ok(daemon::process::run_to_end(attend_one())??)
 }
@@ -48,13 +48,13 @@ fn lines_of_stdin() -> io::Result<mpsc::Receiver<String>> {
 async fn attend_one() -> Result<u8, Failure> {
     let mut lines = lines_of_stdin().code(ExitCode::Io)?;
     let first = timeout(Duration::from_millis(ORDER_MS), lines.recv()).await;
-    let first = first.context("gradwire launch has not said what to run").code(ExitCode::Deadline)?;
+    let first = first.context("gradwire launch has not sent the order").code(ExitCode::Deadline)?;
     let Some(first) = first else {
-        let text = "stdin has ended before it said what to run; gradwire launch starts this program";
+        let text = "stdin ended before the order arrived; only gradwire launch starts this program";
         return Err(Failure::message(ExitCode::Usage, text));
     };
     let order: Order = serde_json::from_str(&first)
-        .context("cannot understand what to run; the same version of gradwire must be on all hosts")
+        .context("cannot decode the order; install the same version of gradwire on all hosts")
         .code(ExitCode::Usage)?;
     let spec = spec_of(order)?;
     let mut guard = Guard::start().context("cannot start the guard").code(ExitCode::Io)?;
@@ -88,7 +88,7 @@ async fn attend_one() -> Result<u8, Failure> {
     Ok(ending(status).0)
 }
 
-/// What the launcher wants next: an orderly end, or none, when it has gone or is not heard any more.
+/// The signal for the program: SIGTERM if the launcher asks for it, SIGKILL if the launcher has failed or is silent.
 async fn next_signal(lines: &mut mpsc::Receiver<String>) -> Signal {
     loop {
         match timeout(Duration::from_millis(SILENCE_MS), lines.recv()).await {
@@ -99,20 +99,20 @@ async fn next_signal(lines: &mut mpsc::Receiver<String>) -> Signal {
     }
 }
 
-/// The launcher puts names in front of lines, and keeps them.
+/// Lines pass without a prefix: the launcher adds it and writes the log files.
 fn way(target: Target) -> Way {
     Way { prefix: String::new(), target, log: None, tail: Tail::default(), is_raw: true, started: None }
 }
 
-/// The launcher hears by this line that ssh and this program have done their part.
+/// Reports to the launcher that ssh works and the program runs.
 fn say_started() {
     let _ = io::stderr().write_all(&[STARTED_LINE, b"\n"].concat());
 }
 
 fn spec_of(order: Order) -> Result<ChildSpec, Failure> {
     if !order.directory.is_dir() {
-        let fix = "make it, or copy the working directory with --sync-dst-dir";
-        let text = format!("the directory {} is not on this host; {fix}", order.directory.display());
+        let fix = "create it, or copy the working directory with --sync-dst-dir";
+        let text = format!("the directory {} does not exist on this host; {fix}", order.directory.display());
         return Err(Failure::message(ExitCode::Usage, text));
     }
     let path = order.env.iter().find(|(name, _)| name == "PATH").map(|(_, path)| OsString::from(path));
@@ -122,7 +122,7 @@ fn spec_of(order: Order) -> Result<ChildSpec, Failure> {
         env.iter().find(|(name, _)| *name == variable_of("scheduler.host")).map(|(_, host)| host.clone());
     env.extend(bind_towards(&root.unwrap_or_default(), &env)?);
     let program = match has_directory(&order.program) {
-        // A path is one of the directory's, as it would be after a change into it.
+        // A relative path counts from the order's directory.
         true => {
             find::program(&order.bin_dir, order.directory.join(&order.program).as_os_str(), path.as_deref())?
         }

@@ -1,5 +1,5 @@
-//! Starting one process: in a group of its own, dying with the launcher, its output piped. On another host that is
-//! ssh, whose input says what is to run there (`remote`) and ends it when it closes.
+//! Starts one process, in a process group of its own, with piped output; the kernel kills it if the launcher exits. For another
+//! host the process is ssh. Its input carries the order (`remote`), and when that input closes, the program there is ended.
 
 use super::guard::{Guard, kill_group};
 use super::plan::ChildSpec;
@@ -15,27 +15,27 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::timeout;
 
-/// Milliseconds that a word to another host may take to leave this one.
+/// Time limit for sending a word to another host, in milliseconds.
 const WORD_MS: u64 = 100;
 
-/// A process that runs.
+/// A running process.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) process: Child,
     pub(super) handle: Handle,
 }
 
-/// What a process is ended by.
+/// Ends a process.
 #[derive(Debug)]
 pub(super) struct Handle {
-    /// Its process id, which is also its group's.
+    /// The process id, and the id of its process group.
     pub(super) group: Pid,
-    /// To the program on another host, over ssh.
+    /// The input of ssh, if the program is on another host.
     line: Option<ChildStdin>,
 }
 
 impl Handle {
-    /// A signal to the process and its children. Another host's are killed when the line to them closes.
+    /// Signals the process group. On another host the program is killed when the input of ssh closes.
     pub(super) async fn signal(&mut self, signal: Signal) {
         if self.line.is_some() && signal == Signal::TERM {
             return self.say(remote::END_WORD).await;
@@ -44,14 +44,14 @@ impl Handle {
         kill_group(self.group, signal);
     }
 
-    /// Tells another host that the launcher is still there.
+    /// Sends the sign of life to another host.
     pub(super) async fn keep_alive(&mut self) {
         self.say(remote::ALIVE_WORD).await;
     }
 
     async fn say(&mut self, word: &str) {
         let Some(line) = &mut self.line else { return };
-        // Whoever cannot be told hears of it by silence.
+        // If this fails, `attend` ends its program after `SILENCE_MS`.
         let _ = timeout(Duration::from_millis(WORD_MS), line.write_all(format!("{word}\n").as_bytes())).await;
     }
 }
@@ -87,7 +87,7 @@ pub(super) async fn start_far(
     let mut running = spawn(command, spec)?;
     let mut line = running.process.stdin.take();
     if let Some(line) = &mut line {
-        // It takes as long as ssh takes to read it: the deadline of the start is the supervisor's.
+        // ssh reads it once it is connected; the supervisor enforces the deadline of the start.
         let _ = timeout(Duration::from_millis(WORD_MS), line.write_all(&order)).await;
     }
     running.handle.line = line;
@@ -116,16 +116,16 @@ fn spawn(mut command: Command, spec: &ChildSpec) -> Result<Running, Failure> {
     Ok(Running { process, handle: Handle { group, line: None } })
 }
 
-/// How a process ended, as an exit code and in words. A signal counts 128 more, as in a shell.
+/// How a process ended: its exit code (128 plus the signal, as in a shell) and a description.
 pub(super) fn ending(status: ExitStatus) -> (u8, String) {
     match (status.code(), status.signal()) {
         (Some(code), _) => (code as u8, format!("exit code {code}{}", meaning(code))),
         (None, Some(signal)) => (128u8.saturating_add(signal as u8), format!("killed by signal {signal}")),
-        (None, None) => (1, "ended in an unknown way".into()),
+        (None, None) => (1, "ended without an exit code or a signal".into()),
     }
 }
 
-/// What to do about the last lines of a process. `on` is its host, where that is another one.
+/// Advice for an error in the last lines of a process. `on` names its host if that is another one.
 pub(super) fn advice(tail: &[String], on: &str) -> Option<String> {
     let module = tail.iter().find_map(|line| {
         let (_, rest) = line.split_once("ModuleNotFoundError: No module named ")?;

@@ -1,6 +1,5 @@
-//! `gradwire guard`: a process that outlives a killed launcher for a moment and kills what it started. The
-//! kernel's parent-death signal reaches the launched programs only; their own children, which share their
-//! process groups, are reached from here.
+//! `gradwire guard`: a process that kills everything that the launcher has started if the launcher itself is killed. The kernel's
+//! parent-death signal ends only the launched programs. Their children share their process groups, and the guard kills those.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::collections::BTreeSet;
@@ -9,7 +8,7 @@ use std::io::{self, BufRead as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// The guard itself: learns process groups from stdin and kills them when stdin ends.
+/// Runs the guard: it reads process groups from stdin, and kills them when stdin ends.
 pub(crate) fn guard() -> Result<(), anyhow::Error> {
     let mut groups = BTreeSet::new();
     for line in io::stdin().lock().lines() {
@@ -26,9 +25,9 @@ pub(crate) fn guard() -> Result<(), anyhow::Error> {
     Ok(())
 }
 
-/// Sends a signal to a process group, which may be gone already.
+/// Sends a signal to a process group, which may have ended already.
 pub(super) fn kill_group(group: Pid, signal: Signal) {
-    // ESRCH is what is hoped for, and nothing else can happen to a group of ours.
+    // The only possible error is ESRCH: the group has ended.
     let _ = kill_process_group(group, signal);
 }
 
@@ -54,7 +53,7 @@ impl Guard {
         Ok(Self { process, stdin })
     }
 
-    /// What a launched process gets as its stdin until it has announced itself with [`announce`].
+    /// The stdin of a launched process until it calls [`announce`].
     pub(super) fn line(&self) -> io::Result<Stdio> {
         match &self.stdin {
             Some(stdin) => Ok(Stdio::from(stdin.as_fd().try_clone_to_owned()?)),
@@ -62,18 +61,17 @@ impl Guard {
         }
     }
 
-    /// A group that has been killed: its number may soon be someone else's.
+    /// Forgets a killed group. If it stayed, the guard could kill another group with the same number later.
     pub(super) fn remove(&mut self, group: Pid) {
         if let Some(stdin) = &mut self.stdin {
-            // A guard that was killed is missed only if the launcher is killed too.
+            // A missing guard matters only if the launcher is killed too.
             let _ = stdin.write_all(format!("del {}\n", group.as_raw_nonzero()).as_bytes());
         }
     }
 }
 
-/// Tells the guard, on stdin, that this process's group is to be killed with the launcher. Said by the new
-/// process itself before it becomes the program: if the launcher said it, it could die just before, when the
-/// program may have children already.
+/// Registers this process group with the guard, over stdin. The new process calls this before it becomes the program. If the
+/// launcher registered it instead and were killed just before, children of the program could survive.
 pub(super) fn announce() -> io::Result<()> {
     let line: OwnedFd = io::stdin().as_fd().try_clone_to_owned()?;
     File::from(line).write_all(format!("add {}\n", std::process::id()).as_bytes())
@@ -81,7 +79,7 @@ pub(super) fn announce() -> io::Result<()> {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // The end of its stdin lets it kill what is left, and end.
+        // When its stdin closes, the guard kills the remaining groups and exits.
         self.stdin = None;
         let _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! Host files, and who runs where. Reads text, not files; reaches nobody.
+//! Host files, and the assignment of processes to hosts. Parses text. Must not read files or connect to hosts.
 
 use proto_common::ids::Role;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ pub(super) struct Host {
     pub(super) name: String,
     pub(super) user: Option<String>,
     pub(super) ssh_port: Option<u16>,
-    /// Processes that it takes; any number unless said.
+    /// Largest number of processes; no limit if absent.
     pub(super) slots: Option<u32>,
 }
 
@@ -22,22 +22,22 @@ impl fmt::Display for Host {
     }
 }
 
-/// A host file that cannot be used.
+/// An unusable host file.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(super) enum HostsError {
     #[error(
         "line {line} of the host file, {text:?}, is wrong: write [USER@]HOST[:PORT] [slots=N], such as node1 slots=2"
     )]
     Line { line: usize, text: String },
-    #[error("the host file names no host; write one a line")]
+    #[error("the host file contains no host; write one host per line")]
     Empty,
     #[error(
-        "the host file has {slots} slots, but {processes} processes are to be started; add hosts, or raise slots="
+        "the host file has {slots} slots, but the job has {processes} processes; add hosts, or raise slots="
     )]
     Slots { slots: u32, processes: u32 },
 }
 
-/// The hosts of a file. A host that stands twice has the slots of both lines.
+/// The hosts of a file. If a host is listed twice, its slots are added.
 pub(super) fn parse(text: &str) -> Result<Vec<Host>, HostsError> {
     let mut hosts: Vec<Host> = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -57,8 +57,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Host>, HostsError> {
     if hosts.is_empty() { Err(HostsError::Empty) } else { Ok(hosts) }
 }
 
-/// The first host of a file for mpirun: `HOST slots=N` of Open MPI, `HOST:N` of Hydra. None where other hosts could not reach it
-/// by this name.
+/// The first host of a file for mpirun: `HOST slots=N` of Open MPI, `HOST:N` of Hydra. None if it is a loopback name.
 pub(super) fn first_of_mpi(text: &str) -> Option<String> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
     let word = lines.filter_map(|line| line.split_whitespace().next()).next()?;
@@ -76,7 +75,7 @@ fn host(words: &str) -> Option<Host> {
     for word in rest.split_whitespace() {
         match word.split_once('=') {
             Some(("slots", count)) => slots = Some(count.parse().ok().filter(|count| *count > 0)?),
-            // Open MPI's bound, which slots= has here.
+            // Open MPI's upper bound; here slots= is the bound.
             Some(("max_slots" | "max-slots", _)) => {}
             _ => return None,
         }
@@ -100,7 +99,7 @@ fn host(words: &str) -> Option<Host> {
     usable.then(|| Host { name: name.to_owned(), user, ssh_port, slots })
 }
 
-/// Deals `counts` processes of each role out over hosts, in turn, as far as their slots go.
+/// Assigns `counts` processes of each role to the hosts in turn, within their slots.
 pub(super) fn deal(
     counts: &[(Role, u32)],
     hosts_of: impl Fn(Role) -> Vec<Host>,
@@ -110,7 +109,7 @@ pub(super) fn deal(
     let mut turns: Vec<(Vec<Host>, usize)> = Vec::new();
     for (role, count) in counts {
         let hosts = hosts_of(*role);
-        // Roles that share hosts go on where the last one ended.
+        // Roles that share hosts continue after the last assigned host.
         let turn = match turns.iter().position(|(known, _)| *known == hosts) {
             Some(turn) => turn,
             None => {
@@ -139,12 +138,12 @@ pub(super) fn deal(
     Ok(dealt)
 }
 
-/// Is it this host, whatever it calls itself?
+/// Is this a name or address of loopback?
 pub(super) fn is_loopback(name: &str) -> bool {
     name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// The address of this host that packets to `name` come from. Nothing is sent.
+/// The source address of packets from this host to `name`. Nothing is sent.
 pub(super) fn address_towards(name: &str) -> io::Result<IpAddr> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in (name, 9).to_socket_addrs()? {

@@ -1,5 +1,5 @@
-//! Where a cluster runs, from flags and the environment: on this host, on others over ssh, or in tasks that something else
-//! has started.
+//! Where a cluster runs, selected by flags and the environment: on this host, on other hosts through ssh, or in the tasks of Slurm
+//! or MPI.
 
 use super::args::LaunchArgs;
 use super::ranks::value;
@@ -13,16 +13,16 @@ pub(super) enum Kind {
     Local,
     /// The scheduler on this host, the others on the hosts of a file.
     Ssh,
-    /// One a task of Slurm's.
+    /// One process in each task of Slurm.
     Slurm,
-    /// One a rank of MPI's.
+    /// One process in each rank of MPI.
     Mpi,
-    /// This machine's part, by `DMLC_ROLE`.
+    /// This machine's part of a job, selected by `DMLC_ROLE`.
     BytePs,
 }
 
 impl Kind {
-    /// As `--cluster` names it.
+    /// The name in `--cluster`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -33,7 +33,7 @@ impl Kind {
         }
     }
 
-    /// What was asked for.
+    /// The kind that flags and variables select.
     pub(super) fn choose(args: &LaunchArgs, env: &[(String, String)]) -> Result<Self, Failure> {
         let named = args.cluster.as_deref().map(|name| ("--cluster", name));
         match named.or_else(|| value(env, "DMLC_SUBMIT_CLUSTER").map(|name| ("DMLC_SUBMIT_CLUSTER", name))) {
@@ -63,10 +63,7 @@ impl Kind {
             }
             _ => "use local, ssh, slurm, mpi or byteps",
         };
-        Err(Failure::message(
-            ExitCode::Usage,
-            format!("{origin} {name}: nothing is launched that way; {instead}"),
-        ))
+        Err(Failure::message(ExitCode::Usage, format!("{origin} {name} is not supported; {instead}")))
     }
 }
 

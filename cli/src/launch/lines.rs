@@ -1,5 +1,5 @@
-//! Lines out of the bytes of a pipe. Progress bars repaint one line with carriage returns: each repaint is a frame, of which the
-//! latest is due about once a second. Knows no pipe and no clock: bytes and time are arguments.
+//! Splits the bytes of a pipe into lines. A progress bar repaints its line after a carriage return. Each repaint is a frame, and the
+//! latest frame is due about once a second. Must not read a pipe or a clock: bytes and time are arguments.
 
 use std::time::Duration;
 use tokio::time::Instant;

@@ -1,6 +1,5 @@
-//! `gradwire launch`: a cluster on this host, on others over ssh, or in the tasks of Slurm and MPI. Starts the processes,
-//! forwards what they say, and ends with the first failure's code. It must not leave a process behind, however it ends
-//! itself.
+//! `gradwire launch`: a cluster on this host, on other hosts through ssh, or in the tasks of Slurm and MPI. Starts the processes,
+//! forwards their output, and exits with the code of the first failure. Must not leave a process behind, also if it is killed.
 
 mod args;
 mod attend;
@@ -35,7 +34,7 @@ use remote::Reach;
 use restart::Restarts;
 use supervisor::Supervisor;
 
-/// Runs a cluster, or this host's part of it; the result is the exit code.
+/// Runs a cluster, or this host's part of it; returns the exit code.
 pub(crate) fn run(args: &LaunchArgs) -> Result<u8, anyhow::Error> {
     let env = daemon::process::environment();
     daemon::process::die_with_parent(&env)?;
@@ -45,20 +44,20 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<u8, anyhow::Error> {
         Kind::Mpi => ranks::mpi(&env, std::os::unix::process::parent_id())?,
         _ => None,
     };
-    // One thread, which is also the one that the kernel takes for the children's parent.
+    // One thread: the kernel's parent-death signal depends on the thread that started a child.
     let runtime = daemon::process::control_runtime().code(ExitCode::Io)?;
     if matches!(kind, Kind::Slurm | Kind::Mpi) && task.is_none() {
         return runtime.block_on(submit::submit(args, &env, kind));
     }
     let plan = variables::plan(args, &env, kind, task.as_ref())?;
-    // One task of a job says what concerns all.
+    // Task 0 prints the warnings that concern the whole job.
     let is_first = task.as_ref().is_none_or(|task| task.rank == 0);
     let mut notes = if is_first { args.dmlc.warnings(kind == Kind::Slurm) } else { Vec::new() };
     notes.extend(trust::advice(&plan, &env).filter(|_| is_first));
     let reach = Reach::new(args)?;
     if let Some(directory) = &args.keep_logs {
         std::fs::create_dir_all(directory).map_err(|error| {
-            let text = format!("cannot make the log directory {}: {error}", directory.display());
+            let text = format!("cannot create the log directory {}: {error}", directory.display());
             Failure::message(ExitCode::Io, text)
         })?;
     }

@@ -1,17 +1,17 @@
-//! Which tasks of a job share this one's host, as far as the environment says so beyond doubt, and which place a worker has
-//! among those of its host. Must not guess: whoever takes a device by a wrong place shares it silently.
+//! Which tasks of a job share this task's host, and a worker's number among the workers of its host, if the environment determines
+//! them. Must not guess: with a wrong number two workers would silently use the same device.
 
 use super::ranks::{Task, value};
 use std::ops::Range;
 
-/// Where Open MPI tells its ranks what was asked of its mapper, as version 4 does.
+/// Open MPI 4 sets this variable and passes the options of its mapper to the ranks.
 const TELLS_OPTIONS: &str = "OMPI_MCA_ess_base_jobid";
 const OPTIONS: &str = "OMPI_MCA_rmaps";
-/// Options of the mapper that leave the ranks of a host consecutive.
+/// Options of the mapper with which the ranks of a host are consecutive.
 const HARMLESS: [&str; 2] = ["OMPI_MCA_rmaps_base_oversubscribe", "OMPI_MCA_rmaps_base_no_oversubscribe"];
 const POLICIES: [&str; 2] = ["OMPI_MCA_rmaps_base_mapping_policy", "OMPI_MCA_rmaps_base_ranking_policy"];
 
-/// The tasks on Slurm's node of this one; empty where that is not known. SLURM_GTIDS lists them in any distribution.
+/// The tasks on this task's node; empty if unknown. SLURM_GTIDS lists them for any distribution.
 pub(super) fn of_slurm(env: &[(String, String)], rank: u32, size: u32, is_alone: bool) -> Vec<Range<u32>> {
     if is_alone {
         return all(rank, size);
@@ -22,8 +22,8 @@ pub(super) fn of_slurm(env: &[(String, String)], rank: u32, size: u32, is_alone:
     if is_ours { ids.into_iter().map(|id| id..id + 1).collect() } else { Vec::new() }
 }
 
-/// The ranks on Open MPI's host of this one, which is the `local`th of `count` there; empty where that is not known. On
-/// several hosts they are consecutive only where nothing else was asked of its mapper.
+/// The ranks on the host of this rank, which has number `local` of `count` there; empty if unknown. On several hosts they are
+/// consecutive only with the default options of Open MPI's mapper.
 pub(super) fn of_open_mpi(
     env: &[(String, String)],
     (rank, size): (u32, u32),
@@ -42,12 +42,12 @@ pub(super) fn of_open_mpi(
     here.filter(|here| is_block && here.contains(&rank) && here.end <= size).into_iter().collect()
 }
 
-/// All of a job that has one host.
+/// All tasks of a job on one host.
 pub(super) fn all(rank: u32, size: u32) -> Vec<Range<u32>> {
     (rank < size).then_some(0..size).into_iter().collect()
 }
 
-/// A worker's number among those of its host, and their count; none for other roles, and where it is not known.
+/// A worker's number among the workers of its host, and their count; none for other roles, or if unknown.
 pub(super) fn place(task: &Task, servers: u32) -> Option<(u32, u32)> {
     let first = servers.saturating_add(1);
     let is_known = task.rank >= first && task.here.iter().any(|here| here.contains(&task.rank));

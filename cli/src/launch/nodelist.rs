@@ -1,14 +1,14 @@
-//! Slurm's lists of nodes: `rack[1-3,7]n[01-02],login`. Text in, names out.
+//! Parses node lists of Slurm, such as `rack[1-3,7]n[01-02],login`. Must not ask Slurm.
 
 use proto_common::limits::WORKERS_MAX;
 use thiserror::Error;
 
-/// Names that one list may stand for: more than a cluster can have members.
+/// Largest number of names in a list: more than a cluster can have members.
 const NAMES_MAX: usize = 4 * WORKERS_MAX as usize;
 
-/// A list that is none.
+/// An invalid list.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("the node list {list:?} cannot be read: {reason}; it is written as node[1-3,7]")]
+#[error("invalid node list {list:?}: {reason}; the form is node[1-3,7]")]
 pub(super) struct NodeListError {
     list: String,
     reason: &'static str,
@@ -21,19 +21,19 @@ pub(super) fn expand(list: &str) -> Result<Vec<String>, NodeListError> {
     for part in split(list).map_err(wrong)? {
         names.extend(expand_part(part).map_err(wrong)?);
         if names.len() > NAMES_MAX {
-            return Err(wrong("it stands for too many nodes"));
+            return Err(wrong("it names too many nodes"));
         }
     }
     if names.is_empty() { Err(wrong("it is empty")) } else { Ok(names) }
 }
 
-/// At commas outside brackets.
+/// Splits at commas outside brackets.
 fn split(list: &str) -> Result<Vec<&str>, &'static str> {
     let (mut parts, mut start, mut inside) = (Vec::new(), 0, false);
     for (at, byte) in list.bytes().enumerate() {
         match byte {
-            b'[' if inside => return Err("a bracket stands within brackets"),
-            b']' if !inside => return Err("a bracket is closed that was not opened"),
+            b'[' if inside => return Err("brackets are nested"),
+            b']' if !inside => return Err("a closing bracket has no opening bracket"),
             b'[' => inside = true,
             b']' => inside = false,
             b',' if !inside => {
@@ -58,7 +58,7 @@ fn expand_part(part: &str) -> Result<Vec<String>, &'static str> {
         let (ranges, behind) = after.split_once(']').ok_or("a bracket is not closed")?;
         let numbers = numbers(ranges)?;
         if names.len().saturating_mul(numbers.len()) > NAMES_MAX {
-            return Err("it stands for too many nodes");
+            return Err("it names too many nodes");
         }
         names = names
             .iter()
@@ -72,7 +72,7 @@ fn expand_part(part: &str) -> Result<Vec<String>, &'static str> {
 
 /// `1-3,07`: numbers keep the width of the range's beginning.
 fn numbers(ranges: &str) -> Result<Vec<String>, &'static str> {
-    const WRONG: &str = "brackets hold numbers and ranges only";
+    const WRONG: &str = "brackets may contain numbers and ranges only";
     let is_number =
         |text: &str| !text.is_empty() && text.len() <= 9 && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut all = Vec::new();
@@ -83,10 +83,10 @@ fn numbers(ranges: &str) -> Result<Vec<String>, &'static str> {
         }
         let (from, to): (u32, u32) = (first.parse().map_err(|_| WRONG)?, last.parse().map_err(|_| WRONG)?);
         if to < from {
-            return Err("a range ends before it begins");
+            return Err("the end of a range is smaller than its beginning");
         }
         if (to - from) as usize >= NAMES_MAX {
-            return Err("it stands for too many nodes");
+            return Err("it names too many nodes");
         }
         all.extend((from..=to).map(|number| format!("{number:0width$}", width = first.len())));
     }

@@ -1,5 +1,5 @@
-//! What processes say: lines from pipes to this process's stdout, stderr and log files. One thread writes,
-//! so that a blocked terminal never blocks supervision; a bounded queue holds the pipes back instead.
+//! The output of processes: forwards lines from pipes to stdout, stderr and log files. One thread writes, so that a blocked terminal
+//! never blocks the supervision. A bounded queue then stops the reading of the pipes.
 
 use super::lines::{End, Lines};
 use super::remote::STARTED_LINE;
@@ -14,9 +14,9 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Lines that wait for the terminal.
+/// Lines in the queue to the writing thread.
 const LINES_MAX: usize = 1024;
-/// Milliseconds that a blocked terminal gets at the end.
+/// Time limit for the last output to a blocked terminal, in milliseconds.
 const FLUSH_MS: u64 = 2_000;
 
 /// Where lines go.
@@ -32,15 +32,15 @@ struct Line {
     bytes: Vec<u8>,
 }
 
-/// Last lines of a process that are told when it has failed.
+/// Number of last lines that are shown after a failure.
 const TAIL_LINES: usize = 5;
-/// Bytes of each.
+/// Bytes of each of these lines.
 const TAIL_BYTES: usize = 512;
 
 /// A log file of one process, shared by its two pipes.
 pub(super) type LogFile = Arc<Mutex<File>>;
 
-/// What a process said last, shared by its two pipes.
+/// The last lines of a process, shared by its two pipes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tail {
     lines: Arc<Mutex<VecDeque<String>>>,
@@ -63,14 +63,14 @@ impl Tail {
 /// How the lines of one pipe are forwarded.
 #[derive(Debug)]
 pub(super) struct Way {
-    /// In front of each line.
+    /// Precedes each line.
     pub(super) prefix: String,
     pub(super) target: Target,
     pub(super) log: Option<LogFile>,
     pub(super) tail: Tail,
-    /// Carriage returns pass as they are, because somebody else shows the progress.
+    /// Carriage returns pass unchanged: the launcher on the other side of ssh shows the progress.
     pub(super) is_raw: bool,
-    /// Set when another host says that the program there has started; that line is not shown.
+    /// Set when `attend` reports that its program has started. That line is not shown.
     pub(super) started: Option<Arc<AtomicBool>>,
 }
 
@@ -103,24 +103,24 @@ impl Printer {
         Ok((Self { lines }, PrinterThread { done }))
     }
 
-    /// The launcher's own words.
+    /// Prints a message of the launcher.
     pub(super) async fn say(&self, text: &str) {
         self.line(Target::Stderr, format!("[launch] {text}\n").into_bytes()).await;
     }
 
-    /// A line of stderr as it is.
+    /// Prints a line to stderr unchanged.
     pub(super) async fn pass(&self, line: Vec<u8>) {
         self.line(Target::Stderr, line).await;
     }
 
     async fn line(&self, target: Target, bytes: Vec<u8>) {
-        // The thread lives as long as there is a printer.
+        // The thread runs as long as a printer exists.
         let _ = self.lines.send(Line { target, bytes }).await;
     }
 }
 
 impl PrinterThread {
-    /// Waits until everything is written, but not for ever: the reader may have stopped reading.
+    /// Waits until everything is written, at most `FLUSH_MS`: the reader may have stopped reading.
     pub(super) async fn finish(self) {
         let _ = timeout(Duration::from_millis(FLUSH_MS), self.done).await;
     }

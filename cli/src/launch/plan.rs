@@ -1,5 +1,5 @@
-//! What is to be started: programs, arguments and variables of each process. Decides everything before the
-//! first process exists, so that a wrong command line starts nothing.
+//! The plan of a launch: programs, arguments and variables of each process. It is complete before the first process starts, so a
+//! wrong command line starts nothing. Must not start anything.
 
 use super::args::LaunchArgs;
 use super::hosts::{Host, is_loopback};
@@ -18,26 +18,26 @@ use std::path::{Path, PathBuf};
 /// One process to start.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ChildSpec {
-    /// Who it is in the cluster.
+    /// Its role and rank.
     pub(super) id: MemberId,
-    /// Another host that it runs on.
+    /// Its host, if it is another one.
     pub(super) host: Option<Host>,
     pub(super) program: PathBuf,
     pub(super) args: Vec<OsString>,
-    /// Where it runs; in the launcher's own directory unless said.
+    /// Its working directory. The default is the launcher's.
     pub(super) directory: Option<PathBuf>,
-    /// Variables on top of the launcher's own.
+    /// Variables in addition to the launcher's.
     pub(super) env: Vec<(String, String)>,
-    /// Variables of the launcher that it must not see.
+    /// Variables of the launcher that it must not inherit.
     pub(super) env_removed: Vec<String>,
 }
 
-/// A place in the cluster that is filled from here.
+/// A member of the cluster that this launcher starts.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seat {
     pub(super) id: MemberId,
     pub(super) host: Option<Host>,
-    /// A worker's number among those of its host, and their count, where known.
+    /// A worker's number among the workers of its host, and their count, if known.
     pub(super) local: Option<(u32, u32)>,
     /// The scheduler chooses its rank.
     pub(super) any_rank: bool,
@@ -53,9 +53,9 @@ impl Seat {
 /// Where the scheduler is.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Meeting {
-    /// It is started first, at this address, and says its port.
+    /// The scheduler starts first, at this address, and reports its port.
     Asked { host: String, port: u16 },
-    /// Everyone knows already.
+    /// The address is known before the start.
     Known(Root),
 }
 
@@ -66,12 +66,12 @@ pub(super) struct Programs {
     pub(super) server: PathBuf,
     pub(super) worker: PathBuf,
     pub(super) worker_args: Vec<OsString>,
-    /// Every role is played by the workers' program.
+    /// The workers' program runs in every role.
     pub(super) every_role: bool,
 }
 
 impl Programs {
-    /// Those of `args`: looked for here where they run here, at their place on other hosts otherwise.
+    /// The programs of `args`: found on this host if they run here, else their paths on the other hosts.
     pub(super) fn find(args: &LaunchArgs, kind: Kind) -> Result<Self, Failure> {
         let directory = find::bin_dir(args.bin_dir.as_deref())?;
         let (name, worker_args) = args
@@ -100,7 +100,7 @@ impl Programs {
     }
 }
 
-/// What is started from here: the whole cluster, or this host's part of it.
+/// The processes that this launcher starts: the whole cluster, or this host's part of it.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) kind: Kind,
@@ -112,14 +112,14 @@ pub(super) struct Plan {
     pub(super) of_servers: Vec<(String, String)>,
     pub(super) of_workers: Vec<(String, String)>,
     pub(super) removed: Vec<String>,
-    /// How they know each other, where they need to.
+    /// Certificates, if the processes need them.
     pub(super) trust: Option<Trust>,
-    /// Where processes of other hosts run.
+    /// The working directory on other hosts.
     pub(super) directory: Option<PathBuf>,
 }
 
 impl Plan {
-    /// Others start the rest of the cluster.
+    /// Is the rest of the cluster started by other launchers?
     pub(super) fn is_part(&self) -> bool {
         matches!(self.kind, Kind::Slurm | Kind::Mpi | Kind::BytePs)
     }
@@ -133,7 +133,7 @@ impl Plan {
         Some(ChildSpec { args: args.into(), ..self.spec(&seat, host, &port.to_string()) })
     }
 
-    /// Everyone, where the scheduler's address is known beforehand.
+    /// All processes, if the scheduler's address is known before the start.
     pub(super) fn everyone(&self) -> Option<Vec<ChildSpec>> {
         let Meeting::Known(root) = &self.meeting else { return None };
         Some(self.seats.iter().map(|seat| self.spec(seat, &root.host, &root.port.to_string())).collect())
@@ -176,7 +176,7 @@ impl Plan {
         }
     }
 
-    /// Which one it is, in our words and in those of ps-lite and BytePS.
+    /// Variables with role and rank, in the names of Gradwire, ps-lite and BytePS.
     fn place(&self, seat: &Seat) -> Vec<(String, String)> {
         let (rank, mut env) = (seat.id.rank.to_string(), Vec::new());
         if let (Role::Scheduler, Meeting::Known(Root { bind: Some(bind), .. })) =
@@ -190,7 +190,7 @@ impl Plan {
         if seat.id.role != Role::Scheduler {
             env.push((variable_of("node.rank"), rank.clone()));
         }
-        // BytePS's own variables count machines, and stay as they are there.
+        // BytePS counts machines in these variables; they keep their values.
         let own_name = match seat.id.role {
             Role::Server => Some("DMLC_SERVER_ID"),
             Role::Worker if self.kind != Kind::BytePs => Some("DMLC_WORKER_ID"),
@@ -205,7 +205,7 @@ impl Plan {
     }
 }
 
-/// The seats of a cluster of which `hosts` says where each member runs.
+/// The seats of a cluster, from the role and host of each member.
 pub(super) fn seats(hosts: impl IntoIterator<Item = (Role, Option<Host>)>) -> Vec<Seat> {
     let mut seats: Vec<Seat> = Vec::new();
     for (role, host) in hosts {
@@ -225,7 +225,8 @@ pub(super) fn seats(hosts: impl IntoIterator<Item = (Role, Option<Host>)>) -> Ve
     seats
 }
 
-/// How a process of a cluster of several hosts binds: by the interface that leads to the scheduler, unless the user says.
+/// The address that a process binds to in a cluster of several hosts: that of the interface towards the scheduler, unless the user
+/// has set one.
 pub(super) fn bind_towards(root: &str, env: &[(String, String)]) -> Result<Vec<(String, String)>, Failure> {
     let said = [variable_of("node.bind"), "DMLC_INTERFACE".into(), "DMLC_NODE_HOST".into()];
     if is_loopback(root) || said.iter().any(|name| value(env, name).is_some()) {
@@ -235,12 +236,12 @@ pub(super) fn bind_towards(root: &str, env: &[(String, String)]) -> Result<Vec<(
         let fix = "name the interface with --interface, or the scheduler's address with --host-ip";
         Failure::message(
             ExitCode::Io,
-            format!("cannot tell which address of this host leads to {root}: {reason}; {fix}"),
+            format!("cannot determine the address of this host towards {root}: {reason}; {fix}"),
         )
     };
     let address = super::hosts::address_towards(root).map_err(|error| wrong(error.to_string()))?;
     if address.is_loopback() {
-        return Err(wrong(format!("the name is one of {address}'s, which other hosts do not reach")));
+        return Err(wrong(format!("the name resolves to {address}, which other hosts cannot reach")));
     }
     Ok(vec![
         (variable_of("node.bind"), address.to_string()),

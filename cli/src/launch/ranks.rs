@@ -1,5 +1,5 @@
-//! Which part of a job this task is, where Slurm or MPI started it: task 0 is the scheduler, then come the servers, then
-//! the workers. All tasks come to the same answer without a word between them. The environment is an argument.
+//! The role of a task of Slurm or MPI: task 0 is the scheduler, the next tasks are servers, the others workers. All tasks derive the
+//! same result from their environment, without communication. The environment is an argument. Must not read anything else.
 
 use super::hosts::is_loopback;
 use super::{neighbours, nodelist};
@@ -9,10 +9,10 @@ use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Rank, Role};
 use std::ops::Range;
 
-/// Ports that follow from a job's id: below those that systems give to whoever asks for any.
+/// Range of ports that are derived from a job's id: below the ports that systems choose themselves.
 const PORTS: std::ops::Range<u64> = 20_000..30_000;
 
-/// Variables from one launcher to the launchers in its tasks begin so. Tasks take them out of their processes' environment.
+/// Prefix of variables from a launcher to the launchers in its tasks. Tasks remove them from the environment of their processes.
 const HANDED_ON: &str = "GRADWIRE_LAUNCH_";
 /// The host of rank 0, which MPI does not name. A launcher that calls mpirun reads it from the host file.
 pub(super) const FIRST_HOST: &str = "GRADWIRE_LAUNCH_FIRST_HOST";
@@ -27,13 +27,13 @@ pub(super) fn is_handed_on(name: &str) -> bool {
 pub(super) struct Task {
     pub(super) rank: u32,
     pub(super) size: u32,
-    /// The host of task 0, where the environment says.
+    /// The host of task 0, if known.
     pub(super) first_host: Option<String>,
     /// All tasks are on one host.
     pub(super) is_alone: bool,
-    /// The tasks on this one's host; empty where that is not known.
+    /// The tasks on this task's host; empty if unknown.
     pub(super) here: Vec<Range<u32>>,
-    /// The same for all tasks of this job, and for no other job of the host.
+    /// A text that is the same for all tasks of this job, and differs from other jobs'.
     pub(super) seed: Option<String>,
 }
 
@@ -44,14 +44,14 @@ pub(super) fn value<'a>(env: &'a [(String, String)], name: &str) -> Option<&'a s
 fn number(env: &[(String, String)], name: &str) -> Result<Option<u32>, Failure> {
     let parse = |text: &str| {
         text.parse().map_err(|_| {
-            let text = format!("{name} = {text:?} is no number; start this through srun or mpirun");
+            let text = format!("invalid {name} = {text:?}: use a number; srun and mpirun set it");
             Failure::message(ExitCode::Config, text)
         })
     };
     value(env, name).map(parse).transpose()
 }
 
-/// The task that srun started; none outside of a step. (A batch script has a SLURM_PROCID, too, but no step.)
+/// This task of srun; none outside a step. (A batch script has SLURM_PROCID too, but no step.)
 pub(super) fn slurm(env: &[(String, String)]) -> Result<Option<Task>, Failure> {
     let (rank, size) = (number(env, "SLURM_PROCID")?, number(env, "SLURM_STEP_NUM_TASKS")?);
     let (Some(rank), Some(size)) = (rank, size) else { return Ok(None) };
@@ -69,8 +69,8 @@ pub(super) fn slurm(env: &[(String, String)]) -> Result<Option<Task>, Failure> {
     }))
 }
 
-/// The rank that mpirun started, of Open MPI or of those with Hydra (MPICH, Intel MPI). `parent` is the process id of
-/// this one's parent, which Hydra's ranks on one host share.
+/// This rank of mpirun, of Open MPI or of an MPI with Hydra (MPICH, Intel MPI). `parent` is the parent's process id, which the ranks
+/// of Hydra on one host share.
 pub(super) fn mpi(env: &[(String, String)], parent: u32) -> Result<Option<Task>, Failure> {
     let kinds = [
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -87,7 +87,7 @@ pub(super) fn mpi(env: &[(String, String)], parent: u32) -> Result<Option<Task>,
         };
         let id = value(env, "PMIX_NAMESPACE").or_else(|| value(env, "OMPI_MCA_ess_base_jobid"));
         let seed = id.map(|id| format!("mpi {id}")).or_else(|| is_alone.then(|| format!("mpi {parent}")));
-        // Hydra has no id of the job on several hosts; a launcher that calls it chooses one.
+        // On several hosts Hydra has no job id; the launcher that calls it chooses one.
         let seed = seed.or_else(|| value(env, &variable_of("job")).map(|job| format!("job {job}")));
         let first_host = value(env, FIRST_HOST).map(str::to_owned);
         return Ok(Some(Task { rank, size, first_host, is_alone, here, seed }));
@@ -95,7 +95,7 @@ pub(super) fn mpi(env: &[(String, String)], parent: u32) -> Result<Option<Task>,
     Ok(None)
 }
 
-/// How many workers a job of `size` tasks has, beside the scheduler and `servers`.
+/// The number of workers in a job of `size` tasks with one scheduler and `servers` servers.
 pub(super) fn workers(size: u32, servers: u32, wanted: Option<u32>) -> Result<u32, Failure> {
     let left = size.saturating_sub(1).saturating_sub(servers);
     if left >= 1 && wanted.is_none_or(|wanted| wanted == left) {
@@ -110,7 +110,7 @@ pub(super) fn workers(size: u32, servers: u32, wanted: Option<u32>) -> Result<u3
     Err(Failure::message(ExitCode::Usage, text))
 }
 
-/// Who a task is.
+/// Role and rank of a task.
 pub(super) fn member(rank: u32, servers: u32) -> MemberId {
     let (role, rank) = match rank {
         0 => (Role::Scheduler, 0),
@@ -120,18 +120,18 @@ pub(super) fn member(rank: u32, servers: u32) -> MemberId {
     MemberId { role, rank: Rank(rank) }
 }
 
-/// Where members find the scheduler.
+/// The scheduler's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Root {
     pub(super) host: String,
     pub(super) port: u16,
-    /// What the scheduler binds, where it is not `host`.
+    /// The address that the scheduler binds to, if it is not `host`.
     pub(super) bind: Option<String>,
     /// The job's id, the same for all.
     pub(super) job: u64,
 }
 
-/// The root of the task's job: what was `given`, else what follows from the environment.
+/// The scheduler's address for the task's job: as given, else derived from the environment.
 pub(super) fn root(task: &Task, host: Option<&str>, port: Option<u16>) -> Result<Root, Failure> {
     let missing = |what: &str, fix: &str| Failure::message(ExitCode::Usage, format!("{what}; {fix}"));
     let host = match (host, &task.first_host) {
@@ -148,13 +148,13 @@ pub(super) fn root(task: &Task, host: Option<&str>, port: Option<u16>) -> Result
         (None, Some(port)) => format!("{host}:{port}"),
         (None, None) => {
             let fix = "name the scheduler's port with --scheduler-port or DMLC_PS_ROOT_PORT";
-            return Err(missing("the environment has no id of the job, from which a port would follow", fix));
+            return Err(missing("cannot derive the scheduler's port: the environment has no job id", fix));
         }
     };
     let hash = fnv(&seed);
     let any = PORTS.start + hash % (PORTS.end - PORTS.start);
     let port = port.unwrap_or(u16::try_from(any).unwrap_or(u16::MAX));
-    // A name may be one of several addresses, or of none that others reach.
+    // On its own host the name may resolve to another address than on the other hosts.
     let bind = (!is_loopback(&host)).then(|| "0.0.0.0".to_owned());
     Ok(Root { host, port, bind, job: hash })
 }

@@ -1,5 +1,5 @@
-//! The way to other hosts: how ssh is called, what is said to the program at its other end (`attend`), and copying the
-//! working directory there. It starts nothing of the cluster itself.
+//! Access to other hosts: the command line of ssh, the order for `attend` at its other end, and the copy of the working directory.
+//! Must not start processes of the cluster.
 
 use super::args::LaunchArgs;
 use super::hosts::Host;
@@ -20,20 +20,20 @@ use tokio::time::timeout;
 
 /// Tells `attend` to end its program.
 pub(super) const END_WORD: &str = "end";
-/// Tells it that the launcher is there, so often; one that has not heard for so long is alone, and ends its program.
+/// Sign of life, sent to `attend` at this interval. After `SILENCE_MS` without one, `attend` ends its program.
 pub(super) const ALIVE_WORD: &str = "alive";
 pub(super) const ALIVE_WORD_MS: u64 = 5_000;
 pub(super) const SILENCE_MS: u64 = 30_000;
-/// The first line that `attend` says on stderr, when its program has started.
+/// The first line of `attend` on stderr: its program has started.
 pub(super) const STARTED_LINE: &[u8] = b"gradwire attend: started";
-/// Seconds that copying to one host may take.
+/// Time limit for the copy to one host, in seconds.
 const SYNC_SECONDS: u64 = 600;
-/// Seconds between looks for a host that has gone, and how often it may miss one.
+/// Interval of ssh's keep-alive messages in seconds, and how many may remain unanswered.
 const ALIVE_SECONDS: u64 = 5;
 const ALIVE_MISSES: u64 = 3;
-/// Bytes of an order: what a pipe takes before anybody reads.
+/// Largest order in bytes: it fits into a pipe before ssh reads it.
 const ORDER_BYTES_MAX: usize = 60 << 10;
-/// Variables that go along to other hosts: those of the systems involved, and those that programs need to be found.
+/// Variables that are forwarded to other hosts.
 const PREFIXES: [&str; 7] = ["GRADWIRE_", "DMLC_", "PS_", "BYTEPS_", "MXNET_", "OMP_", "KMP_"];
 const NAMES: [&str; 10] = [
     "LD_LIBRARY_PATH",
@@ -48,7 +48,7 @@ const NAMES: [&str; 10] = [
     "AWS_ALLOW_HTTP",
 ];
 
-/// What is to run on the other host; one line of JSON, so that nothing of it stands on a command line.
+/// What to run on the other host. It is one line of JSON on stdin, so that command lines contain no secrets.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Order {
     pub(super) id: MemberId,
@@ -88,7 +88,7 @@ impl Reach {
         Ok(Self { ssh, bin_dir, gradwire, start_timeout, sync_to: args.sync_dst_dir.clone() })
     }
 
-    /// ssh's arguments up to the host: no question is asked, and no wait is without end.
+    /// Arguments of ssh before the host: no prompts, and a limit for every wait.
     fn options(&self, host: &Host) -> Vec<String> {
         let mut options = self.ssh.clone();
         options.push("-T".into());
@@ -115,7 +115,7 @@ impl Reach {
         command
     }
 
-    /// What to say to `attend` first.
+    /// The first line for `attend`.
     pub(super) fn order(&self, spec: &ChildSpec, env: &[(String, String)]) -> Result<Vec<u8>, Failure> {
         let own = std::env::current_dir().code(ExitCode::Io)?;
         let mut all: Vec<(String, String)> =
@@ -135,7 +135,7 @@ impl Reach {
         line.push(b'\n');
         if line.len() > ORDER_BYTES_MAX {
             let text = format!(
-                "the arguments and variables of {} take {} bytes, of which {ORDER_BYTES_MAX} can be sent; put them into a file",
+                "the arguments and variables of {} have {} bytes, more than the limit of {ORDER_BYTES_MAX}; pass them in a file",
                 spec.id,
                 line.len()
             );
@@ -162,13 +162,13 @@ impl Reach {
         command.arg(format!("{name}:{}/", directory.trim_end_matches('/')));
         command.stdin(Stdio::null()).kill_on_drop(true);
         let failed = |reason: String| {
-            let fix = "copy the directory yourself, or check that rsync and the directory's parent are there";
+            let fix = "copy the directory yourself, or check that rsync is installed there and the parent directory exists";
             Failure::message(ExitCode::Io, format!("cannot copy to {name}:{directory}: {reason}; {fix}"))
         };
         let ended = timeout(Duration::from_secs(SYNC_SECONDS), command.output()).await;
         let output = ended.map_err(|_| {
             let text = format!(
-                "copying to {name}:{directory} has not ended within {SYNC_SECONDS} s; copy less, or before"
+                "copying to {name}:{directory} timed out after {SYNC_SECONDS} s; copy fewer files, or copy them before the launch"
             );
             Failure::message(ExitCode::Deadline, text)
         })?;
@@ -194,12 +194,13 @@ fn goes_along(name: &str) -> bool {
 
 fn text(given: &OsStr) -> Result<String, Failure> {
     given.to_str().map(str::to_owned).ok_or_else(|| {
-        let text = format!("{} is not Unicode, which other hosts need; rename it", given.display());
+        let text =
+            format!("{} is not valid UTF-8, which is required for other hosts; rename it", given.display());
         Failure::message(ExitCode::Usage, text)
     })
 }
 
-/// A word of a shell's.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -208,30 +209,32 @@ fn quoted(word: &str) -> String {
 pub(super) fn why_not_started(host: &Host, code: u8) -> (ExitCode, String) {
     match code {
         255 => {
-            let fix = "check the name, the port, and that ssh logs in there without a question";
-            (ExitCode::Io, format!("ssh does not reach {host} (exit code 255); {fix}"))
+            let fix = "check the name and the port, and that ssh logs in there without a password prompt";
+            (ExitCode::Io, format!("ssh cannot reach {host} (exit code 255); {fix}"))
         }
         126 | 127 => {
-            let fix = "install it where it is here, or name its directory there with --remote-bin-dir";
-            (ExitCode::Usage, format!("gradwire is not on {host} (exit code {code}); {fix}"))
+            let fix = "install it at the same path as here, or name its directory with --remote-bin-dir";
+            (ExitCode::Usage, format!("gradwire was not found on {host} (exit code {code}); {fix}"))
         }
         code => {
             let known = ExitCode::TABLE.iter().find(|(known, _)| *known as u8 == code && code != 0);
             let code_of = known.map_or(ExitCode::Failure, |(known, _)| *known);
-            (code_of, format!("its program could not be started on {host} (exit code {code})"))
+            (code_of, format!("cannot start its program on {host} (exit code {code})"))
         }
     }
 }
 
-/// How ssh ends a program that had started: its own code is that of a line that was lost.
+/// Describes how a program ended that had started. ssh exits with 255 if the connection was lost.
 pub(super) fn words_of_line(host: &Host, code: u8, words: String) -> String {
     match code {
-        255 => format!("{words}: the line to {host} was lost, if the program did not end so itself"),
+        255 => format!(
+            "{words}: the ssh connection to {host} was lost, unless the program itself exited with 255"
+        ),
         _ => words,
     }
 }
 
-/// Is it a program that can be looked for by its path?
+/// Does the program's name contain a directory?
 pub(super) fn has_directory(program: &str) -> bool {
     Path::new(program).components().count() > 1
 }
@@ -292,13 +295,13 @@ mod tests {
         assert_eq!((order.program.as_str(), order.args), ("python3", vec!["a b".to_owned()]));
         assert_eq!(order.directory, Path::new("/there"));
         let long = ChildSpec { args: vec!["x".repeat(ORDER_BYTES_MAX).into()], ..spec() };
-        assert!(reach().order(&long, &[]).unwrap_err().to_string().contains("put them into a file"));
+        assert!(reach().order(&long, &[]).unwrap_err().to_string().contains("pass them in a file"));
     }
 
     #[test]
     fn endings_before_the_start_say_what_to_do() {
         let of = |code| why_not_started(&host(), code);
-        assert!(of(255).0 == ExitCode::Io && of(255).1.contains("ssh does not reach n1"));
+        assert!(of(255).0 == ExitCode::Io && of(255).1.contains("ssh cannot reach n1"));
         assert!(of(127).0 == ExitCode::Usage && of(127).1.contains("--remote-bin-dir"));
         assert_eq!((of(74).0, of(99).0), (ExitCode::Io, ExitCode::Failure));
     }

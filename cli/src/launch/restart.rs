@@ -1,5 +1,5 @@
-//! Seats that are filled again: who may, how often, and when; and those that the job goes on without. It decides; the
-//! supervisor starts.
+//! Restarts of failed processes: which, how often and when, and which failures the job survives without a restart. Must not start
+//! processes; the supervisor does.
 
 use super::plan::{ChildSpec, Plan};
 use super::ranks::is_handed_on;
@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Milliseconds before the first new life of a seat; twice as long before each further one.
+/// Pause before the first restart of a seat, in milliseconds. It doubles with each further restart.
 const PAUSE_MS: u64 = 250;
 const PAUSE_MS_MAX: u64 = 10_000;
-/// Ends that another life would end with as well, or that say that the job is over.
+/// Exit codes after which a restart is useless: it would fail in the same way, or the job is over.
 const FINAL: [ExitCode; 7] = [
     ExitCode::Usage,
     ExitCode::BadData,
@@ -33,17 +33,17 @@ fn is_final(code: u8) -> bool {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Restarts {
-    /// New lives of each seat; none unless asked for.
+    /// Largest number of restarts of each seat.
     limit: u32,
-    /// Roles whose members may be missing for a while.
+    /// Roles whose members may be restarted.
     roles: Vec<Role>,
-    /// Those of them without one of which the job goes on for good.
+    /// Those of them without which the job continues permanently.
     spared: Vec<Role>,
     made: BTreeMap<MemberId, u32>,
     due: Vec<(Instant, ChildSpec)>,
 }
 
-/// A new life, as it is told.
+/// A restart, for the message about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Again {
     pub(super) after: Duration,
@@ -52,19 +52,19 @@ pub(super) struct Again {
 }
 
 impl Restarts {
-    /// As asked for, with what the settings of the cluster allow; and what is to be said of those that they do not.
+    /// The restarts that flags and settings permit, and notes about roles that the settings exclude.
     pub(super) fn new(
         limit: Option<u32>,
         env: &[(String, String)],
         plan: &Plan,
     ) -> Result<(Self, Vec<String>), Failure> {
-        // What comes later counts, as in a process's environment.
+        // A later value replaces an earlier one, as in a process's environment.
         let all = env.iter().chain(&plan.common).chain(&plan.of_servers).cloned();
         let all = all.filter(|(name, _)| !is_handed_on(name));
         let all: Vec<(String, String)> = all.collect::<BTreeMap<_, _>>().into_iter().collect();
         let loaded = match (load_settings(Role::Scheduler, &all, None, &[]), limit) {
             (Ok(loaded), _) => loaded,
-            // The processes say themselves what is wrong with theirs.
+            // The processes report errors in their settings.
             (Err(_), None) => return Ok(Default::default()),
             (Err(error), Some(_)) => return Err(error).code(ExitCode::Config),
         };
@@ -74,27 +74,27 @@ impl Restarts {
         Ok((Self { limit: limit.unwrap_or(0), roles, spared, ..Self::default() }, notes))
     }
 
-    /// Does the job go on for good without a member of this role?
+    /// Does the job continue permanently without a member of this role?
     pub(super) fn spares(&self, role: Role) -> bool {
         self.spared.contains(&role)
     }
 
-    /// Why the job ends with a death that another life would have mended, where that is so.
+    /// The reason why a failure ends the job, if a restart could have prevented that.
     pub(super) fn nobody_comes(&self, id: MemberId, code: u8) -> Option<String> {
         if is_final(code) || !self.roles.contains(&id.role) || self.spares(id.role) {
             return None;
         }
         let made = self.made.get(&id).copied().unwrap_or(0);
         match self.limit {
-            0 => Some("the others would wait for it, and without --restart nobody starts it again".into()),
-            limit if made >= limit => {
-                Some(format!("the others would wait for it, and --restart={limit} is used up"))
-            }
+            0 => Some("the others would wait for it, and without --restart it is not restarted".into()),
+            limit if made >= limit => Some(format!(
+                "the others would wait for it, and it was already restarted {limit} times (--restart={limit})"
+            )),
             _ => None,
         }
     }
 
-    /// A process has ended by itself with this code: is its seat filled again?
+    /// Plans a restart of a process that has ended with this code, if it may be restarted.
     pub(super) fn again(&mut self, spec: &ChildSpec, code: u8, now: Instant) -> Option<Again> {
         let made = self.made.get(&spec.id).copied().unwrap_or(0);
         if is_final(code) || made >= self.limit || !self.roles.contains(&spec.id.role) {
@@ -107,7 +107,7 @@ impl Restarts {
         Some(Again { after, number: made + 1, limit: self.limit })
     }
 
-    /// Has this seat had a life before?
+    /// Was this seat restarted?
     pub(super) fn is_again(&self, id: MemberId) -> bool {
         self.made.contains_key(&id)
     }
@@ -124,19 +124,19 @@ impl Restarts {
         due.into_iter().map(|(_, spec): (Instant, ChildSpec)| spec).collect()
     }
 
-    /// Does a seat of this role wait for its next life?
+    /// Does a seat of this role wait for its restart?
     pub(super) fn awaits(&self, role: Role) -> bool {
         self.due.iter().any(|(_, spec)| spec.id.role == role)
     }
 
-    /// Nobody comes any more: the job ends.
+    /// Cancels all restarts: the job ends.
     pub(super) fn cancel(&mut self) {
         self.due.clear();
         self.limit = 0;
     }
 }
 
-/// The roles whose members may be missing for a while, and why others may not.
+/// The roles whose members may be restarted, and notes with the reason for the others.
 fn survivable(settings: &Settings) -> (Vec<Role>, Vec<String>) {
     let rules = [
         (
@@ -158,15 +158,15 @@ fn survivable(settings: &Settings) -> (Vec<Role>, Vec<String>) {
         match can_go_on {
             true => roles.push(role),
             false => notes.push(format!(
-                "--restart: a {role} is not started again, because its death ends the job ({reason}); --set {fix} changes that"
+                "--restart: a failed {role} is not restarted, because its failure ends the job ({reason}); --set {fix} changes this"
             )),
         }
     }
     (roles, notes)
 }
 
-/// The roles without a member of which the job goes on, though nobody comes in its place. Members wait for a scheduler, and
-/// with `wait` rounds do for a worker.
+/// The roles whose members the job can lose without a restart. Not the scheduler, because members wait for it; and not workers with
+/// `wait`, because rounds wait for them.
 fn spared(settings: &Settings) -> Vec<Role> {
     let rules = [
         (Role::Server, settings.cluster.replicas > 0),

@@ -1,5 +1,5 @@
-//! Outside of tasks: has srun or mpirun start them, each of which is this launcher again, and ends with the code of the
-//! task that failed first. What tasks say passes through as it is.
+//! Outside of tasks: calls srun or mpirun, which runs this launcher again in each task. Exits with the code of the task that failed
+//! first, and passes the output of the tasks through unchanged. Must not start processes of the cluster.
 
 use super::args::LaunchArgs;
 use super::guard::{Guard, kill_group};
@@ -23,14 +23,14 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Milliseconds that mpirun may take to say what it is.
+/// Time limit for `mpirun --version`, in milliseconds.
 const VERSION_MS: u64 = 10_000;
-/// Bytes of a line of a task's that are looked at.
+/// Largest number of bytes of a line that are examined.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// Variables that Open MPI is told to take along to other hosts.
+/// Prefixes of variables that Open MPI is told to forward to other hosts.
 const PREFIXES: [&str; 5] = ["GRADWIRE_", "DMLC_", "PS_", "BYTEPS_", "MXNET_"];
 
-/// How many tasks a job has. A batch script of Slurm's has said so, where no number of workers is given.
+/// The number of tasks. Without a number of workers, a batch script of Slurm determines it.
 fn tasks(args: &LaunchArgs, env: &[(String, String)], kind: Kind) -> u32 {
     let servers = args.servers.unwrap_or(1);
     let allocated = || value(env, "SLURM_NTASKS").and_then(|count| count.parse().ok());
@@ -40,13 +40,13 @@ fn tasks(args: &LaunchArgs, env: &[(String, String)], kind: Kind) -> u32 {
     }
 }
 
-/// The command that starts the tasks, without what each of them runs.
+/// The words of srun or mpirun, without the program that each task runs.
 fn starter(args: &LaunchArgs, env: &[(String, String)], kind: Kind, is_open_mpi: bool) -> Vec<OsString> {
     let tasks = tasks(args, env, kind);
     let mut words: Vec<OsString> = Vec::new();
     if kind == Kind::Slurm {
         words.extend(["srun".into(), format!("--ntasks={tasks}").into(), "--kill-on-bad-exit=1".into()]);
-        // Also where sbatch was called with --export=NONE: tasks need the certificates of their job.
+        // Also if sbatch was called with --export=NONE: tasks need the certificates of their job.
         words.push("--export=ALL".into());
         let queue = args.dmlc.queue.as_deref().filter(|queue| *queue != "default");
         words.extend(queue.map(|queue| format!("--partition={queue}").into()));
@@ -65,7 +65,7 @@ fn starter(args: &LaunchArgs, env: &[(String, String)], kind: Kind, is_open_mpi:
     words
 }
 
-/// The host of rank 0, for tasks of MPI, which have no other way to learn it: mpirun begins with the first one of its file.
+/// The variable that names the host of rank 0 to the tasks of MPI: mpirun starts with the first host of its file.
 fn first_host(args: &LaunchArgs, kind: Kind) -> Result<Option<(String, String)>, Failure> {
     let Some(file) = args.host_file.as_ref().filter(|_| kind == Kind::Mpi) else { return Ok(None) };
     let text = std::fs::read_to_string(file)
@@ -74,7 +74,7 @@ fn first_host(args: &LaunchArgs, kind: Kind) -> Result<Option<(String, String)>,
     Ok(hosts::first_of_mpi(&text).map(|host| (FIRST_HOST.to_owned(), host)))
 }
 
-/// Starts the tasks and waits for their end; the result is the exit code.
+/// Starts the tasks and waits for their end; returns the exit code.
 pub(super) async fn submit(
     args: &LaunchArgs,
     env: &[(String, String)],
@@ -86,13 +86,15 @@ pub(super) async fn submit(
     let words = starter(args, &[env, &of_tasks[..]].concat(), kind, is_open_mpi);
     let path = std::env::var_os("PATH");
     find::program(Path::new("/nonexistent"), &words[0], path.as_deref())
-        .with_context(|| format!("--cluster {} needs it, or be started by it", kind.name()))
+        .with_context(|| {
+            format!("--cluster {} calls it; install it, or start gradwire launch in its tasks", kind.name())
+        })
         .code(ExitCode::Usage)?;
     let (printer, thread) = Printer::start().code(ExitCode::Io)?;
     let shown: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    printer.say(&format!("tasks are started by {}", shown.join(" "))).await;
+    printer.say(&format!("starting the tasks: {}", shown.join(" "))).await;
     let launcher = std::env::current_exe().code(ExitCode::Io)?;
-    // srun and mpirun die with this process, as every program that is launched.
+    // If this process is killed, srun and mpirun are killed too, as every launched program.
     let guard = Guard::start().context("cannot start the launcher's guard").code(ExitCode::Io)?;
     let mut command = Command::new(&launcher);
     command
@@ -102,7 +104,7 @@ pub(super) async fn submit(
         .args(std::env::args_os().skip(1))
         .env("DMLC_SUBMIT_CLUSTER", kind.name())
         .envs(of_tasks)
-        // Tasks are no children of ours.
+        // Tasks are not children of this process.
         .env_remove(DIE_WITH_PARENT)
         .stdin(guard.line().code(ExitCode::Io)?)
         .stderr(Stdio::piped())
@@ -115,7 +117,7 @@ pub(super) async fn submit(
     Ok(code)
 }
 
-/// Until the starter and all that it says have ended.
+/// Waits until srun or mpirun and its output have ended.
 async fn watch(mut starter: Child, grace: Duration, printer: &Printer) -> Result<u8, Failure> {
     let mut signals = listen_for_signals().code(ExitCode::Io)?;
     let group = starter.id().and_then(|id| Pid::from_raw(id as i32));
@@ -136,7 +138,7 @@ async fn watch(mut starter: Child, grace: Duration, printer: &Printer) -> Result
                 printer.say(&format!("{name} received; ending all tasks")).await;
                 let signal = if is_second { Signal::KILL } else { Signal::TERM };
                 group.inspect(|group| kill_group(*group, signal));
-                // srun and mpirun end their tasks first, which take their own time.
+                // srun and mpirun end their tasks first, which have a grace period of their own.
                 kill_at.get_or_insert(Instant::now() + 3 * grace);
             }
             () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
@@ -155,17 +157,17 @@ async fn is_open_mpi() -> Result<bool, Failure> {
     let missing = "cannot start mpirun; install an MPI, or use another --cluster";
     let output = timeout(Duration::from_millis(VERSION_MS), asked)
         .await
-        .with_context(|| format!("mpirun --version has not ended within {VERSION_MS} ms"))
+        .with_context(|| format!("mpirun --version timed out after {VERSION_MS} ms"))
         .code(ExitCode::Deadline)?
         .context(missing)
         .code(ExitCode::Usage)?;
-    // Called as orterun or mpirun.openmpi, it names its run-time.
+    // Under another name, such as mpirun.openmpi, it calls itself OpenRTE.
     let version = String::from_utf8_lossy(&output.stdout);
     Ok(["Open MPI", "OpenRTE"].iter().any(|name| version.contains(name)))
 }
 
-/// Passes on what tasks say, and remembers the code of the first that failed: a task that tells of another's death only if
-/// no other turns up.
+/// Passes the output of the tasks on, and returns the code of the first failure. The code of a task that reports the failure of
+/// another one counts only if no other task failed.
 async fn listen(pipe: impl AsyncRead + Unpin, printer: &Printer) -> Option<u8> {
     use tokio::io::AsyncReadExt as _;
     let mut reader = BufReader::new(pipe);

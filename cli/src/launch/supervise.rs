@@ -1,5 +1,5 @@
-//! `gradwire supervise-child`: the first moments of every launched process. It asks the kernel for its death
-//! with the launcher, makes sure that the launcher still lives, tells the guard, and becomes the program.
+//! `gradwire supervise-child`: the start of every launched process. It sets the kernel's parent-death signal, checks that the
+//! launcher still runs, registers with the guard, and becomes the program.
 
 use anyhow::Context as _;
 use clap::Args;
@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
-/// What to become, and whose child it must be.
+/// The program to become, and the expected parent.
 #[derive(Args, Debug)]
 pub(crate) struct SuperviseArgs {
     /// The launcher's process id.
@@ -32,7 +32,7 @@ fn become_program(args: &SuperviseArgs) -> Result<std::convert::Infallible, anyh
     daemon::process::watch_parent(Some(args.parent))?;
     let (program, rest) = args.program.split_first().context("no program is given")?;
     super::guard::announce().context("cannot reach the launcher's guard").code(ExitCode::Io)?;
-    // The guard must not wait for the program: its line is replaced before the program starts.
+    // The program must not hold the guard's pipe open, so its stdin is replaced first.
     let error = Command::new(program).args(rest).stdin(Stdio::null()).exec();
     Err(error).with_context(|| format!("cannot start {}", program.display())).code(ExitCode::Io)?
 }

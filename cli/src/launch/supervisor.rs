@@ -1,5 +1,5 @@
-//! The life of a launched cluster: start, watch, end. The first thing that goes wrong decides the exit code;
-//! then everyone gets time to end, is told to, and is killed.
+//! Starts, watches and ends a launched cluster. The first failure determines the exit code. After it, the other processes get time
+//! to exit, then SIGTERM, then SIGKILL.
 
 use super::args::LaunchArgs;
 use super::child::{self, Handle, Running, ending};
@@ -31,25 +31,25 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Milliseconds that the scheduler may take to bind.
+/// Time limit for the scheduler to bind its port, in milliseconds.
 const BIND_MS: u64 = 10_000;
-/// Milliseconds between looks for the scheduler's port file.
+/// Interval between checks for the scheduler's port file, in milliseconds.
 const LOOK_MS: u64 = 5;
-/// Milliseconds that the scheduler may take to say who has joined.
+/// Time limit for a status request to the scheduler, in milliseconds.
 const ASK_MS: u64 = 500;
-/// Milliseconds that pipes may stay open after the last process has ended and its group was killed.
+/// How long pipes may stay open after the last process has ended and its group was killed, in milliseconds.
 const PIPES_MS: u64 = 1_000;
-/// Milliseconds that a process's last words get before its end is told: it may have left someone who holds its pipes.
+/// How long to wait for the last output of a process before its end is reported, in milliseconds. Another process may hold its pipes.
 const LAST_WORDS_MS: u64 = 100;
 
-/// A process that was started and has not ended.
+/// A running process.
 #[derive(Debug)]
 struct Member {
-    /// How it was started, and is again.
+    /// Its order, also for a restart.
     spec: ChildSpec,
     handle: Handle,
     tail: Tail,
-    /// On another host: whether its program has started, and until when it must have.
+    /// On another host: whether its program has started, and the deadline for that.
     start: Option<(Arc<AtomicBool>, Instant)>,
 }
 
@@ -58,7 +58,7 @@ impl Member {
         self.start.as_ref().is_none_or(|(started, _)| started.load(Ordering::Acquire))
     }
 
-    /// With its host, where that is another one.
+    /// Its host in a message, if it is another one.
     fn on(&self) -> String {
         self.spec.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default()
     }
@@ -68,17 +68,17 @@ impl Member {
 #[derive(Debug)]
 struct Blame {
     id: MemberId,
-    /// Its host, where that is another one.
+    /// Its host in a message, if it is another one.
     on: String,
     code: u8,
     words: String,
-    /// What it said last.
+    /// Its last lines of output.
     tail: Vec<String>,
 }
 
 impl Blame {
-    /// These codes say that someone else failed. Deaths within a few milliseconds are seen in any order, so
-    /// such a process is to blame only if nobody else turns up.
+    /// These codes report the failure of another process. Failures within a few milliseconds are observed in any order, so such a
+    /// process is blamed only if no other failure is found.
     fn is_echo(&self) -> bool {
         [ExitCode::MemberDied as u8, ExitCode::SchedulerUnreachable as u8].contains(&self.code)
     }
@@ -92,28 +92,28 @@ pub(super) struct Supervisor {
     guard: Guard,
     members: BTreeMap<MemberId, Member>,
     reach: Reach,
-    /// The launcher's own environment, of which other hosts get a part.
+    /// The launcher's environment. Other hosts receive a part of it.
     env: Vec<(String, String)>,
-    /// Others start the rest of the cluster, so nobody knows here who failed first.
+    /// Other launchers start the rest of the cluster, so the first failure is unknown here.
     is_part: bool,
     exits: JoinSet<Exited>,
     pipes: JoinSet<()>,
     signals: tokio::sync::mpsc::Receiver<(u8, &'static str)>,
-    /// Signals to send to everyone who still runs, in order.
+    /// Signals for all remaining processes, in order.
     escalation: VecDeque<(Instant, Signal)>,
-    /// The exit code, once something went wrong.
+    /// The exit code, after a failure.
     verdict: Option<u8>,
-    /// The failure to blame, while that is not said yet.
+    /// The failure to blame, until it is reported.
     blamed: Option<Blame>,
-    /// Who died while the job went on, in that order.
+    /// Failures that the job survived, in order.
     lost: Vec<Blame>,
-    /// Signals the launcher itself got.
+    /// Signals that the launcher received.
     interrupts: u32,
     grace: Duration,
     timeout: Option<Duration>,
     keep_logs: Option<PathBuf>,
     plain_rank0: bool,
-    /// The scheduler's HTTP address, once it has one.
+    /// The scheduler's HTTP address, once known.
     status_at: Option<String>,
     restarts: Restarts,
 }
@@ -152,7 +152,7 @@ impl Supervisor {
         })
     }
 
-    /// Runs the cluster to its end; the result is the exit code.
+    /// Runs the cluster to its end; returns the exit code.
     pub(super) async fn run(mut self, plan: &Plan, notes: &[String]) -> Result<u8, anyhow::Error> {
         for note in notes {
             self.printer.say(note).await;
@@ -168,13 +168,13 @@ impl Supervisor {
         self.say_blame().await;
         if self.verdict.is_none() && !self.lost.is_empty() {
             let lost = names(self.lost.iter().map(|blame| &blame.id));
-            self.printer.say(&format!("the job ended well without {lost}, which died")).await;
+            self.printer.say(&format!("the job succeeded without {lost}, which failed")).await;
         }
-        // Whoever is still there holds a pipe and nothing else: its group has been killed.
+        // Remaining processes only hold pipes; their groups have been killed.
         let drained = async { while self.pipes.join_next().await.is_some() {} };
         let _ = timeout(Duration::from_millis(PIPES_MS), drained).await;
         self.pipes.shutdown().await;
-        // The thread ends when the last printer is gone.
+        // The thread ends when the last printer is dropped.
         let Self { printer, printer_thread, verdict, .. } = self;
         drop(printer);
         printer_thread.finish().await;
@@ -192,13 +192,13 @@ impl Supervisor {
             self.start(&scheduler).await?;
         }
         let Some((control, http)) = self.wait_for_ports(&port_file).await? else {
-            return Ok(()); // It ended first, or we are told to: the watch says so.
+            return Ok(()); // It ended first, or a signal arrived; `watch` reports it.
         };
         let status =
             if http.is_empty() { String::new() } else { format!(", status at http://{http}/status") };
         self.printer.say(&format!("the scheduler listens at {control}{status}")).await;
         self.status_at = Some(http).filter(|http| !http.is_empty());
-        // In another life it is where members look for it.
+        // A restarted scheduler must use the address that members know.
         if let Some(scheduler) =
             self.members.values_mut().find(|member| member.spec.id.role == Role::Scheduler)
         {
@@ -269,7 +269,7 @@ impl Supervisor {
     fn log_file(&self, id: MemberId) -> Result<Option<LogFile>, Failure> {
         let Some(directory) = &self.keep_logs else { return Ok(None) };
         let path = directory.join(format!("{}.log", id.to_string().replace(' ', "-")));
-        // Another life goes on where the one before ended.
+        // A restarted process appends to its log file.
         let mut options = File::options();
         let options = if self.restarts.is_again(id) {
             options.append(true)
@@ -291,7 +291,7 @@ impl Supervisor {
             tokio::select! {
                 Some(exited) = self.exits.join_next() => self.exited(exited).await,
                 Some((code, name)) = self.signals.recv() => self.interrupted(code, name).await,
-                // It takes milliseconds, once a job: watching the directory would not be worth its code.
+                // This takes milliseconds once per job; watching the directory would cost more code.
                 () = sleep_until(Instant::now() + Duration::from_millis(LOOK_MS)) => {}
             }
             if self.verdict.is_some() || self.members.is_empty() {
@@ -299,13 +299,13 @@ impl Supervisor {
             }
             if Instant::now() >= deadline {
                 let text =
-                    format!("the scheduler has not bound its port within {BIND_MS} ms; see its log above");
+                    format!("the scheduler did not bind its port within {BIND_MS} ms; see its log above");
                 return Err(Failure::message(ExitCode::Deadline, text));
             }
         }
     }
 
-    /// Until the last process has ended.
+    /// Waits until the last process has ended.
     async fn watch(&mut self, deadline: Option<Instant>) {
         let mut alive = tokio::time::interval(Duration::from_millis(ALIVE_WORD_MS));
         while !self.exits.is_empty() || self.restarts.next().is_some() {
@@ -315,7 +315,7 @@ impl Supervisor {
                 Some(exited) = self.exits.join_next() => self.exited(exited).await,
                 Some((code, name)) = self.signals.recv() => self.interrupted(code, name).await,
                 () = at(next) => {
-                    // What fails after we have ended it is no cause.
+                    // Failures after these signals are effects.
                     self.say_blame().await;
                     if let Some((_, signal)) = self.escalation.pop_front() {
                         for member in self.members.values_mut() {
@@ -332,7 +332,7 @@ impl Supervisor {
                 }
                 () = at(deadline), if self.verdict.is_none() => {
                     let names = names(self.members.keys());
-                    self.printer.say(&format!("the time given by --timeout is over; still running: {names}")).await;
+                    self.printer.say(&format!("--timeout expired; still running: {names}")).await;
                     self.verdict = Some(ExitCode::Deadline as u8);
                     self.escalate(&[(Duration::ZERO, Signal::TERM), (self.grace, Signal::KILL)]);
                 }
@@ -360,34 +360,38 @@ impl Supervisor {
             None => {}
         }
         let (on, tail) = (member.on(), member.tail.lines());
-        // Once the job ends, an end is nothing to mend.
+        // Once the job ends, nothing is restarted.
         let goes_on = self.verdict.is_none() && self.escalation.is_empty();
         if let Some(again) = self.restarts.again(&member.spec, code, Instant::now()).filter(|_| goes_on) {
             let (after, number, limit) = (again.after.as_millis(), again.number, again.limit);
             let text =
-                format!("{id}{on} ended: {words}; it is started again in {after} ms ({number} of {limit})");
+                format!("{id}{on} ended: {words}; restarting it in {after} ms (restart {number} of {limit})");
             return self.printer.say(&text).await;
         }
         self.not_again(Blame { id, on, code, words, tail }, goes_on).await;
         let worker_left =
             self.restarts.awaits(Role::Worker) || self.members.keys().any(|id| id.role == Role::Worker);
         if id.role == Role::Worker && !worker_left && self.escalation.is_empty() {
-            // The scheduler ends the servers and itself; only a program that never joined leaves them waiting, or a checkpoint.
+            // The scheduler ends the servers and itself, unless the program never joined or a checkpoint is being written.
             let saves = self.ask().await.is_some_and(|status| status.checkpoints.writing.is_some());
             let more = Duration::from_millis(if saves { MANIFEST_MS_MAX } else { 0 });
             self.escalate(&[(self.grace + more, Signal::TERM), (2 * self.grace + more, Signal::KILL)]);
         }
     }
 
-    /// A process has ended, and is not started again: well, or as a loss that the job goes on with, or as the job's end.
+    /// Handles the end of a process that is not restarted: a success, a loss that the job survives, or a failure of the job.
     async fn not_again(&mut self, mut blame: Blame, goes_on: bool) {
         let (id, is_done) = (blame.id, blame.code == 0);
         let spares = goes_on && !is_done && self.spares(id);
-        // Nobody else notices who was never there: the others would wait for it.
+        // The other processes do not notice a member that never joined, and would wait for it.
         let is_awaited = !self.members.is_empty() && self.verdict.is_none() && id.role != Role::Scheduler;
         let status = if is_awaited || spares { self.ask().await } else { None };
         if is_awaited && status.as_ref().is_some_and(|status| never_joined(status, id)) {
-            let needs_none = if is_done { "; what needs no cluster is run without launch" } else { "" };
+            let needs_none = if is_done {
+                "; run programs that do not use the cluster without gradwire launch"
+            } else {
+                ""
+            };
             blame.code = if is_done { ExitCode::Failure as u8 } else { blame.code };
             blame.words = format!("{}, before it joined the cluster{needs_none}", blame.words);
             self.failed(blame).await;
@@ -396,14 +400,14 @@ impl Supervisor {
         if is_done {
             return;
         }
-        // The scheduler knows whether the job goes on. Where it does not say, whoever tells of another's death is believed.
+        // The scheduler knows whether the job continues. If it does not answer, a process that reports another's failure is believed.
         let is_over = match status {
             Some(status) => !matches!(status.phase, JobPhase::Running | JobPhase::Rebuilding),
             None => blame.is_echo(),
         };
         if spares && !is_over {
             let Blame { on, words, .. } = &blame;
-            self.printer.say(&format!("{id}{on} ended: {words}; the job goes on without it")).await;
+            self.printer.say(&format!("{id}{on} ended: {words}; the job continues without it")).await;
             return self.lost.push(blame);
         }
         if let Some(why) = self.restarts.nobody_comes(id, blame.code).filter(|_| goes_on && !blame.is_echo())
@@ -413,8 +417,8 @@ impl Supervisor {
         self.failed(blame).await;
     }
 
-    /// Do the settings, and who is left, let the job go on without this one? Of a cluster that others start the rest of, only
-    /// the scheduler knows who is left.
+    /// Do the settings and the remaining processes let the job continue without this one? If other launchers start the rest of the
+    /// cluster, only the scheduler knows the remaining processes.
     fn spares(&self, id: MemberId) -> bool {
         let mut left = self.members.keys();
         let is_left = match self.is_part {
@@ -424,7 +428,7 @@ impl Supervisor {
         is_left && self.restarts.spares(id.role)
     }
 
-    /// Seats whose time has come.
+    /// Restarts the seats that are due.
     async fn start_again(&mut self) {
         for spec in self.restarts.take(Instant::now()) {
             if let Err(failure) = self.start(&spec).await {
@@ -434,7 +438,7 @@ impl Supervisor {
         }
     }
 
-    /// Programs on other hosts that should have started by now.
+    /// Reports programs on other hosts that missed their start deadline.
     async fn look_for_starts(&mut self) {
         let now = Instant::now();
         let mut late = Vec::new();
@@ -450,12 +454,12 @@ impl Supervisor {
         let seconds = self.reach.start_timeout.as_secs();
         for (id, on, tail) in late {
             let words =
-                format!("it has not started within {seconds} s; check the host, or raise --start-timeout");
+                format!("it did not start within {seconds} s; check the host, or raise --start-timeout");
             self.failed(Blame { id, on, code: ExitCode::Deadline as u8, words, tail }).await;
         }
     }
 
-    /// What the scheduler says of the cluster, where it says anything.
+    /// The scheduler's status, if it answers.
     async fn ask(&self) -> Option<ClusterStatus> {
         let asked = get(Whose::Scheduler, self.status_at.as_ref()?, "/status");
         let asked = timeout(Duration::from_millis(ASK_MS), asked).await;
@@ -479,10 +483,10 @@ impl Supervisor {
         }
     }
 
-    /// Says who failed first, once. From here on failures are effects.
+    /// Reports the first failure, once. Later failures are effects.
     async fn say_blame(&mut self) {
         if let Some(mut blame) = self.blamed.take() {
-            // Whoever tells of another's death, where nobody else turns up, tells of one that the job went on after.
+            // If only an echo is left, the cause is a failure that the job had survived at first.
             if blame.is_echo() && !self.lost.is_empty() {
                 blame = self.lost.remove(0);
                 self.verdict = Some(blame.code);
@@ -499,7 +503,7 @@ impl Supervisor {
         }
     }
 
-    /// A signal to the launcher is for everyone; a second one does not wait.
+    /// Forwards a signal to all processes. A second signal kills them at once.
     async fn interrupted(&mut self, code: u8, name: &'static str) {
         self.interrupts += 1;
         self.say_blame().await;
@@ -525,7 +529,7 @@ async fn at(instant: Option<Instant>) {
     }
 }
 
-/// Does the cluster still wait for this member, which has ended?
+/// Does the cluster wait for this member, which has ended without joining?
 fn never_joined(status: &ClusterStatus, id: MemberId) -> bool {
     let has_joined = status.members.iter().any(|member| (member.role, member.rank) == (id.role, id.rank));
     status.phase == JobPhase::Assembling && !has_joined
@@ -564,7 +568,7 @@ impl PortDirectory {
         let name = format!("gradwire-launch-{}-{}", std::process::id(), daemon::host::new_incarnation()?);
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir(&path)
-            .with_context(|| format!("cannot make {}; set TMPDIR to a writable directory", path.display()))
+            .with_context(|| format!("cannot create {}; set TMPDIR to a writable directory", path.display()))
             .code(ExitCode::Io)?;
         Ok(Self { path })
     }

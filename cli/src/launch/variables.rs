@@ -1,4 +1,5 @@
-//! A plan out of flags and the environment: which variables processes get, and how each kind of cluster fills its seats.
+//! Makes a plan from flags and the environment: the variables of processes, and the seats of each kind of cluster. Must not start
+//! anything.
 
 use super::args::LaunchArgs;
 use super::hosts::{self, Host, is_loopback};
@@ -19,13 +20,13 @@ use std::path::{Path, PathBuf};
 
 type Pairs = Vec<(String, String)>;
 
-/// Settings that the launcher gives its processes, and what to do instead of setting them.
+/// Settings that only the launcher sets, and what to do instead.
 const OWN: [(&str, &str); 5] = [
     ("cluster.workers", "use --workers"),
     ("cluster.servers", "use --servers"),
-    ("scheduler.host", "leave it out: the scheduler is started here; --host-ip names its address"),
-    ("scheduler.port", "leave it out: the system chooses a free port; --scheduler-port names one"),
-    ("node.rank", "leave it out: ranks are given in order"),
+    ("scheduler.host", "remove it: the scheduler runs here; --host-ip sets its address"),
+    ("scheduler.port", "remove it: the system chooses a free port; --scheduler-port sets one"),
+    ("node.rank", "remove it: the launcher assigns the ranks"),
 ];
 
 const UNBUFFERED: &str = "PYTHONUNBUFFERED";
@@ -34,7 +35,7 @@ fn usage(text: String) -> Failure {
     Failure::message(ExitCode::Usage, text)
 }
 
-/// The plan of a cluster of `kind`. `task` is this one, where Slurm or MPI started it.
+/// The plan of a cluster of `kind`. `task` is this task of Slurm or MPI, if it is one.
 pub(super) fn plan(
     args: &LaunchArgs,
     env: &[(String, String)],
@@ -76,7 +77,7 @@ pub(super) fn plan(
         everyone_meets_at_a_known_place(&mut plan)?;
     }
     if let Meeting::Known(root) = &plan.meeting {
-        // A job id that others would not guess is for jobs that are started as one.
+        // A random job id is possible only if one launcher starts the whole job.
         let job = root.job.to_string();
         if kind != Kind::BytePs && value(env, &variable_of("job")).is_none() {
             plan.common.push((variable_of("job"), job));
@@ -94,7 +95,7 @@ fn roles(servers: u32, workers: u32) -> Vec<Role> {
     [vec![Role::Server; servers as usize], vec![Role::Worker; workers as usize]].concat()
 }
 
-/// `--host-ip`; dmlc-submit's words for a guess are none.
+/// `--host-ip`, except the words with which dmlc-submit asks for a default.
 fn host_ip(args: &LaunchArgs) -> Option<&str> {
     args.host_ip.as_deref().filter(|given| !["auto", "ip", "dns"].contains(given))
 }
@@ -102,7 +103,7 @@ fn host_ip(args: &LaunchArgs) -> Option<&str> {
 fn root_port(args: &LaunchArgs, env: &[(String, String)]) -> Result<Option<u16>, Failure> {
     let from_env = value(env, "DMLC_PS_ROOT_PORT").map(|text| {
         text.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(|| {
-            let text = format!("DMLC_PS_ROOT_PORT = {text:?} is wrong: use a port from 1 to 65535");
+            let text = format!("invalid DMLC_PS_ROOT_PORT = {text:?}: use a port from 1 to 65535");
             Failure::message(ExitCode::Config, text)
         })
     });
@@ -111,7 +112,7 @@ fn root_port(args: &LaunchArgs, env: &[(String, String)]) -> Result<Option<u16>,
 
 type Placed = (Meeting, Vec<Seat>, u32, u32);
 
-/// The scheduler here, the others dealt out over the hosts of files.
+/// The scheduler on this host, and the other processes on the hosts of files.
 fn ssh(args: &LaunchArgs) -> Result<Placed, Failure> {
     let read = |file: &Path| {
         let text = std::fs::read_to_string(file)
@@ -125,9 +126,9 @@ fn ssh(args: &LaunchArgs) -> Result<Placed, Failure> {
     let of = |own: &Option<PathBuf>| own.as_deref().or(args.host_file.as_deref()).map(read).transpose();
     let (servers_on, workers_on) = (of(&args.server_host_file)?, of(&args.worker_host_file)?);
     let (Some(servers_on), Some(workers_on)) = (servers_on, workers_on) else {
-        return Err(usage("--cluster ssh needs hosts; name a file of them with --host-file".into()));
+        return Err(usage("--cluster ssh needs hosts: give a file of them with --host-file".into()));
     };
-    // With a file for a role, BytePS's launcher starts one on each of its hosts.
+    // With a file for a role, the default is one process on each of its hosts, as with BytePS's launcher.
     let count = |given: Option<u32>, file: &Option<PathBuf>, hosts: &[Host]| {
         given.unwrap_or(if file.is_some() { hosts.len() as u32 } else { 1 })
     };
@@ -144,7 +145,7 @@ fn ssh(args: &LaunchArgs) -> Result<Placed, Failure> {
     Ok((Meeting::Asked { host, port: args.scheduler_port.unwrap_or(0) }, seats, servers, workers))
 }
 
-/// The address of this host that all of these reach: of the first that is not this host itself.
+/// The address of this host towards the first of these hosts that is not this host.
 fn address_for<'a>(names: impl Iterator<Item = &'a str>) -> Result<String, Failure> {
     let far: Vec<&str> = names.filter(|name| !is_loopback(name)).collect();
     let mut last = None;
@@ -160,18 +161,20 @@ fn address_for<'a>(names: impl Iterator<Item = &'a str>) -> Result<String, Failu
             let fix = "check the host file, or name this host's address with --host-ip";
             Err(Failure::message(
                 ExitCode::Io,
-                format!("cannot tell how hosts reach the scheduler: {reason}; {fix}"),
+                format!(
+                    "cannot determine an address at which the hosts reach the scheduler: {reason}; {fix}"
+                ),
             ))
         }
         None => Ok("127.0.0.1".into()),
     }
 }
 
-/// What bpslaunch starts: this machine's role, with a worker for each of its devices.
+/// This machine's part of a job, as bpslaunch starts it: its role, with one worker for each device.
 fn byteps(args: &LaunchArgs, env: &[(String, String)]) -> Result<Placed, Failure> {
     let need = |name: &str| {
         let missing = || {
-            let fix = "set what bpslaunch needs, or start all of a job with gradwire launch -n N -s M";
+            let fix = "set the variables of bpslaunch, or start the whole job with gradwire launch -n N -s M";
             Failure::message(ExitCode::Config, format!("{name} is not set; {fix}"))
         };
         value(env, name).ok_or_else(missing)
@@ -181,7 +184,7 @@ fn byteps(args: &LaunchArgs, env: &[(String, String)]) -> Result<Placed, Failure
         text.parse::<u32>().map_err(|_| {
             Failure::message(
                 ExitCode::Config,
-                format!("{name} = {text:?} is wrong: use a whole number, 0 or more"),
+                format!("invalid {name} = {text:?}: use an integer of at least 0"),
             )
         })
     };
@@ -190,7 +193,7 @@ fn byteps(args: &LaunchArgs, env: &[(String, String)]) -> Result<Placed, Failure
         "server" => Role::Server,
         "worker" => Role::Worker,
         other => {
-            let text = format!("DMLC_ROLE = {other:?} is wrong: use scheduler, server or worker");
+            let text = format!("invalid DMLC_ROLE = {other:?}: use scheduler, server or worker");
             return Err(Failure::message(ExitCode::Config, text));
         }
     };
@@ -221,7 +224,7 @@ fn byteps(args: &LaunchArgs, env: &[(String, String)]) -> Result<Placed, Failure
     Ok((Meeting::Known(root), seats, servers, machines.saturating_mul(local)))
 }
 
-/// Programs that are the scheduler themselves say no port: one is chosen now, and free until someone else takes it.
+/// Programs that contain the scheduler do not report a port, so a free one is chosen before the start.
 fn everyone_meets_at_a_known_place(plan: &mut Plan) -> Result<(), Failure> {
     let Meeting::Asked { host, port } = &plan.meeting else { return Ok(()) };
     let (host, mut port) = (host.clone(), *port);
@@ -236,8 +239,7 @@ fn everyone_meets_at_a_known_place(plan: &mut Plan) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Ports that only one process can have are left to the system, and the job gets an id of its own, unless
-/// the user says otherwise.
+/// Variables of all processes. Unless the user has set them, the system chooses ports, and the job gets an id of its own.
 pub(super) fn common(
     args: &LaunchArgs,
     env: &[(String, String)],
@@ -259,7 +261,7 @@ pub(super) fn common(
     if is_whole && value(env, &variable_of("job")).is_none() {
         common.push((variable_of("job"), daemon::host::new_incarnation()?.0.to_string()));
     }
-    // Python buffers what it prints into a pipe, and a killed process would take that with it.
+    // Python buffers output to a pipe, and a killed process would lose it.
     if !env.iter().any(|(name, _)| name == UNBUFFERED) {
         common.push((UNBUFFERED.into(), "1".into()));
     }
@@ -277,7 +279,7 @@ pub(super) fn common(
     for pair in &args.set {
         let (key, value) = split_pair(pair).map_err(|error| Failure::new(ExitCode::Usage, error))?;
         if let Some((_, instead)) = OWN.iter().find(|(own, _)| *own == key) {
-            return Err(usage(format!("--set {key}: launch decides that for its cluster; {instead}")));
+            return Err(usage(format!("--set {key}: gradwire launch sets it; {instead}")));
         }
         common.push((variable_of(key), value.to_owned()));
     }
@@ -306,7 +308,7 @@ fn pairs(flag: &str, given: &[String], env: &[(String, String)]) -> Result<Pairs
     given.iter().map(split).collect()
 }
 
-/// A place or a parent that the launcher itself was given means nothing to its children.
+/// Variables about the launcher's own place and parent, which its processes must not inherit.
 fn removed(kind: Kind) -> Vec<String> {
     let own = [DIE_WITH_PARENT, trust::VARIABLE, ranks::FIRST_HOST, "DMLC_RANK"].map(str::to_owned);
     let mut names = [&own[..], &[variable_of("node.rank")]].concat();
@@ -320,7 +322,7 @@ fn removed(kind: Kind) -> Vec<String> {
     names
 }
 
-/// Where our programs are on other hosts.
+/// The directory of Gradwire's programs on other hosts.
 pub(super) fn remote_directory(args: &LaunchArgs) -> Result<PathBuf, Failure> {
     let directory = match &args.remote_bin_dir {
         Some(directory) => directory.clone(),
@@ -329,7 +331,7 @@ pub(super) fn remote_directory(args: &LaunchArgs) -> Result<PathBuf, Failure> {
     std::path::absolute(directory).code(ExitCode::Io)
 }
 
-/// Other hosts run in the directory that was copied there, else in one called as this one.
+/// The working directory on other hosts: the copied one, else the same path as here.
 fn remote_working_directory(args: &LaunchArgs, kind: Kind) -> Result<Option<PathBuf>, Failure> {
     match (&args.sync_dst_dir, kind) {
         (Some(directory), Kind::Ssh) => Ok(Some(PathBuf::from(directory))),

@@ -87,7 +87,7 @@ fn over_ssh_the_first_failure_counts_and_nobody_is_left() {
 
     let closed = sshd.bed.write("closed", &format!("127.0.0.1:{}\n", free_port()));
     let (code, text) = launch(&[], &sshd.flags(closed.to_str().unwrap()), &["true"]);
-    assert!(code == 74 && text.contains("ssh does not reach 127.0.0.1"), "{code}: {text}");
+    assert!(code == 74 && text.contains("ssh cannot reach 127.0.0.1"), "{code}: {text}");
     assert!(text.contains("Connection refused"), "{text}");
     let nobody = sshd.bed.write("nobody", &format!("no-such-user@127.0.0.1:{}\n", sshd.port));
     let (code, text) = launch(&[], &sshd.flags(nobody.to_str().unwrap()), &["true"]);
@@ -163,7 +163,7 @@ fn a_host_that_is_cut_off_is_told_and_ends_by_itself() {
         code == 255 && text.contains(&format!("on {} failed first: ", Net::address(2))),
         "{code}: {text}"
     );
-    assert!(text.contains(&format!("the line to {} was lost", Net::address(2))), "{text}");
+    assert!(text.contains(&format!("the ssh connection to {} was lost", Net::address(2))), "{text}");
     // Nobody could tell the others there: they have not heard of their launcher.
     bed.assert_nobody_left();
 }

@@ -36,7 +36,17 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start a scheduler, servers and workers, and supervise them until the job is over.
+    /// Start a scheduler, servers and workers, and supervise them until the job ends.
+    ///
+    /// Starts one scheduler, N servers and M workers. Each worker runs PROGRAM. All processes get variables (GRADWIRE_* and
+    /// DMLC_*) by which they find each other. Their output goes to stderr, and each line begins with the name of its process.
+    /// Only the stdout of worker 0 goes to stdout unchanged. The exit code is that of the process that failed first; a
+    /// line on stderr names this process ("worker 1 failed first: ...") and shows its last output.
+    ///
+    /// --cluster selects where the processes run: on this host, on the hosts of a file through ssh, or in the tasks of Slurm
+    /// or MPI. Inside srun or mpirun, each task runs one process; otherwise the launcher calls srun or mpirun itself. If
+    /// DMLC_ROLE is set and neither -n nor -s is given, the launcher starts only this machine's part of a job, as bpslaunch
+    /// does. Flags of dmlc-submit and launch.py are accepted. A warning names those that have no effect.
     Launch(Box<launch::LaunchArgs>),
     /// Show a job: its members, links, rounds, and waiting operations.
     Status(status::StatusArgs),
@@ -64,7 +74,7 @@ enum Command {
     /// Run what a launcher on another host says (used by launch).
     #[command(hide = true)]
     Attend,
-    /// Kill process groups when the launcher dies (used by launch).
+    /// Kill process groups if the launcher is killed (used by launch).
     #[command(hide = true)]
     Guard,
 }

@@ -350,7 +350,7 @@ fn one_server_unless_given_and_the_help_names_the_difference() {
     assert_eq!(text(&output.stdout), "1\n");
     let help = text(&Command::new(GRADWIRE).args(["launch", "--help"]).output().unwrap().stdout);
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(help.contains("Number of servers. The default is 1; MXNet's launch.py"), "{help}");
+    assert!(help.contains("(MXNet's launch.py starts as many servers as workers by default.)"), "{help}");
 }
 
 /// What Python prints arrives at once, and is there when the process is killed.

@@ -115,7 +115,7 @@ fn hosts_that_cannot_be_used_are_named() {
             "worker 0 on gone failed first: ssh cannot reach gone (exit code 255)",
         ),
         ("a\n", &["--remote-bin-dir", "/nonexistent"], &["true"], 2, "gradwire was not found on a"),
-        ("a\n", &[], &["no-such-program"], 2, "worker 0 on a failed first: its program could not be started"),
+        ("a\n", &[], &["no-such-program"], 2, "worker 0 on a failed first: cannot start its program"),
         ("a\n", &["--sync-dst-dir", "/nonexistent/here"], &["true"], 74, "cannot copy to a:"),
         ("a slots=1\n", &["-n", "2"], &["true"], 2, "the host file has 1 slots, but 3 processes"),
         ("a slots=\n", &[], &["true"], 2, "line 1 of the host file"),
@@ -241,7 +241,7 @@ fn a_machines_part_is_started_as_bpslaunch_does() {
         ("DMLC_PS_ROOT_URI", "", "DMLC_PS_ROOT_URI is not set"),
         ("DMLC_PS_ROOT_PORT", "0", "use a port from 1 to 65535"),
         ("DMLC_ROLE", "boss", "use scheduler, server or worker"),
-        ("DMLC_NUM_WORKER", "two", "use a whole number"),
+        ("DMLC_NUM_WORKER", "two", "use an integer"),
     ] {
         let (code, _, err) = part("worker", &[(name, value)], &[]);
         assert_eq!(code, Some(78), "{err}");
@@ -276,7 +276,7 @@ fn tasks_of_slurm_and_mpi_find_their_role() {
     let (code, err) = slurm("3", "n[1");
     assert!(code == Some(78) && err.contains("a bracket is not closed"), "{err}");
     let (code, err) = slurm("2", "no-such-host,n2");
-    assert!(code == Some(74) && err.contains("leads to no-such-host"), "{err}");
+    assert!(code == Some(74) && err.contains("towards no-such-host"), "{err}");
     let mpi = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"), ("PMIX_NAMESPACE", "8")];
     let (code, err) = task("mpi", &[&mpi[..], &[("OMPI_COMM_WORLD_SIZE", "4")]].concat());
     assert!(code == Some(0) && err.contains("worker 0 port 2"), "{err}");

@@ -8,15 +8,7 @@ use proto_common::limits::{SERVERS_MAX, WORKERS_MAX};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Starts one scheduler, N servers and M workers. Each worker runs PROGRAM. All processes get variables (GRADWIRE_* and
-/// DMLC_*) by which they find each other. Their output goes to stderr, and each line begins with the name of its process.
-/// Only the stdout of worker 0 goes to stdout unchanged. The exit code is that of the process that failed first; the last
-/// lines on stderr name this process.
-///
-/// --cluster selects where the processes run: on this host, on the hosts of a file through ssh, or in the tasks of Slurm
-/// or MPI. Inside srun or mpirun, each task runs one process; otherwise the launcher calls srun or mpirun itself. If
-/// DMLC_ROLE is set and neither -n nor -s is given, the launcher starts only this machine's part of a job, as bpslaunch
-/// does. Flags of dmlc-submit and launch.py are accepted. A warning names those that have no effect.
+/// Flags of `gradwire launch`. Its description in the help stands at the command, in `main`.
 #[derive(Args, Debug)]
 pub(crate) struct LaunchArgs {
     /// Number of servers. The default is 1, or one for each host of --server-host-file. (MXNet's launch.py starts as many
@@ -66,7 +58,8 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "NAME")]
     pub(super) interface: Option<String>,
     /// Environment variable for all processes: NAME=VALUE, NAME:VALUE, or NAME to forward the value that it has here. May be
-    /// repeated. Other hosts, reached through ssh, inherit only GRADWIRE_*, DMLC_*, PS_*, BYTEPS_* and the like without it.
+    /// repeated. Without it, ssh forwards only GRADWIRE_*, DMLC_*, PS_*, BYTEPS_*, MXNET_*, OMP_*, KMP_*, LD_LIBRARY_PATH,
+    /// PYTHONPATH, PYTHONUNBUFFERED, RUST_BACKTRACE and the AWS_* variables of checkpoints to other hosts.
     #[arg(long, visible_alias = "env-map", value_name = "NAME:VALUE")]
     pub(super) env: Vec<String>,
     /// The same as --env, for the scheduler and the servers only.

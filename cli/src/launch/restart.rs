@@ -88,7 +88,7 @@ impl Restarts {
         match self.limit {
             0 => Some("the others would wait for it, and without --restart it is not restarted".into()),
             limit if made >= limit => Some(format!(
-                "the others would wait for it, and it was already restarted {limit} times (--restart={limit})"
+                "the others would wait for it, and --restart={limit} permits no further restart"
             )),
             _ => None,
         }
@@ -236,7 +236,7 @@ mod tests {
         settings.deadlines.scheduler_ms = 0;
         let (roles, notes) = survivable(&settings);
         assert_eq!(roles, [Role::Server, Role::Worker]);
-        assert!(notes[0].contains("a scheduler is not started again"), "{notes:?}");
+        assert!(notes[0].contains("a failed scheduler is not restarted"), "{notes:?}");
     }
     #[test]
     fn who_is_waited_for_is_not_who_can_be_done_without() {
@@ -259,9 +259,9 @@ mod tests {
         let (worker, server) = (spec(Role::Worker, 0), spec(Role::Server, 0));
         let why =
             |restarts: &Restarts, spec: &ChildSpec| restarts.nobody_comes(spec.id, 137).unwrap_or_default();
-        assert_eq!(why(&all, &worker), "", "it is started again");
+        assert_eq!(why(&all, &worker), "", "it is restarted");
         assert!(all.again(&worker, 137, Instant::now()).is_some());
-        assert!(why(&all, &worker).contains("--restart=1 is used up"));
+        assert!(why(&all, &worker).contains("--restart=1 permits no further restart"));
         all.limit = 0;
         assert!(why(&all, &worker).contains("without --restart"));
         assert_eq!(

@@ -9,19 +9,19 @@ use crate::work::{ChannelId, Completion, Read, RemoteKey, RemoteSpan, Write};
 use socket2::Socket;
 use std::time::Instant;
 
-/// What a driver's channels can do.
+/// The capabilities of a driver's channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Spans one write may gather.
+    /// The number of spans that one write may gather.
     pub gather_max: usize,
-    /// Unfinished requests one channel may have.
+    /// The number of unfinished requests that one channel may have.
     pub send_depth: usize,
 }
 
-/// What a peer's channel needs to know of a completion queue while it is being connected.
+/// What a peer's channel needs from a completion queue while it is being connected.
 #[derive(Clone, Debug)]
 pub struct CqHandle {
-    /// `None` for a queue of one other driver.
+    /// `None` for a queue of another driver.
     pub(crate) shm: Option<ShmHandle>,
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "there is nothing in it then"))]
     pub(crate) verbs: Option<crate::verbs::VerbsHandle>,
@@ -34,8 +34,8 @@ pub struct ChannelSetup {
 }
 
 impl ChannelSetup {
-    /// What carries its bytes, for people: "shared memory", "unix socket" or "tcp socket". The latter two are
-    /// of one driver, and which of them it is shows only once the channel is connected.
+    /// The carrier of its bytes, for display: "shared memory", "unix socket" or "tcp socket". The last two belong to
+    /// one driver; which one is used is known only when the channel is connected.
     #[must_use]
     pub fn carrier(&self) -> &'static str {
         match &self.kind {
@@ -45,7 +45,7 @@ impl ChannelSetup {
         }
     }
 
-    /// What carries the channels of one peer: mostly one word for all of them.
+    /// The carriers of one peer's channels: usually one word for all of them.
     #[must_use]
     pub fn carriers(setups: &[Self]) -> String {
         let mut carriers: Vec<_> = setups.iter().map(Self::carrier).collect();
@@ -63,16 +63,17 @@ pub(crate) enum SetupKind {
     Verbs(Box<crate::verbs::VerbsSetup>),
 }
 
-/// Channels that a peer has been invited to connect to.
+/// Channels to which a peer has been invited.
 pub trait PendingOffer: Send {
-    /// Waits until the peer has connected all of them, in order of their index; strangers are dropped.
+    /// Waits until the peer has connected all of them, in order of their index. Connections of other peers are
+    /// dropped.
     fn accept(self: Box<Self>, deadline: Instant) -> Result<Vec<ChannelSetup>, FabricError>;
 }
 
-/// A local device: makes completion queues and channels.
+/// A local device: creates completion queues and channels.
 pub trait Device: Send + Sync {
-    /// Invites one peer to connect one channel per queue. The bytes go to that peer over an authenticated
-    /// connection; they hold a secret that is good for these channels only.
+    /// Invites one peer to connect one channel per queue. Send the returned bytes to that peer over an authenticated
+    /// connection: they contain a secret for exactly these channels.
     fn offer(&self, queues: &[CqHandle]) -> Result<(Vec<u8>, Box<dyn PendingOffer>), FabricError>;
 
     /// Connects channel `index` of a peer's offer.
@@ -85,89 +86,88 @@ pub trait Device: Send + Sync {
     ) -> Result<ChannelSetup, FabricError>;
 }
 
-/// A completion queue with the channels spread on it; owned by the one thread that polls it and posts on
-/// its channels. Nothing here blocks.
+/// A completion queue with its channels. One thread owns it, polls it and posts on its channels. No call blocks.
 pub trait CompletionQueue: Send {
-    /// Takes over a connected channel. Who connected it attaches first, and lets who invited know: what that side exposes
-    /// or posts before may be lost.
+    /// Takes over a connected channel. The connecting side must attach first, and then notify the inviting side. If
+    /// the inviting side exposed memory or posted before that, it could be lost.
     fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError>;
 
-    /// Lets the channel's peer address a region (on verbs: its rkey; on shm: hands the memory over; on tcp:
-    /// an entry of the channel's table). Repeating it is cheap. Must come before a grant that names it, and before
-    /// [`CompletionQueue::lend`]. The region lives at least as long as the channel.
+    /// Lets the channel's peer address a region (verbs: sends its rkey; shm: passes the memory; tcp: adds an entry to
+    /// the channel's table). A repeated call is cheap. Call it before any grant that names the region, and before
+    /// [`CompletionQueue::lend`]. The region must exist at least as long as the channel.
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError>;
 
-    /// Makes a stretch ready for posts from it or into it, which else happens with the first of them: what stands against
-    /// that is told here, at once.
+    /// Prepares a part of a region for posts from it or into it; otherwise the first post does this. An error is
+    /// returned at once.
     fn prepare(&mut self, _span: &Span) -> Result<(), FabricError> {
         Ok(())
     }
 
-    /// Before a stretch of an exposed region is granted to the channel's peer, or read by it: makes sure that it can be
-    /// reached (on verbs a large region is registered, and its keys told, piece by piece). Repeating it is cheap.
+    /// Makes sure that a part of an exposed region is reachable before it is granted to the channel's peer, or read by
+    /// it. (On verbs a large region is registered piece by piece, and its keys are sent.) A repeated call is cheap.
     fn lend(&mut self, _channel: ChannelId, _span: &Span) -> Result<(), PostError> {
         Ok(())
     }
 
-    /// What stood against the last call that said [`PostError::Unregistered`]; told once.
+    /// The reason of the last call that returned [`PostError::Unregistered`]; returned once.
     fn unregistered(&mut self) -> Option<FabricError> {
         None
     }
 
-    /// Why a call failed, for people.
+    /// The reason of a failed call, for display.
     fn explain(&mut self, error: PostError) -> String {
         let reason = if error == PostError::Unregistered { self.unregistered() } else { None };
         reason.map_or_else(|| error.to_string(), |reason| reason.to_string())
     }
 
-    /// What is written from now on without a notice is, all in all, more than caches hold until it is read, or not: a hint,
-    /// which decides how large writes are copied where it is this process that copies them.
+    /// Hint: whether writes without a notice, from now on, are larger in total than the caches hold until they are
+    /// read. It decides how this process copies large writes.
     fn stream_writes(&mut self, _streams: bool) {}
 
-    /// Posts a write. Writes of one channel arrive in the order they were posted.
+    /// Posts a write. Writes of one channel arrive in the order in which they were posted.
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError>;
 
     /// Posts a read.
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError>;
 
-    /// Can what the channel's peer exposed be read where it lies? So it is on shared memory.
+    /// Whether memory that the channel's peer has exposed can be read in place, as on shared memory.
     fn reads_in_place(&self, _channel: ChannelId) -> bool {
         false
     }
 
-    /// All of a region that the peer exposed, to be read where it lies. A channel that has no such way answers
-    /// [`PostError::RemoteAccess`], as it does for a key that it was not told.
+    /// A whole region that the peer has exposed, for reads in place. A channel without this ability returns
+    /// [`PostError::RemoteAccess`], as for an unknown key.
     fn map(&mut self, _channel: ChannelId, _key: RemoteKey) -> Result<View, PostError> {
         Err(PostError::RemoteAccess)
     }
 
-    /// A stretch of it.
+    /// A part of such a region.
     fn view(&mut self, channel: ChannelId, remote: RemoteSpan, bytes: u64) -> Result<View, PostError> {
         self.map(channel, remote.key)?.slice(remote.offset, bytes).map_err(|_| PostError::RemoteAccess)
     }
 
-    /// Works on the peer's memory where it lies: `work` runs at once, as a post would, and a peer that closes its channel waits
-    /// for it to end as it waits for writes: a while, then it warns. Where the channel has ended already it does not run. It is
-    /// to be brief, and must not touch this queue.
+    /// Works on the peer's memory in place. `work` runs at once, like a post. A peer that closes its channel waits for
+    /// it as it waits for writes: for a while, then it logs a warning. If the channel has already closed, `work` does
+    /// not run. It must be short, and must not use this queue.
     fn while_open(&mut self, _channel: ChannelId, _work: &mut dyn FnMut()) -> Result<(), PostError> {
         Err(PostError::RemoteAccess)
     }
 
-    /// Starts whatever was posted and not started yet (chained posts, one system call for many frames).
+    /// Starts everything that was posted and not yet started (chained posts, one system call for many frames).
     fn flush(&mut self);
 
-    /// Moves work on and appends what happened. Bounded work per call, so that callers stay responsive.
+    /// Advances work and appends completions and notices. The work per call is bounded, so callers stay responsive.
     fn poll(&mut self, completions: &mut Vec<Completion>);
 
-    /// Did the last poll bring part of something? Whoever waits for the rest is not idle.
+    /// Whether the last poll received a part of something. A caller that waits for the rest should not sleep.
     fn moved(&self) -> bool {
         false
     }
 
-    /// Ends a channel: nothing of the peer's lands after this returns, and no read of the peer's begins that would
+    /// Closes a channel. After the call no write of the peer arrives, and no read of the peer begins that would
     /// complete. Its unfinished requests are dropped.
     fn close(&mut self, channel: ChannelId);
 
-    /// What channels of this queue can do; the least of all drivers where several are behind it.
+    /// The capabilities of this queue's channels; with several drivers the smallest common ones.
     fn caps(&self) -> Caps;
 }

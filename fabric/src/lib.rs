@@ -1,12 +1,12 @@
-//! Moves opaque bytes one-sided between registered regions of processes: the remote machine as a device
-//! (Xue et al., section 3.1 and table 1). One trait family, several drivers.
+//! Moves opaque bytes one-sided between registered regions of processes: the remote machine as a device (Xue et al.,
+//! section 3.1 and table 1). One trait family, several drivers.
 //!
-//! [`machine`] is the paper's interface as it stands there: devices, regions, channels by endpoint and queue pair, and
-//! asynchronous copies, with threads of its own. The roles use what is below it, from threads of theirs: a [`Device`]
-//! connects channels, a [`LaneQueue`] per lane owns them, [`CompletionQueue::post_write`] and
-//! [`CompletionQueue::post_read`] start copies, and [`CompletionQueue::poll`] tells of their ends and of notices.
+//! [`machine`] is the paper's interface: devices, regions, channels by endpoint and queue pair, and asynchronous
+//! copies, with its own threads. The roles use the layer below it, from their own threads: a [`Device`] connects
+//! channels, a [`LaneQueue`] per lane owns them, [`CompletionQueue::post_write`] and [`CompletionQueue::post_read`]
+//! start copies, and [`CompletionQueue::poll`] returns completions and notices.
 //!
-//! This crate knows nothing of batches, keys or roles. It is the only crate with `unsafe` (bindings apart);
+//! This crate knows nothing of batches, keys or roles. Except for the bindings it is the only crate with `unsafe`;
 //! each block says why it is sound and why it is needed.
 
 pub mod allocations;

@@ -1,4 +1,4 @@
-//! A channel to a peer, as its users hold it: hands copies to the polling thread.
+//! A channel to a peer from the user's side: passes copies to the polling thread.
 
 use super::CopyError;
 use super::copy::{COPIES_MAX, Copying, Direction, Job, OnDone, RemoteRegion};
@@ -9,7 +9,7 @@ use crate::memory::Span;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// A channel to a peer. Clones share it; it lasts until it breaks or the machine is closed.
+/// A channel to a peer. Clones share it. It ends when it breaks or the machine is closed.
 #[derive(Clone, Debug)]
 pub struct Channel {
     endpoint: SocketAddr,
@@ -28,23 +28,23 @@ impl Channel {
         Self { endpoint, orders, attached, within }
     }
 
-    /// Whom it leads to.
+    /// The peer's address.
     #[must_use]
     pub fn endpoint(&self) -> SocketAddr {
         self.endpoint
     }
 
-    /// Why it ended, once it has; the machine then gives a new one.
+    /// Why it has ended, if it has. The machine then gives a new one.
     #[must_use]
     pub fn ended(&self) -> Option<&str> {
         self.attached.ended.get().map(String::as_str)
     }
 
-    /// Copies `local` to or from the peer's region, at `offset` there, and calls `on_done` when that has ended: its
-    /// memory may then be used again. Copies of a channel happen in order; a copy back after one to the peer brings what
-    /// that one wrote. One exception: bytes that a copy still brings here are not there yet for a copy that sends them on;
-    /// wait for it first. `on_done` runs on the polling thread, once in any case: it must not block. Where it panics, that is
-    /// logged, and harms nothing else.
+    /// Copies `local` to or from the peer's region, at `offset` there, and calls `on_done` at the end; then the memory
+    /// may be used again. Copies of a channel take effect in order: a copy from the peer after a copy to the peer
+    /// returns the new bytes. One exception: if a copy sends bytes that an earlier copy still receives, wait for the
+    /// earlier one first. `on_done` runs exactly once, on the polling thread, and must not block. If it panics, the
+    /// panic is logged and has no other effect.
     pub fn copy(
         &self,
         local: &Span,
@@ -56,7 +56,7 @@ impl Channel {
         self.hand_over(local, remote, offset, direction, OnDone::new(on_done))
     }
 
-    /// As [`Channel::copy`], to be waited for.
+    /// As [`Channel::copy`], with a handle to wait for.
     pub fn start_copy(
         &self,
         local: &Span,

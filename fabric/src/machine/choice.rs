@@ -1,4 +1,4 @@
-//! Which driver two machines use: a pure choice from what both have and want, with the reason.
+//! The driver between two machines: a pure choice from the capabilities and wishes of both, with the reason.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -15,7 +15,7 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// In the order of preference.
+    /// In order of preference.
     pub const ALL: [Self; 3] = [Self::Shm, Self::Verbs, Self::Tcp];
 }
 
@@ -29,27 +29,27 @@ impl fmt::Display for Driver {
     }
 }
 
-/// The driver between two machines, and why it is this one.
+/// The driver between two machines, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Which.
+    /// The driver.
     pub driver: Driver,
-    /// Why, and why not those before it.
+    /// Why it was chosen, and why preferred ones were not.
     pub why: String,
 }
 
-/// What a machine can do, as its peers are told.
+/// The capabilities of a machine, as sent to its peers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Means {
     pub(super) host: String,
     pub(super) uid: u32,
-    /// This driver or none.
+    /// Only this driver, if set.
     pub(super) required: Option<Driver>,
-    /// Why there is no RDMA device in use.
+    /// Why no RDMA device is in use.
     pub(super) no_verbs: Option<String>,
 }
 
-/// Chooses; the error says why each is ruled out.
+/// Chooses the driver. The error has the reason for each that is excluded.
 pub(super) fn choose(ours: &Means, theirs: &Means) -> Result<Choice, String> {
     let mut ruled_out = Vec::new();
     for driver in Driver::ALL {

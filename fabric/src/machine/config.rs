@@ -1,4 +1,4 @@
-//! What a machine is opened with: the paper's three arguments, and what has a default.
+//! The configuration of a machine: the paper's three arguments, and others with defaults.
 
 use super::choice::Driver;
 use crate::devices::DevicesConfig;
@@ -7,22 +7,22 @@ use crate::verbs::VerbsConfig;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// No wait is longer: a clock can be told to ring then.
+/// The largest wait: a clock can represent its end.
 pub(super) const WITHIN_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// Completion queues of a machine.
+/// Completion queues of a machine, at most.
 const NUM_CQS_MAX: u16 = 64;
-/// Queue pairs with each peer.
+/// Queue pairs with each peer, at most.
 const NUM_QPS_PER_PEER_MAX: u16 = 1024;
 
-/// Bytes of a secret.
+/// Bytes of a secret, at most.
 const SECRET_BYTES_MAX: usize = 256;
 
-/// What machines know that may reach each other; the same at all of them.
+/// A shared secret of machines that may connect to each other.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl std::fmt::Debug for Secret {
-    /// Secrets stay out of logs.
+    /// Secrets do not appear in logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secret(..)")
     }
@@ -39,7 +39,7 @@ impl Secret {
         &self.0
     }
 
-    /// Compares without telling by its time how many bytes fit.
+    /// Compares in constant time, so that the time does not reveal how many bytes match.
     pub(super) fn is(&self, other: &str) -> bool {
         let pairs = self.0.bytes().zip(other.bytes());
         other.len() == self.0.len() && pairs.fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
@@ -49,27 +49,27 @@ impl Secret {
 /// See [`Machine::open`](super::Machine::open).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineConfig {
-    /// Where peers reach it for set-up: an address of this host that they can use, and a port (0: any that is free).
+    /// The set-up address for peers: an address of this host that they can reach, and a port (0: any free port).
     pub endpoint: SocketAddr,
-    /// Who connects has to say it before anything else. None is needed on a loopback address; then whoever is on this host
-    /// may read and write what is published. It travels in clear, as offers do: it keeps strangers out, not those who can
-    /// listen on the network.
+    /// The connecting side must send this secret first. Optional on a loopback address; then every process on this
+    /// host may read and write what is published. It is sent unencrypted, like offers: it protects against other
+    /// hosts, but not against a peer that reads the network.
     pub secret: Secret,
     /// Completion queues, each with a polling thread.
     pub num_cqs: u16,
     /// Queue pairs (channels) with each peer.
     pub num_qps_per_peer: u16,
-    /// This driver or none; the first of shm, verbs and tcp that both sides have unless said.
+    /// Only this driver, if set; otherwise the first of shm, verbs and tcp that both sides have.
     pub driver: Option<Driver>,
-    /// The RDMA device; none where it is not wanted.
+    /// The RDMA device, if it is to be used.
     pub verbs: Option<VerbsConfig>,
-    /// Unfinished requests of a channel; more wait in order.
+    /// Unfinished requests of a channel, at most; further ones wait in order.
     pub send_depth: usize,
     /// How long a polling thread spins before it sleeps.
     pub spin: Duration,
-    /// Each step of setting up.
+    /// Time limit of each step of the set-up.
     pub step: Duration,
-    /// A copy, from when it is handed over.
+    /// Time limit of a copy, from its submission.
     pub copy_within: Duration,
 }
 

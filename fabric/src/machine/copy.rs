@@ -1,4 +1,4 @@
-//! One asynchronous copy: what it is, how its end is told, and how it may fail.
+//! One asynchronous copy: its definition, its completion, and its errors.
 
 use super::words::NAME_BYTES_MAX;
 use crate::error::{FabricError, PostError};
@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Which way the bytes go.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From our memory into the peer's.
@@ -22,19 +22,19 @@ pub enum Direction {
     RemoteToLocal,
 }
 
-/// A copy that did not happen, or of which nobody knows.
+/// A failed copy, or one with an unknown result.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CopyError {
-    /// Its channel ended: the peer died, closed it or misbehaved, or a copy before it was late.
+    /// Its channel ended: the peer failed, closed it or violated the protocol, or an earlier copy was late.
     #[error("the channel ended: {0}")]
     Ended(String),
-    /// It did not end in time. Its channel is closed, so that its bytes do not move any more.
+    /// It did not complete in time. Its channel is closed, so that its bytes do not move any more.
     #[error("the copy has not ended within {waited_ms} ms; its channel is closed")]
     Late {
-        /// How long it had.
+        /// Its time limit.
         waited_ms: u64,
     },
-    /// The driver did not take it.
+    /// The driver rejected it.
     #[error(transparent)]
     Refused(#[from] PostError),
     /// This machine is closed.
@@ -42,7 +42,7 @@ pub enum CopyError {
     Closed,
 }
 
-/// A peer's region as its name was looked up: what may be copied from and to.
+/// A peer's region, found by its name: source or destination of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRegion {
     pub(super) endpoint: SocketAddr,
@@ -51,13 +51,13 @@ pub struct RemoteRegion {
 }
 
 impl RemoteRegion {
-    /// Whose it is.
+    /// The peer.
     #[must_use]
     pub fn endpoint(&self) -> SocketAddr {
         self.endpoint
     }
 
-    /// Its bytes.
+    /// Its size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.bytes
@@ -149,7 +149,7 @@ impl Job {
     }
 }
 
-/// A copy that can be waited for.
+/// A copy to wait for.
 #[derive(Debug)]
 pub struct Copying {
     ended: Receiver<Result<(), CopyError>>,
@@ -165,7 +165,7 @@ impl Copying {
         (Self { ended, within }, on_done)
     }
 
-    /// Waits for its end, which comes within the copy's own deadline.
+    /// Waits until it has ended, which happens within the copy's own deadline.
     pub fn wait(self) -> Result<(), CopyError> {
         // Twice: the polling thread keeps the deadline, and tells.
         match self.ended.recv_timeout(2 * self.within) {
@@ -177,14 +177,14 @@ impl Copying {
         }
     }
 
-    /// Its end, if it has come.
+    /// Its result, if it has ended.
     #[must_use]
     pub fn poll(&self) -> Option<Result<(), CopyError>> {
         self.ended.try_recv().ok()
     }
 }
 
-/// A name that regions can be published and looked up under.
+/// A name under which regions are published and looked up.
 pub(super) fn check_name(name: &str) -> Result<(), FabricError> {
     match name.is_empty() || name.len() > NAME_BYTES_MAX {
         true => Err(FabricError::Misuse(format!(

@@ -9,17 +9,20 @@
 //! | `RdmaChannel::Memcpy(local, remote, size, direction, callback)` | [`Channel::copy`], or [`Channel::start_copy`] to wait |
 //! | addresses of memory, told by a vanilla RPC (section 3.2) | [`Machine::publish`], [`Machine::lookup`] |
 //!
-//! As there, a machine has several completion queues with a polling thread each (`poller`), and the queue pairs of its
-//! peers are spread over them round-robin. A polling thread spins briefly, then sleeps. The driver is the first of shared
-//! memory, verbs and tcp that both machines have, or the one that is asked for; [`Machine::choice`] says which and why.
+//! As in the paper, a machine has several completion queues with one polling thread each (`poller`), and the queue
+//! pairs of its peers are spread over them round-robin. A polling thread spins briefly, then sleeps. The driver is the
+//! first of shared memory, verbs and tcp that both machines have, or the requested one; [`Machine::choice`] returns it
+//! with the reason.
 //!
-//! Who connects owns the channel: where both sides ask for one, each has its own. Over set-up connections
-//! (`words`, `reception`, `peer`) who connects says the secret of the machine first ([`MachineConfig::secret`]): without
-//! it nothing is told, no region looked up and no channel opened. Only a machine on a loopback address may go without:
-//! then whoever is on its host may look up what it has published, and write to it. Callbacks run on polling threads and must not block. Every wait has a deadline, and a copy that is
-//! late closes its channel, as nobody else could promise that its bytes do not move any more.
+//! The connecting side owns the channel; if both sides ask for one, each has its own. On set-up connections (`words`,
+//! `reception`, `peer`) the connecting side first sends the secret of the machine ([`MachineConfig::secret`]). Without
+//! it, no question is answered, no region is looked up and no channel is opened. Only a machine on a loopback address
+//! may have no secret; then every process on its host may look up what it has published, and write to it. Callbacks
+//! run on polling threads and must not block. Every wait has a deadline. A copy that is late closes its channel,
+//! because nothing else could guarantee that its bytes do not move any more.
 //!
-//! The parameter server's own data path does not go this way: it posts from the thread that polls, with notices.
+//! The parameter server's own data path does not use this interface: it posts from the thread that polls, with
+//! notices.
 //!
 //! ```
 //! # use fabric::machine::{Direction, Machine, MachineConfig};
@@ -80,10 +83,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A lookup asks again after this long, so that it does not keep others from the peer.
+/// The interval between repeated lookups, so that they do not keep others from the peer.
 const LOOKUP_SLICE: Duration = Duration::from_millis(200);
 
-/// See the module. Closed when dropped: its channels end, and copies under way fail.
+/// See the module. Dropping it closes it: its channels end, and copies in flight fail.
 #[derive(Debug)]
 pub struct Machine {
     inner: Arc<Inner>,
@@ -103,10 +106,10 @@ struct Inner {
     pollers: Vec<Poller>,
     next_poller: AtomicUsize,
     published: Published,
-    /// Set-up connections that peers have made, to be ended with the machine.
+    /// Set-up connections of peers, which end with the machine.
     guests: Mutex<HashMap<u64, TcpStream>>,
     next_guest: AtomicU64,
-    /// By endpoint. Each has a lock of its own: setting up takes time.
+    /// By endpoint. Each has its own lock, because setting up takes time.
     peers: Mutex<HashMap<SocketAddr, Arc<Mutex<Peer>>>>,
     is_closing: AtomicBool,
 }
@@ -159,13 +162,13 @@ impl Machine {
         Ok(Self { inner, listener, reception: Some(reception) })
     }
 
-    /// Where peers reach it.
+    /// The address for peers.
     #[must_use]
     pub fn endpoint(&self) -> SocketAddr {
         self.inner.endpoint
     }
 
-    /// Allocates memory that copies can use, registered with the RDMA device where there is one.
+    /// Allocates memory for copies. It is registered with the RDMA device, if there is one.
     pub fn allocate_region(&self, bytes: usize) -> Result<Region, FabricError> {
         if bytes == 0 {
             return Err(FabricError::Misuse("a region needs at least one byte".into()));
@@ -176,13 +179,14 @@ impl Machine {
         Ok(region)
     }
 
-    /// Lets every peer find a region by this name, and copy from and to it, for as long as the machine lives.
+    /// Publishes a region under this name: every peer may look it up, and copy from and to it, as long as the machine
+    /// exists.
     pub fn publish(&self, name: &str, region: &Region) -> Result<(), FabricError> {
         check_name(name)?;
         self.inner.published.insert(name, region)
     }
 
-    /// A peer's region by its name, waited for until it is published.
+    /// Looks up a peer's region by its name, and waits until it is published.
     pub fn lookup(
         &self,
         endpoint: SocketAddr,
@@ -210,7 +214,7 @@ impl Machine {
         }
     }
 
-    /// The channel to a peer by the number of its queue pair, connected with the first use, and again after it ended.
+    /// The channel to a peer with this queue pair number. It is connected at first use, and again after it has ended.
     pub fn channel(
         &self,
         endpoint: SocketAddr,
@@ -230,7 +234,7 @@ impl Machine {
         Ok(Channel::new(endpoint, orders, attached, self.inner.copy_within))
     }
 
-    /// The driver to a peer, and why it is this one.
+    /// The driver to a peer, and the reason.
     pub fn choice(&self, endpoint: SocketAddr, within: Duration) -> Result<Choice, FabricError> {
         let deadline = Instant::now() + within.min(WITHIN_MAX);
         self.with_peer(endpoint, |peer, inner| peer.choice(inner, deadline))
@@ -286,7 +290,7 @@ impl Inner {
         }
     }
 
-    /// Notes a connection, to be ended with the machine; none where there are too many.
+    /// Records a connection, to be ended with the machine; none if there are too many.
     fn enrol(&self, stream: &TcpStream) -> Option<(u64, TcpStream)> {
         let guest = stream.try_clone().ok()?;
         let noted = stream.try_clone().ok()?;

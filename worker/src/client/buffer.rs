@@ -6,9 +6,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// An exclusive, 64-byte aligned piece of the client's registered memory. It goes into an operation by
-/// value and comes back with [`Handle::wait`](super::Handle::wait), so nothing writes it meanwhile but the
-/// server it was granted to.
+/// An exclusive, 64-byte aligned piece of the client's registered memory. It is moved into an operation and returned
+/// by [`Handle::wait`](super::Handle::wait). Meanwhile only the server with the grant can write it.
 #[derive(Debug)]
 pub struct TensorBuffer(Buffer);
 
@@ -29,26 +28,27 @@ impl TensorBuffer {
         self.0
     }
 
-    /// Copies bytes to its start, as many as fit: into memory that was never used quicker than through a slice.
+    /// Copies bytes to its beginning, as many as fit. For memory that was never used this is faster than writing
+    /// through a slice.
     pub fn copy_in(&mut self, from: &[u8]) {
         self.0.copy_in(from);
     }
 
-    /// Gives up the right to be its only holder: for languages whose arrays lie in it, as often as they like.
+    /// Gives up exclusive access: for other languages, where several arrays may refer to the memory.
     #[must_use]
     pub fn share(self) -> SharedBuffer {
         let span = self.0.span();
         SharedBuffer { buffer: Arc::new(self.0), span }
     }
 
-    /// The bytes as elements. Trailing bytes that make no whole element are left out.
+    /// The bytes as elements. Trailing bytes that are no whole element are left out.
     #[must_use]
     pub fn as_slice<T: Element>(&self) -> &[T] {
         let elements = self.0.len() / size_of::<T>();
         <[T]>::ref_from_prefix_with_elems(&self.0, elements).map_or(&[], |(elements, _)| elements)
     }
 
-    /// The bytes as elements, to be written.
+    /// The bytes as mutable elements.
     #[must_use]
     pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
         let elements = self.0.len() / size_of::<T>();
@@ -61,17 +61,17 @@ impl TensorBuffer {
         self.as_slice()
     }
 
-    /// The bytes as f32, to be written.
+    /// The bytes as mutable f32.
     #[must_use]
     pub fn as_f32_mut(&mut self) -> &mut [f32] {
         self.as_mut_slice()
     }
 }
 
-/// Registered memory, or a part of it, that several have: clones share it, and an operation has one for as long as it
-/// lasts. Here it is never read or written through a reference, so nobody is kept from doing either elsewhere: what
-/// is written while it is sent arrives torn. One buffer may be an operation's gradient and its weights: a chunk's
-/// weights come only once its gradient has been taken.
+/// Registered memory, or a part of it, with several owners. Clones share it, and an operation owns a clone until it
+/// ends. Rust code never reads or writes it through a reference, so other code may do either at any time. If it is
+/// written while it is sent, the sent bytes are a mixture. One buffer may be an operation's gradient and its weights,
+/// because weights arrive only after the gradient has been read.
 #[derive(Clone, Debug)]
 pub struct SharedBuffer {
     buffer: Arc<Buffer>,

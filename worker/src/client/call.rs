@@ -29,29 +29,29 @@ const SHORT_PIECE_BYTES: u64 = 4 << 10;
 /// Frames of at most so many bytes are used again and again.
 const SHORT_FRAME_BYTES: u64 = 4 << 10;
 
-/// What a server's handler is asked.
+/// A request to a server's handler.
 #[derive(Debug, Default)]
 pub struct CallRequest {
-    /// A few bytes for the handler: at most [`proto_common::call::CALL_HEAD_BYTES_MAX`].
+    /// The head: a few bytes for the handler, at most [`proto_common::call::CALL_HEAD_BYTES_MAX`].
     pub head: Vec<u8>,
-    /// The body, in pieces that the handler sees as one; at most [`proto_common::call::CALL_PIECES_MAX`].
+    /// The body, in pieces that the handler receives as one; at most [`proto_common::call::CALL_PIECES_MAX`].
     pub body: Vec<Piece>,
-    /// Higher goes first; calls to one handler of one server are never reordered.
+    /// Calls with higher priority go first; calls to one handler of one server are never reordered.
     pub priority: i32,
-    /// Bytes that the reply's body is expected to have. Room for as many is granted with the request, so that the server
-    /// can write them at once; a longer reply costs one more round trip. 0: not known, so as many as the last long reply
-    /// of this handler had; 1: none to speak of.
+    /// The expected size of the reply's body. This much room is granted with the request, so that the server can write
+    /// the reply at once; a longer reply costs one more round trip. 0: unknown, so the size of the last long reply of
+    /// this handler; 1: no long reply.
     pub reply_bytes: u64,
-    /// Where the reply's body is to land, where it does not travel with the result; it comes back in [`CallReply::body`].
+    /// The destination of the reply's body, unless it travels with the result. It is returned in [`CallReply::body`].
     pub reply_into: Option<TensorBuffer>,
-    /// Time it has; `deadlines.operation_ms` where `None`.
+    /// Its time limit; `deadlines.operation_ms` if `None`.
     pub timeout: Option<Duration>,
 }
 
 /// A piece of a request's body, owned until the call has ended.
 #[derive(Debug)]
 pub enum Piece {
-    /// Registered memory of this client's: a server reads a large one where it lies.
+    /// Registered memory of this client. A server reads a large piece in place.
     Buffer(TensorBuffer),
     /// Plain bytes, copied once into registered memory.
     Bytes(Vec<u8>),
@@ -77,14 +77,14 @@ impl Piece {
     }
 }
 
-/// What the handler answered.
+/// A handler's reply.
 #[derive(Debug)]
 pub struct CallReply {
     /// Its head.
     pub head: Vec<u8>,
     /// Its body.
     pub body: ReplyBody,
-    /// The request's body, given back.
+    /// The request's body, returned.
     pub request: Vec<Piece>,
 }
 
@@ -116,7 +116,7 @@ impl Deref for ReplyBody {
 }
 
 impl ReplyBody {
-    /// The buffer that it landed in, to be used again; the rest of it is as it was. `None` of a short reply, which travels
+    /// The buffer of the body, for reuse; its other contents are unchanged. `None` for a short reply, which travels
     /// with the result.
     #[must_use]
     pub fn into_buffer(self) -> Option<TensorBuffer> {
@@ -127,7 +127,7 @@ impl ReplyBody {
     }
 }
 
-/// A call in flight. Dropping it does not cancel the call; its buffers go back to the pool when it has ended.
+/// A call in flight. Dropping it does not cancel the call; its buffers return to the pool when it has ended.
 #[derive(Debug)]
 pub struct CallHandle {
     state: Arc<OpState>,
@@ -174,9 +174,9 @@ struct Cut {
 }
 
 impl Client {
-    /// Calls a handler of a server's program. Calls to one handler of one server are taken in the order in which they are
-    /// made, each of them once, whatever becomes of the channel. The handle ends with the reply, or with an error that names
-    /// handler and server: at the call's deadline at the latest.
+    /// Calls a handler of a server's program. Calls to one handler of one server are handled in the order in which
+    /// they are made, each of them once, even if the channel breaks. The handle ends with the reply, or with an error
+    /// that names handler and server, at the call's deadline at the latest.
     pub fn call(&self, app: u32, server: u32, request: CallRequest) -> Result<CallHandle, ClientError> {
         if app >= TABLE_APPS {
             let reason =
@@ -450,14 +450,14 @@ impl Drop for Expected {
 }
 
 impl CallHandle {
-    /// Has it ended, well or not?
+    /// Whether it has ended, successfully or not.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.state.poll().is_some()
     }
 
-    /// Calls back when it has ended: on a data thread or in another's wait (be brief there, and wait for no operation), or
-    /// at once if it has.
+    /// Registers a callback for its end. It is called on a data thread or in another thread's wait, or at once if the
+    /// call has ended. The callback must return quickly and must not wait for an operation.
     pub fn on_end(self, callback: impl FnOnce(Result<CallReply, OpError>) + Send + 'static) {
         self.lane.expect_callback();
         let Self { state, of, lane, .. } = self;
@@ -468,7 +468,7 @@ impl CallHandle {
         }));
     }
 
-    /// Waits until it has ended, which it does by its deadline; the error names handler and server.
+    /// Waits until it has ended, at its deadline at the latest. The error names handler and server.
     pub fn wait(self) -> Result<CallReply, ClientError> {
         let told = || self.state.poll().is_some();
         let lanes = || std::iter::once(&self.lane);

@@ -10,32 +10,32 @@ use proto_common::ids::{Rank, Version};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// An operation that ended well, with the buffers it had.
+/// The result of a successful operation, with its buffers.
 #[derive(Debug)]
 pub struct Ended {
-    /// The version that was published, or landed. Outside mode sync each chunk has one of its own, which counts the
-    /// contributions to it that are in force: this is the least of them.
+    /// The version that was published or returned. Outside mode sync each chunk has its own version, the number of its
+    /// applied contributions; this is the lowest of them.
     pub version: Version,
-    /// The version of each chunk, in order, where the tensor was [`Tensor::with_chunk_versions`].
+    /// The version of each chunk, in order, for a tensor [`Tensor::with_chunk_versions`].
     pub chunk_versions: Option<Vec<Version>>,
-    /// Chunks of the contribution that came when their round had ended without them, and were dropped: only of tensors
-    /// with backup workers. Their weights are newer than the round's, and the next contribution is to the round behind
-    /// them.
+    /// Chunks of the contribution that were late: their round had ended without them, and they were dropped. Only for
+    /// tensors with backup workers. The returned weights of these chunks are newer than the round's, and the next
+    /// contribution is to the round after them.
     pub late_chunks: u32,
-    /// The gradient's buffer, where it was one of the client's registered memory and nobody else had it.
+    /// The gradient's buffer, if it was registered memory of the client with no other owner.
     pub source: Option<TensorBuffer>,
-    /// The gradient's buffer, where it was one of the trainer's own.
+    /// The gradient's buffer, if it was one of the trainer's own.
     pub user: Option<UserBuffer>,
-    /// The weights' buffer, where the operation had one that nobody else had.
+    /// The weights' buffer, if the operation had one with no other owner.
     pub target: Option<TensorBuffer>,
-    /// The weights, where they were asked for without a buffer.
+    /// The weights, if they were requested without a buffer.
     pub weights: Option<Weights>,
-    /// Bytes at the start of the weights' buffer that landed: all of them, or of a dynamic tensor those of the last round.
+    /// Bytes of weights at the beginning of the buffer: all of them, or for a dynamic tensor those of the last round.
     pub landed_bytes: u64,
 }
 
-/// An operation in flight. Dropping it does not cancel the operation; its buffers go back to the pool when
-/// it has ended.
+/// An operation in flight. Dropping it does not cancel the operation; its buffers return to the pool when it has
+/// ended.
 #[derive(Debug)]
 pub struct Handle {
     state: Arc<OpState>,
@@ -88,14 +88,14 @@ impl Handle {
         used_of(&self.lanes, self.used)
     }
 
-    /// Has it ended, well or not?
+    /// Whether it has ended, successfully or not.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.state.poll().is_some()
     }
 
-    /// Calls back when it has ended: on a data thread or in another's [`Handle::wait`] (be brief there, and
-    /// wait for no operation), or at once if it has.
+    /// Registers a callback for its end. It is called on a data thread or in another thread's [`Handle::wait`], or at
+    /// once if the operation has ended. The callback must return quickly and must not wait for an operation.
     pub fn on_end(&self, callback: impl FnOnce(Result<Version, OpError>) + Send + 'static) {
         self.lanes().for_each(LaneHandle::expect_callback);
         let expected = Expected { lanes: self.lanes.clone(), used: self.used };
@@ -107,7 +107,7 @@ impl Handle {
         }));
     }
 
-    /// Waits until it has ended, or until `deadline`. Has it ended?
+    /// Waits until it has ended, or until `deadline`. Returns whether it has ended.
     #[must_use]
     pub fn is_done_by(&self, deadline: Instant) -> bool {
         let deadline = deadline.min(self.deadline);
@@ -128,9 +128,9 @@ impl Handle {
         Instant::now() >= self.deadline
     }
 
-    /// Waits until it has ended. Every operation ends within its deadline (`deadlines.operation_ms`); the
-    /// error names who is waited for. After an error the buffers stay with the operation until nothing can
-    /// write them any more; a clone of a [`UserBuffer`] can be changed again from then on.
+    /// Waits until it has ended. Every operation ends within its deadline (`deadlines.operation_ms`), and the error
+    /// names the processes that were waited for. After an error the buffers stay with the operation until no server
+    /// can write them any more; then a clone of a [`UserBuffer`] can be changed again.
     pub fn wait(self) -> Result<Ended, ClientError> {
         let ended = self.is_done_by(self.deadline);
         let result = if ended { self.state.poll() } else { None };

@@ -56,10 +56,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long a lane may take to tell about itself.
+/// How long a lane may take to report its counts.
 const REPORT_WITHIN: Duration = Duration::from_millis(500);
 
-/// A worker of a Gradwire cluster. Thread-safe; clones share it; the last one leaves the cluster.
+/// A worker of a Gradwire cluster. Thread-safe; clones share it. When the last clone is dropped, the worker leaves the
+/// cluster.
 #[derive(Clone)]
 pub struct Client(Arc<Inner>);
 
@@ -118,57 +119,57 @@ fn named(error: ClientError, specs: &[TensorSpec]) -> ClientError {
 }
 
 impl Client {
-    /// Joins the cluster that the settings name: registers with the scheduler, waits until all members are
-    /// there, connects to every server. Each step has its deadline (`deadlines.*`), and its error names who
-    /// was waited for.
+    /// Joins the cluster that the settings name: registers with the scheduler, waits until all members have
+    /// registered, and connects to every server. Each step has a deadline (`deadlines.*`), and its error names the
+    /// missing members.
     pub fn connect(settings: Settings) -> Result<Self, ClientError> {
         let flight = Flight::embedded(Role::Worker, &settings);
         connect::connect(settings, Notify::default(), flight)
     }
 
-    /// As [`Client::connect`]; the service manager that started this process hears when it is registered, how it is while it
-    /// has data threads, and that it has left. `flight` is the process's recorder.
+    /// As [`Client::connect`], with notifications to the service manager that started this process: registered, alive
+    /// while it has data threads, left. `flight` is the process's recorder.
     pub fn connect_told(settings: Settings, notify: Notify, flight: Flight) -> Result<Self, ClientError> {
         connect::connect(settings, notify, flight)
     }
 
-    /// This worker's rank, 0 to `workers() - 1`.
+    /// This worker's rank, from 0 to `workers() - 1`.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.0.rank.0
     }
 
-    /// How many workers the job has.
+    /// The number of workers in the job.
     #[must_use]
     pub fn workers(&self) -> u32 {
         self.0.shape.workers
     }
 
-    /// How many servers the job has.
+    /// The number of servers in the job.
     #[must_use]
     pub fn servers(&self) -> u32 {
         self.0.shape.servers
     }
 
-    /// The mode of tensors that do not say theirs: the cluster's, as the scheduler has it.
+    /// The mode of tensors that set none: the cluster's, from the scheduler.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.0.shape.mode
     }
 
-    /// This process's life, as it stands in the roster.
+    /// The incarnation of this process, as in the roster.
     #[must_use]
     pub fn incarnation(&self) -> Incarnation {
         self.0.incarnation
     }
 
-    /// The driver to each server that is there, by rank, and why it was chosen.
+    /// The driver to each connected server, by rank, and the reason for it.
     #[must_use]
     pub fn links(&self) -> Vec<(Rank, Choice)> {
         self.0.links.all()
     }
 
-    /// The drivers in use, for people: "shm", "tcp" or "shm+tcp".
+    /// The drivers in use, for display: "shm", "tcp" or "shm+tcp".
     #[must_use]
     pub fn transport(&self) -> String {
         let links = self.links();
@@ -176,14 +177,14 @@ impl Client {
         Driver::ALL.iter().filter(|d| used(d)).map(ToString::to_string).collect::<Vec<_>>().join("+")
     }
 
-    /// Declares tensors: every worker declares the same ones, in any number of calls. Repeating a
-    /// declaration is harmless; another shape or rule for a known key is refused. A declared tensor is all
-    /// zeros until it is initialised or pushed to. Returns them in the order given. Waits for the servers at most
-    /// `deadlines.operation_ms`; the error names those that have not allocated, and declaring the same again then
-    /// waits anew.
+    /// Declares tensors. All workers must declare the same tensors, in any number of calls. A repeated declaration has
+    /// no effect; another shape or rule for a known key is refused. A declared tensor is all zeros until it is
+    /// initialised or pushed to. Returns the tensors in the given order. Waits for the servers at most
+    /// `deadlines.operation_ms`; the error names those that have not allocated, and the same declaration then waits
+    /// again.
     ///
-    /// Tensors with LAMB have all of their chunks under way at once: those that lie on one lane of one server fit
-    /// `memory.operations` together, or the one too many is refused, and cannot be used by this worker.
+    /// All chunks of a tensor with LAMB are in flight at once. The chunks on one lane of one server must fit into
+    /// `memory.operations` together; otherwise the last tensor is refused, and this worker cannot use it.
     pub fn declare(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
         if let Some(spec) = specs.iter().find(|spec| home_of(spec.key).is_some()) {
             let what = format!(
@@ -194,7 +195,7 @@ impl Client {
         self.declare_any(specs)
     }
 
-    /// As [`Client::declare`], also homes of rows.
+    /// As [`Client::declare`], including homes of rows.
     fn declare_any(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
         let (chunk_bytes, most) = (self.0.shape.chunk_bytes, together::in_flight_max(&self.0.settings));
         for spec in specs {
@@ -211,8 +212,8 @@ impl Client {
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
     }
 
-    /// From which round of each tensor on this worker counts, where it came in between: no contribution may be sent before that
-    /// is known.
+    /// If this worker joined between rounds: the round of each tensor from which it counts. No contribution may be
+    /// sent before this is known.
     fn counts(&self, within: Duration) -> Result<BTreeMap<Key, u64>, ClientError> {
         if self.0.coming != Coming::Between {
             return Ok(BTreeMap::new());
@@ -249,13 +250,14 @@ impl Client {
         Ok(new)
     }
 
-    /// Gives a tensor another update rule, from this worker's next contribution on: all chunks and all workers have it
-    /// from that round on, which is returned. One worker's call is enough. What the rule before kept stays where the new
-    /// one keeps the same (see [`RuleChange`]). Meanwhile this worker's other operations on the tensor wait. An error that
-    /// is not the caller's leaves open whether servers took it: call again.
+    /// Changes a tensor's update rule, from this worker's next contribution on. All chunks and all workers have the
+    /// new rule from that round on; the round is returned. One worker's call is enough. State that both rules use is
+    /// kept (see [`RuleChange`]). This worker's other operations on the tensor wait meanwhile. After an error that is
+    /// not the caller's it is unknown whether servers have the change: call again.
     ///
-    /// Outside mode sync, and with backup workers, each chunk has the new rule from the contribution, or the round, that
-    /// comes next there; what any worker sends after this has returned is under it, and the number returned says nothing.
+    /// Outside mode sync, and with backup workers, each chunk has the new rule from its next contribution or round on.
+    /// Contributions that any worker sends after the call has returned are under the new rule, and the returned number
+    /// has no meaning.
     pub fn change_rule(&self, tensor: &Tensor, optimizer: Optimizer) -> Result<u64, ClientError> {
         let key = tensor.key();
         if !tensor.is_of(self.0.incarnation) {
@@ -272,13 +274,13 @@ impl Client {
         Ok(change.from_round)
     }
 
-    /// A declared tensor by key.
+    /// A declared tensor, by key.
     pub fn tensor(&self, key: u64) -> Result<Tensor, ClientError> {
         let tensors = self.0.tensors.read().unwrap_or_else(PoisonError::into_inner);
         tensors.get(&Key(key)).cloned().ok_or(ClientError::Undeclared(Key(key)))
     }
 
-    /// Declared tensors by a list of keys, which must be sorted and without duplicates.
+    /// Declared tensors, by a list of keys, which must be sorted and without duplicates.
     pub fn tensors(&self, keys: &[u64]) -> Result<Vec<Tensor>, ClientError> {
         if let Some(at) = keys.windows(2).position(|pair| pair[1] <= pair[0]) {
             return Err(ClientError::Unsorted { position: at + 1, key: Key(keys[at + 1]) });
@@ -286,16 +288,17 @@ impl Client {
         keys.iter().map(|key| self.tensor(*key)).collect()
     }
 
-    /// Registered memory for a tensor's bytes: gradients and weights in such buffers move without a copy by
-    /// the sender. Zeroed when new.
+    /// Registered memory with the size of a tensor. The sender does not copy gradients and weights in such buffers.
+    /// Zeroed when new.
     pub fn allocate(&self, bytes: u64) -> Result<TensorBuffer, ClientError> {
         let buffer = self.0.pool.allocate(bytes)?;
         self.prepare(&buffer.span())?;
         Ok(TensorBuffer::new(buffer))
     }
 
-    /// In a child that was forked after this client connected: its buffers' memory is there again, as the parent has it,
-    /// for reading; what is written is the child's own. Nothing else of a client may be used there, nor dropped.
+    /// For a child process that was forked after this client connected: makes the memory of its buffers readable
+    /// there, with the parent's contents. Writes are private to the child. Nothing else of a client may be used or
+    /// dropped there.
     pub fn copy_memory_for_child(&self) -> Result<(), ClientError> {
         Ok(self.0.pool.region().copy_for_child()?)
     }
@@ -305,14 +308,14 @@ impl Client {
         if self.0.links.are_over_device() { self.0.devices.prepare(span) } else { Ok(()) }
     }
 
-    /// Waits until every member of the group has come to the barrier of this name, at most
-    /// `deadlines.barrier_ms`; the error names the missing. Ranks count, not messages.
+    /// Waits until all members of the group have arrived at the barrier with this name, at most
+    /// `deadlines.barrier_ms`. The error names the missing members. Ranks count, not messages.
     pub fn barrier_of(&self, name: &str, group: NodeGroup) -> Result<(), ClientError> {
         let within = Duration::from_millis(self.0.settings.deadlines.barrier_ms);
         self.requests()?.barrier(name, group, within)
     }
 
-    /// Messages to and from other members' programs: small, by way of the scheduler.
+    /// Small messages to and from other members' programs, through the scheduler.
     #[must_use]
     pub fn posts(&self) -> &Posts {
         &self.0.posts
@@ -323,25 +326,25 @@ impl Client {
         self.barrier_of("workers", NodeGroup::WORKERS)
     }
 
-    /// Leaves the cluster in good order: waits for nothing, tells the scheduler goodbye, ends the threads.
-    /// Operations in flight fail with [`OpError::Closed`].
+    /// Leaves the cluster in good order: does not wait, says goodbye to the scheduler, ends the threads. Operations in
+    /// flight fail with [`OpError::Closed`].
     pub fn close(&self) {
         self.0.leave(ToScheduler::Goodbye);
     }
 
-    /// Leaves because the trainer failed: every other member is told why.
+    /// Leaves because the trainer failed. All other members are notified of the reason.
     pub fn fail(&self, reason: &str) {
         self.0.leave(ToScheduler::Failing { reason: reason.to_owned() });
     }
 
-    /// What ended the job, if something did: a member's death, or the scheduler's word.
+    /// What ended the job, if anything: a member's failure, or the scheduler's decision.
     #[must_use]
     pub fn dead(&self) -> Option<OpError> {
         lock(&self.0.dead).clone()
     }
 
-    /// Counts of all lanes: what metrics and heartbeats report. One that does not answer for half a second counts with what it
-    /// told last.
+    /// Counts of all lanes, as in metrics and heartbeats. A lane that does not respond for half a second counts with
+    /// its last report.
     #[must_use]
     pub fn stats(&self) -> crate::engine::LaneStats {
         let ask = |lane: &LaneHandle, reply| lane.send_beside(LaneMessage::Report(reply));
@@ -349,19 +352,19 @@ impl Client {
         told.fold(crate::engine::LaneStats::default(), |sum, report| sum.plus(&report.stats))
     }
 
-    /// What became of the trainer's own buffers that were sent. Asking lets go of those that nobody has any more.
+    /// Statistics of the trainer's own buffers. The call also releases buffers that nothing else refers to.
     #[must_use]
     pub fn registrations(&self) -> RegistrationStats {
         self.0.registrations.sweep()
     }
 
-    /// The client keeps nothing of this buffer any more: its next push is copied again, and once operations with
-    /// it have ended, [`fabric::UserBuffer::into_vec`] gives its numbers back.
+    /// Forgets this buffer: its next push is copied again. When operations with it have ended,
+    /// [`fabric::UserBuffer::into_vec`] returns its contents.
     pub fn forget(&self, buffer: &fabric::UserBuffer) {
         self.0.registrations.forget(buffer);
     }
 
-    /// How long an operation on a tensor may take. Where rounds wait for workers that died, that is within it.
+    /// The time limit of operations on a tensor. If rounds wait for failed workers, this time is included.
     fn operation_ms(&self) -> u32 {
         let deadlines = &self.0.settings.deadlines;
         let returns_ms = if self.0.shape.worker_loss == WorkerLoss::Wait { deadlines.rejoin_ms } else { 0 };

@@ -44,9 +44,9 @@ impl Reported {
 }
 
 impl Client {
-    /// Reports a number of the training, such as its loss: the newest value of each name travels with heartbeats, and the
-    /// scheduler's page, `gradwire status --json`, `gradwire top` and this worker's `/metrics` show it. At most 16 names of 48
-    /// bytes; what was reported once stays. It costs a lock and allocates nothing but for a new name.
+    /// Reports a value of the training, such as its loss. The newest value of each name travels with heartbeats, and
+    /// is shown by the scheduler's page, `gradwire status --json`, `gradwire top` and this worker's `/metrics`. At
+    /// most 16 names of 48 bytes; names are permanent. It takes a lock, and allocates only for a new name.
     pub fn report_metric(&self, name: &str, value: f64) -> Result<(), ClientError> {
         self.0.reported.set(name, value)
     }

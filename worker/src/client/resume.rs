@@ -7,24 +7,25 @@ use proto_common::config::WorkerLoss;
 use proto_common::message::Coming;
 
 impl Client {
-    /// Where training is: the round that every worker has finished of all these tensors, which are all that the trainer
-    /// contributes to. 0 in a job that has just begun; then initial values are to be set ([`Client::init`], which is harmless
-    /// where they are). To be called once, when tensors are declared and before anything is pushed: this worker's next
-    /// contribution to each of them is to the round after, and its first pull brings the weights that the round returned left,
-    /// so that a trainer that goes on with the step after it computes what its earlier life did.
+    /// Where training is: the last round of these tensors that all workers have finished. Pass all tensors that the
+    /// trainer contributes to. In a job that has just begun it is 0: set initial values then ([`Client::init`] has no
+    /// effect if they are set). Call it once, after the tensors are declared and before anything is pushed. This
+    /// worker's next contribution to each of them is to the round after it, and its first pull returns the weights of
+    /// the returned round. A trainer that continues with the next step therefore computes the same as its earlier
+    /// process.
     ///
-    /// It gives more than 0 where tensors begin from a checkpoint; where an earlier life of this rank died and rounds wait for it
-    /// (`cluster.worker_loss = "wait"`): what that had contributed to the round after counts once; and where rounds went on
-    /// without this rank (`"continue"`), which counts from the next one on.
+    /// It is larger than 0 in three cases: tensors began from a checkpoint; an earlier process with this rank failed
+    /// and rounds wait for it (`cluster.worker_loss = "wait"`), and what that process had contributed to the next
+    /// round counts once; or rounds continued without this rank (`"continue"`), and it counts from the next one on.
     ///
-    /// What servers keep of optimizers is theirs and goes on. What a codec's error feedback had kept in the process that died is
-    /// lost: training goes on without it, but for tensors with such a codec weights are then not those of an undisturbed run.
-    /// Outside mode sync it is how many of this worker's own contributions are in force on every chunk; what it repeats of later
-    /// ones counts once.
+    /// Optimizer state is on the servers and continues. The error feedback of a codec in the failed process is lost:
+    /// training continues without it, but the weights of such tensors are then not those of an undisturbed run.
+    /// Outside mode sync it is the number of this worker's own contributions that are applied on every chunk; repeated
+    /// later ones count once.
     ///
-    /// That goes for tensors. Rows have no rounds: what it repeats of a step's pushes to rows counts once where they say the step
-    /// ([`Client::push_rows_in_step`]); of others it is applied once more wherever its earlier life's was, which may be some of the
-    /// rows, all or none.
+    /// This holds for tensors. Rows have no rounds. If pushes to rows carry their step
+    /// ([`Client::push_rows_in_step`]), a repeated step counts once. Other repeated pushes are applied again to the
+    /// rows that the earlier process had reached, which may be some of the rows, all or none.
     pub fn resume(&self, tensors: &[Tensor]) -> Result<u64, ClientError> {
         if self.0.coming == Coming::Between {
             // Said when they were declared, and not the same for all of them.

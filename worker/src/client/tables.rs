@@ -38,7 +38,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// What was declared.
+    /// The declaration.
     #[must_use]
     pub fn spec(&self) -> &TableSpec {
         &self.spec
@@ -93,13 +93,13 @@ pub struct RowsHandle {
 }
 
 impl RowsHandle {
-    /// Waits until all rows have been pushed to; the error names who was waited for.
+    /// Waits until the push is complete. The error names the servers that were waited for.
     pub fn wait(self) -> Result<(), ClientError> {
         let key = self.key;
         self.pushes.into_iter().try_for_each(|pushed| pushed.wait(key).map(drop))
     }
 
-    /// Has it ended, well or not?
+    /// Whether it has ended, successfully or not.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.pushes.iter().all(|pushed| pushed.handle.is_done())
@@ -145,9 +145,9 @@ impl Parts {
 }
 
 impl Client {
-    /// Declares a table at every server; every worker declares the same. Repeating it is harmless; another declaration of a
-    /// known key is refused. Rows are made by pulls and pushes. A row fits a chunk (`cluster.chunk_bytes`), with a few bytes
-    /// beside it.
+    /// Declares a table on every server. All workers must declare the same. A repeated declaration has no effect;
+    /// another declaration of a known key is refused. Rows are created by pushes. A row and a few additional bytes
+    /// must fit into a chunk (`cluster.chunk_bytes`).
     pub fn declare_table(&self, spec: &TableSpec) -> Result<Table, ClientError> {
         spec.validate().map_err(|error| ClientError::Table { key: spec.key, reason: error.to_string() })?;
         let most_bytes = self.0.shape.chunk_bytes as usize;
@@ -220,23 +220,23 @@ impl Client {
         }
     }
 
-    /// Pushes values to rows: `width` of them for each id, in the order of the ids. The table's rule is applied at once, to
-    /// each row by itself; values of an id that stands there several times are summed first. This worker's later pulls see
-    /// it.
+    /// Pushes values to rows: `width` values for each id, in the order of the ids. The table's rule is applied at
+    /// once, to each row separately. Values of repeated ids are summed first. This worker's later pulls include it.
     ///
-    /// It counts once whatever becomes of servers and channels. Not so where this worker dies with it under way, comes again and
-    /// repeats it ([`Client::resume`]): servers that had taken their part of it apply that once more. A push that says its step
-    /// counts once there, too: [`Client::push_rows_in_step`].
+    /// It counts once if servers or channels fail. But if this worker fails during the push, restarts and repeats it
+    /// ([`Client::resume`]), servers that had received their part apply it again. A push with its step counts once in
+    /// that case, too: [`Client::push_rows_in_step`].
     pub fn push_rows(&self, table: &Table, ids: &[u64], values: &[f32]) -> Result<RowsHandle, ClientError> {
         self.push_all(table, (ids, values), &mut |_| None)
     }
 
-    /// As [`Client::push_rows`], in a step of the trainer: the round that [`Client::resume`] gives and what follows it, say, or
-    /// any number that only grows. A life that comes again goes on with some step, and pushes from there on as its earlier life
-    /// did: the same rows in the same order. What servers have of that already counts once. So it does for a process that
-    /// takes the place of one that has left: it begins behind that one's last step, or its pushes are not applied.
+    /// As [`Client::push_rows`], in a step of the trainer: any number that only grows, such as the round from
+    /// [`Client::resume`] and the following ones. A restarted process continues with some step, and must push the same
+    /// rows in the same order from there on as its earlier process did. What servers already have of it counts once. A
+    /// process that replaces one that has left must begin after that one's last step; otherwise its pushes are not
+    /// applied.
     ///
-    /// An error of its own says that the step is earlier than the last one; then nothing was pushed.
+    /// If the step is before the last one, it returns an error of its own and pushes nothing.
     pub fn push_rows_in_step(
         &self,
         table: &Table,
@@ -332,7 +332,7 @@ impl Client {
         self.allocate(bytes as u64)
     }
 
-    /// Pulls rows into `out`: `width` numbers for each id, in the order of the ids. Waits for them.
+    /// Pulls rows into `out`: `width` values for each id, in the order of the ids. Waits for them.
     pub fn pull_rows(&self, table: &Table, ids: &[u64], out: &mut [f32]) -> Result<(), ClientError> {
         self.check_rows(table, ids, out.len())?;
         let parts = Parts::new(table.homes.spread, ids, 1);

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Debug)]
 pub struct Tensor {
     declared: Arc<Declared>,
-    /// Operations tell the version of each chunk.
+    /// Whether operations return the version of each chunk.
     by_chunk: bool,
 }
 
@@ -107,7 +107,7 @@ impl Tensor {
         Self { declared: Arc::new(declared), by_chunk: false }
     }
 
-    /// What was declared.
+    /// The declaration.
     #[must_use]
     pub fn spec(&self) -> &TensorSpec {
         &self.declared.spec
@@ -119,19 +119,19 @@ impl Tensor {
         self.declared.spec.key
     }
 
-    /// Its bytes.
+    /// Its size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.declared.spec.bytes()
     }
 
-    /// Bytes of a contribution as it is sent: fewer than the tensor's where it has a codec.
+    /// Bytes of a contribution as it is sent; with a codec fewer than the tensor's.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
         self.declared.coded.as_ref().map_or(self.bytes(), CodedTensor::bytes)
     }
 
-    /// The same tensor, whose operations tell the version of each chunk, too: [`super::Ended::chunk_versions`].
+    /// The same tensor, with operations that also return the version of each chunk: [`super::Ended::chunk_versions`].
     #[must_use]
     pub fn with_chunk_versions(&self) -> Self {
         Self { by_chunk: true, ..self.clone() }
@@ -154,7 +154,7 @@ impl Tensor {
         self.declared.coded.as_ref().filter(|_| kind.contributes())
     }
 
-    /// How contributions to it travel.
+    /// The placement of its contributions.
     #[must_use]
     pub fn placement(&self) -> Placement {
         let number = usize::from(self.declared.placement.load(Ordering::Relaxed));

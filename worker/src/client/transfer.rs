@@ -16,12 +16,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// An operation as it is asked for.
+/// The parameters of an operation.
 struct Call {
     kind: OpKind,
     source: Option<Source>,
     target: Option<Target>,
-    /// Weights are read where servers have them.
+    /// Weights are read in the servers' memory.
     view: bool,
     priority: i32,
 }
@@ -33,14 +33,16 @@ impl Call {
 }
 
 impl Client {
-    /// Contributes a gradient to the tensor's next round: registered memory, or a [`UserBuffer`]. Ends when the
-    /// round is published; outside mode sync when the gradient is applied, and nobody is too far behind (`docs/modes.md`). A dynamic tensor takes a buffer of any number of elements up to its most; all contributions
-    /// to a round agree on it.
+    /// Contributes a gradient to the tensor's next round, from registered memory or a [`UserBuffer`]. Ends when the
+    /// round is published; outside mode sync when the gradient is applied and no worker is too far behind
+    /// (`docs/modes.md`). For a dynamic tensor the buffer may have any number of elements up to the maximum; all
+    /// contributions to a round must have the same length.
     pub fn push(&self, tensor: &Tensor, gradient: impl Into<Source>) -> Result<Handle, ClientError> {
         self.push_at(tensor, gradient, 0)
     }
 
-    /// As [`Client::push`]; higher `priority` goes first, but operations of one tensor are never reordered.
+    /// As [`Client::push`], with a priority: operations with higher `priority` go first, but operations of one tensor
+    /// are never reordered.
     pub fn push_at(
         &self,
         tensor: &Tensor,
@@ -50,15 +52,16 @@ impl Client {
         self.start(tensor, Call::new(OpKind::Push, Some(gradient.into()), None, priority))
     }
 
-    /// Lands the weights of the last round this worker contributed to, or later, in `weights`; outside mode sync those in
-    /// force, with all that this worker contributed. Of a dynamic tensor
-    /// [`Ended::landed_bytes`] says how long they are; `weights` has room for the most. Wait for it before the next push:
-    /// after a channel broke, parts of it could otherwise be those of the next round.
+    /// Writes the weights of the last round this worker contributed to, or of a later one, into `weights`; outside
+    /// mode sync the current weights, which include everything that this worker contributed. For a dynamic tensor
+    /// `weights` must have room for the maximum, and [`Ended::landed_bytes`] is the length. Wait for it before the
+    /// next push: otherwise, after a broken channel, parts of it could be those of the next round.
     pub fn pull(&self, tensor: &Tensor, weights: impl Into<Target>) -> Result<Handle, ClientError> {
         self.pull_at(tensor, weights, 0)
     }
 
-    /// As [`Client::pull`]; higher `priority` goes first, but operations of one tensor are never reordered.
+    /// As [`Client::pull`], with a priority: operations with higher `priority` go first, but operations of one tensor
+    /// are never reordered.
     pub fn pull_at(
         &self,
         tensor: &Tensor,
@@ -68,8 +71,8 @@ impl Client {
         self.start(tensor, Call::new(OpKind::Pull, None, Some(weights.into()), priority))
     }
 
-    /// Contributes a gradient and lands the weights of that round. Higher `priority` goes first; operations
-    /// of one tensor are never reordered.
+    /// Contributes a gradient and returns the weights of that round. Operations with higher `priority` go first;
+    /// operations of one tensor are never reordered.
     pub fn push_pull(
         &self,
         tensor: &Tensor,
@@ -81,32 +84,33 @@ impl Client {
         self.start(tensor, Call::new(OpKind::PushPull, Some(gradient), Some(weights), priority))
     }
 
-    /// Sets the tensor's initial value: rank 0's counts, and every rank's call ends when it is set. Only
-    /// before the first round, or contribution. Ranks other than 0 send nothing.
+    /// Sets the tensor's initial value. Rank 0's value counts, and the call of every rank ends when it is set. Only
+    /// before the first round or contribution. Other ranks send nothing.
     pub fn init<T: Element>(&self, tensor: &Tensor, values: &[T]) -> Result<(), ClientError> {
         let source = if self.0.rank == Rank(0) { Some(self.copied(tensor, values)?.into()) } else { None };
         self.start(tensor, Call::new(OpKind::Init, source, None, 0))?.wait().map(drop)
     }
 
-    /// As [`Client::init`] with a buffer, and does not wait. Ranks other than 0 let go of theirs at once.
+    /// As [`Client::init`], with a buffer and without waiting. Other ranks than 0 release their buffer at once.
     pub fn init_from(&self, tensor: &Tensor, values: impl Into<Source>) -> Result<Handle, ClientError> {
         let source = (self.0.rank == Rank(0)).then(|| values.into());
         self.start(tensor, Call::new(OpKind::Init, source, None, 0))
     }
 
-    /// As [`Client::push`] with plain memory, and waits.
+    /// As [`Client::push`], with plain memory; waits for the end.
     pub fn push_slice<T: Element>(&self, tensor: &Tensor, gradient: &[T]) -> Result<Version, ClientError> {
         let gradient = self.copied(tensor, gradient)?;
         Ok(self.push(tensor, gradient)?.wait()?.version)
     }
 
-    /// As [`Client::pull`] with plain memory, and waits. Of a dynamic tensor `weights` has the round's length.
+    /// As [`Client::pull`], with plain memory; waits for the end. For a dynamic tensor `weights` must have the round's
+    /// length.
     pub fn pull_slice<T: Element>(&self, tensor: &Tensor, weights: &mut [T]) -> Result<Version, ClientError> {
         tensor.check_typed::<T>(weights.len(), tensor.spec().dynamic)?;
         copy_out(&self.pull_view(tensor)?.wait()?, weights)
     }
 
-    /// As [`Client::push_pull`] with plain memory, and waits.
+    /// As [`Client::push_pull`], with plain memory; waits for the end.
     pub fn push_pull_slice<T: Element>(
         &self,
         tensor: &Tensor,
@@ -118,15 +122,15 @@ impl Client {
         copy_out(&self.push_pull_view(tensor, gradient, 0)?.wait()?, weights)
     }
 
-    /// As [`Client::pull`] without a buffer: [`Ended::weights`] is to be read. On shared memory that is where the
-    /// servers have them, and nothing is copied; over other transports, outside mode sync and with backup workers they land
-    /// in memory of the client's, because there a reader would hold up others who do not wait for it. Wait for it:
-    /// weights that nobody has taken are let go of with the tensor's next operation only.
+    /// As [`Client::pull`], without a buffer: read the result from [`Ended::weights`]. On shared memory this is the
+    /// servers' memory, and nothing is copied. Over other transports, outside mode sync and with backup workers, the
+    /// weights are written into the client's memory, because a reader would delay workers that otherwise do not wait
+    /// for it. Wait for the handle: weights that were never taken are released only with the tensor's next operation.
     pub fn pull_view(&self, tensor: &Tensor) -> Result<Handle, ClientError> {
         self.pull_view_at(tensor, 0)
     }
 
-    /// As [`Client::pull_view`], with a priority as [`Client::pull_at`] has it.
+    /// As [`Client::pull_view`], with a priority as in [`Client::pull_at`].
     pub fn pull_view_at(&self, tensor: &Tensor, priority: i32) -> Result<Handle, ClientError> {
         self.start_view(tensor, OpKind::Pull, None, priority)
     }
@@ -155,7 +159,7 @@ impl Client {
         Ok(self.start(tensor, Call { kind, source, target, view: in_place, priority })?.into_view())
     }
 
-    /// Tells servers something of a tensor: an operation without payload and weights, for which nobody waits.
+    /// Notifies servers about a tensor: an operation without payload and weights that is not waited for.
     pub(super) fn tell(&self, tensor: &Tensor, kind: OpKind) -> Result<Handle, ClientError> {
         self.start(tensor, Call { kind, source: None, target: None, view: false, priority: i32::MAX })
     }
@@ -167,7 +171,7 @@ impl Client {
         Ok(buffer)
     }
 
-    /// Are tensor and buffers this client's, and do they fit?
+    /// Checks that tensor and buffers belong to this client, and that sizes match.
     fn check(
         &self,
         tensor: &Tensor,
@@ -210,7 +214,7 @@ impl Client {
         }
     }
 
-    /// Where an operation's payload is sent from, and what it owns meanwhile.
+    /// The place of an operation's payload, and what the operation owns.
     fn gather(&self, source: Option<Source>) -> Result<(Option<Span>, OpBuffers), ClientError> {
         let mut buffers = OpBuffers::default();
         let span = match source {
@@ -238,7 +242,7 @@ impl Client {
         Ok((Some(span), buffers))
     }
 
-    /// Servers read from the pool only: what lies elsewhere they are sent.
+    /// Servers read only from the pool. Other memory is sent to them.
     fn placement_of(&self, tensor: &Tensor, source: Option<&Span>) -> Placement {
         let elsewhere = source.is_some_and(|source| source.region().id() != self.0.pool.region().id());
         match tensor.placement() {
@@ -254,7 +258,7 @@ impl Client {
         Ok(copy)
     }
 
-    /// Sets these lanes to work, by their number as a bit. False where one has ended.
+    /// Wakes these lanes (a bit per lane). False if one has ended.
     fn kick(&self, used: u64) -> bool {
         let lanes = self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1);
         lanes.fold(true, |open, (_, lane)| lane.kick() & open)
@@ -334,7 +338,7 @@ impl Client {
 }
 
 impl OpBuffers {
-    /// The weights' place is the operation's.
+    /// The destination of the weights belongs to the operation.
     fn keep_target(&mut self, target: Target) -> Span {
         match target {
             Target::Pool(buffer) => self.target.insert(buffer.into_inner()).span(),
@@ -347,7 +351,7 @@ impl OpBuffers {
     }
 }
 
-/// The chunks of a contribution that has so many bytes; those behind its end are told that they are empty.
+/// The chunks of a contribution with this many bytes. Chunks after its end are sent as empty.
 fn shortened(parts: &[PartSpec], bytes: u64) -> Arc<[PartSpec]> {
     let part =
         |part: &PartSpec| PartSpec { bytes: bytes.saturating_sub(part.offset).min(part.bytes), ..*part };

@@ -12,13 +12,13 @@ use zerocopy::IntoBytes;
 /// Copies of at least this much pass by the cache: it is too small to hold them until they are read.
 const STREAMING_BYTES_MIN: usize = 4 << 20;
 
-/// One version of a tensor's weights, for reading. Where all servers share memory with this worker, and the tensor's rounds
-/// are of all workers, it is their published weights themselves, of one version throughout, and costs no copy; else they
-/// have been landed here. Outside mode sync each chunk is of one version, and not all of them of the same.
+/// One version of a tensor's weights, for reading. If all servers share memory with this worker and rounds are those
+/// of all workers, it is the servers' published weights, all of one version. Otherwise they were written into this
+/// worker's memory. Outside mode sync each chunk has one version, but chunks may differ.
 ///
-/// Servers keep the version as it is until this is dropped, or the worker is gone. They have room for one newer one: a
-/// worker that holds on to two versions of a tensor keeps the next round from ending, and all others wait until the
-/// error at their deadline names it. So drop it as soon as the weights are read.
+/// Servers keep the version unchanged until this is dropped, or the worker has failed. There are two buffers: if a
+/// worker holds two versions of a tensor, the next round cannot end, and the error at its deadline names this worker.
+/// Drop it as soon as the weights have been read.
 #[derive(Debug)]
 pub struct Weights {
     version: Version,
@@ -40,26 +40,26 @@ impl Weights {
         Self { version, from: From::Servers(Some(shown)), tensor, client }
     }
 
-    /// Of a dynamic tensor a round's weights may be shorter than the buffer.
+    /// For a dynamic tensor a round's weights may be shorter than the buffer.
     pub(super) fn landed(version: Version, buffer: TensorBuffer, bytes: u64, tensor: Tensor) -> Self {
         let whole = View::from(buffer.span());
         let all = [(0, whole.slice(0, bytes).unwrap_or(whole))];
         Self { version, from: From::Buffer { _buffer: buffer, all }, tensor, client: Weak::new() }
     }
 
-    /// Which version they are.
+    /// Their version.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// Are they read where the servers have them?
+    /// Whether they are read in the servers' memory.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         matches!(self.from, From::Servers(_))
     }
 
-    /// Bytes of them: the tensor's, or of a dynamic one those of the round.
+    /// Their size in bytes: the tensor's, or for a dynamic tensor the round's.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.pieces().iter().map(|(_, view)| view.len()).sum()
@@ -84,8 +84,8 @@ impl Weights {
         })
     }
 
-    /// Copies them out: all of them, as the tensor's type. `into` has their length, which of a dynamic tensor is the
-    /// round's ([`Weights::bytes`]).
+    /// Copies all of them, in the tensor's type. `into` must have their length; for a dynamic tensor the round's
+    /// ([`Weights::bytes`]).
     pub fn copy_to<T: Element>(&self, into: &mut [T]) -> Result<(), ClientError> {
         self.tensor.check_typed::<T>(into.len(), self.tensor.spec().dynamic)?;
         let into = into.as_mut_bytes();
@@ -108,8 +108,8 @@ impl Weights {
 }
 
 impl Drop for Weights {
-    /// The next operation on the tensor tells the servers that these weights are not read any more. One that waits for
-    /// their place already can not, so that they are told at once.
+    /// The next operation on the tensor notifies the servers that these weights are no longer read. If an operation
+    /// already waits for their buffer, the servers are notified at once.
     fn drop(&mut self) {
         let From::Servers(shown) = &mut self.from else { return };
         drop(shown.take());

@@ -117,7 +117,7 @@ fn hosts_that_cannot_be_used_are_named() {
         ("a\n", &["--remote-bin-dir", "/nonexistent"], &["true"], 2, "gradwire was not found on a"),
         ("a\n", &[], &["no-such-program"], 2, "worker 0 on a failed first: cannot start its program"),
         ("a\n", &["--sync-dst-dir", "/nonexistent/here"], &["true"], 74, "cannot copy to a:"),
-        ("a slots=1\n", &["-n", "2"], &["true"], 2, "the host file has 1 slots, but 3 processes"),
+        ("a slots=1\n", &["-n", "2"], &["true"], 2, "the host file has 1 slots, but the job has 3 processes"),
         ("a slots=\n", &[], &["true"], 2, "line 1 of the host file"),
     ];
     for (hosts, flags, program, code, words) in cases {

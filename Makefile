@@ -38,9 +38,9 @@ BUILT := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(BUILT)/release
 TOOLS := $(or $(GRADWIRE_TOOLS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gradwire/tools)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(TOOLS)/bin
-VERBS_FEATURES := gradwire/verbs,gradwire-server/verbs,gradwire-trainer/verbs
+VERBS_FEATURES := gradwire-cli/verbs,gradwire-server/verbs,gradwire-trainer/verbs
 # Only the programs: what benchmarks and tests need is not built for the demo; nor is the terminal's live page, which packages have.
-PROGRAMS := -p gradwire -p gradwire-scheduler -p gradwire-server -p gradwire-trainer
+PROGRAMS := -p gradwire-cli -p gradwire-scheduler -p gradwire-server -p gradwire-trainer
 # The runner alone is built without the roles, so that it can report a role that does not compile.
 RUNNER := cargo build --quiet --locked -p gradwire-tests --no-default-features --bin suites && \
     exec $(BUILT)/debug/suites

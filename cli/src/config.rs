@@ -195,7 +195,7 @@ mod tests {
     fn the_sample_is_the_committed_one_and_all_of_it_is_good() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/gradwire.toml");
         let written = std::fs::read_to_string(path).unwrap();
-        let fix = "write it anew: cargo run -p gradwire -- config sample > deploy/gradwire.toml";
+        let fix = "write it anew: cargo run -p gradwire-cli -- config sample > deploy/gradwire.toml";
         assert!(
             written.trim_end() == sample().trim_end(),
             "deploy/gradwire.toml is not what the types say; {fix}"

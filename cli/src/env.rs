@@ -101,7 +101,7 @@ mod tests {
     fn the_page_says_what_the_tables_say() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/environment.md");
         let written = std::fs::read_to_string(path).unwrap();
-        let fix = "write it anew: cargo run -p gradwire -- env --markdown > docs/environment.md";
+        let fix = "write it anew: cargo run -p gradwire-cli -- env --markdown > docs/environment.md";
         assert!(written == text(page), "docs/environment.md is not what the tables say; {fix}");
     }
 }

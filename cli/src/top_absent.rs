@@ -13,6 +13,6 @@ pub(crate) struct TopArgs {
 pub(crate) fn run(_args: &TopArgs) -> Result<(), anyhow::Error> {
     anyhow::bail!(
         "gradwire top is not in this build: it was built without the feature `top`. Use `gradwire status`, install a package, or \
-         build with `cargo build --release -p gradwire`"
+         build with `cargo build --release -p gradwire-cli`"
     )
 }

@@ -16,7 +16,7 @@ import sys
 import tomllib
 import uuid
 
-PROGRAMS = ("gradwire", "gradwire-scheduler", "gradwire-server", "gradwire-trainer")
+PROGRAMS = ("gradwire-cli", "gradwire-scheduler", "gradwire-server", "gradwire-trainer")
 
 
 def said(directory, *words):
@@ -75,7 +75,7 @@ def main():
     roots = [id for id in known["workspace_members"] if packages[id]["name"] in PROGRAMS]
     linked, all_of_them = reached(nodes, roots, {None}), reached(nodes, roots, {None, "build"})
     in_order = sorted(all_of_them, key=lambda id: purl(packages[id]))
-    version = next(packages[id]["version"] for id in roots if packages[id]["name"] == "gradwire")
+    version = next(packages[id]["version"] for id in roots if packages[id]["name"] == "gradwire-cli")
     whole = {"type": "application", "bom-ref": "gradwire", "name": "gradwire", "version": version}
     whole["licenses"] = [{"expression": "Apache-2.0 OR MIT"}]
     needs = [{"ref": "gradwire", "dependsOn": sorted(purl(packages[id]) for id in roots)}]

@@ -10,7 +10,7 @@ folder=$built/guest
 mkdir -p "$folder/bin"
 # One choice of packages and features for all of it, or cargo would build some things twice.
 cargo=(--quiet --release --locked --features gradwire-tests/verbs,gradwire-fabric/verbs)
-for package in gradwire gradwire-scheduler gradwire-server gradwire-trainer gradwire-fabric gradwire-tests; do
+for package in gradwire-cli gradwire-scheduler gradwire-server gradwire-trainer gradwire-fabric gradwire-tests; do
     cargo+=(-p "$package")
 done
 if [ "${1:-}" = bench ]; then

@@ -310,6 +310,9 @@ pub enum ClientError {
     /// Settings are wrong.
     #[error(transparent)]
     Setting(#[from] SettingError),
+    /// Settings cannot be read.
+    #[error(transparent)]
+    Settings(#[from] daemon::settings::SettingsError),
     /// The scheduler cannot be reached, refused us, or was lost.
     #[error("{0}")]
     Scheduler(String, ExitCode),
@@ -506,6 +509,7 @@ impl ClientError {
         match self {
             Self::Declare(DeclareError::Deadline { .. }) => Blame::Membership,
             Self::Setting(_)
+            | Self::Settings(_)
             | Self::Security(_)
             | Self::Declare(_)
             | Self::WrongLength { .. }
@@ -532,7 +536,7 @@ impl ClientError {
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Setting(_) | Self::Security(_) => ExitCode::Config,
+            Self::Setting(_) | Self::Settings(_) | Self::Security(_) => ExitCode::Config,
             Self::Scheduler(_, code) | Self::Server { code, .. } => *code,
             Self::Assemble { .. }
             | Self::Wait(WaitError::Deadline { .. })

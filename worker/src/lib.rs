@@ -13,8 +13,8 @@ mod subject;
 
 pub use client::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use client::{
-    Client, Element, Ended, Handle, RegistrationStats, SharedBuffer, Source, Target, Tensor, TensorBuffer,
-    Weights,
+    Client, Element, Ended, Handle, OpFuture, RegistrationStats, SharedBuffer, Source, Target, Tensor,
+    TensorBuffer, Weights,
 };
 pub use client::{RowsHandle, Table};
 pub use error::{CallFault, ClientError, OpError};

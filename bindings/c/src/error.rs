@@ -180,7 +180,9 @@ impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
         let code = match &error {
             ClientError::Op(op) => code_of_op(op),
-            ClientError::Setting(_) | ClientError::Security(_) => GradwireCode::Setting,
+            ClientError::Setting(_) | ClientError::Settings(_) | ClientError::Security(_) => {
+                GradwireCode::Setting
+            }
             ClientError::Declare(DeclareError::Deadline { .. })
             | ClientError::Wait(WaitError::Deadline { .. })
             | ClientError::Assemble { .. } => GradwireCode::Deadline,

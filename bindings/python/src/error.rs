@@ -94,7 +94,9 @@ fn raised(py: Python<'_>, failure: &Failure) -> PyResult<PyErr> {
 
 fn class_of(error: &ClientError) -> (Kind, &'static str) {
     match error {
-        ClientError::Setting(_) | ClientError::Security(_) => (Kind::Setting, "setting"),
+        ClientError::Setting(_) | ClientError::Settings(_) | ClientError::Security(_) => {
+            (Kind::Setting, "setting")
+        }
         ClientError::Scheduler(..) => (Kind::Connect, "scheduler"),
         ClientError::Server { .. } => (Kind::Connect, "server"),
         ClientError::Lacking(_) => (Kind::Connect, "transport"),

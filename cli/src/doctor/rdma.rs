@@ -47,7 +47,7 @@ pub(super) fn judge(seen: &Seen, settings: &Settings) -> (Vec<Check>, bool) {
         };
         return bad(
             format!("built without verbs{there}"),
-            "to use a RDMA device, build with it: cargo build --release --features gradwire/verbs,gradwire-server/verbs,gradwire-trainer/verbs",
+            "to use a RDMA device, build with it: cargo build --release --features gradwire-cli/verbs,gradwire-server/verbs,gradwire-trainer/verbs",
         );
     }
     let devices = match &seen.devices {
@@ -264,7 +264,7 @@ mod tests {
         let with = Seen { is_built: false, kernel: Some(vec!["mlx5_0".into()]), devices: devices() };
         let (text, _) = judged(&with, |_| ());
         assert!(text.contains("built without verbs; the kernel has mlx5_0"), "{text}");
-        assert!(text.contains("gradwire/verbs"), "{text}");
+        assert!(text.contains("gradwire-cli/verbs"), "{text}");
         let without = Seen { is_built: false, kernel: None, devices: devices() };
         assert!(judged(&without, |_| ()).0.contains("shows no RDMA device"));
         let (text, _) = judged(&without, |settings| settings.transport.verbs = Policy::Off);

@@ -2,6 +2,7 @@
 //! Tests that need an executable of their own (a global allocator, say) are files beside this folder.
 
 mod again;
+mod awaited;
 mod big;
 mod buffers;
 mod calls;

@@ -468,6 +468,16 @@ impl CallHandle {
         }));
     }
 
+    /// As [`CallHandle::on_end`], and the reply stays in the handle.
+    pub(super) fn notify(&self, callback: impl FnOnce() + Send + 'static) {
+        self.lane.expect_callback();
+        let expected = Expected(self.lane.clone());
+        self.state.on_end(Box::new(move |_| {
+            callback();
+            drop(expected);
+        }));
+    }
+
     /// Waits until it has ended, at its deadline at the latest. The error names handler and server.
     pub fn wait(self) -> Result<CallReply, ClientError> {
         let told = || self.state.poll().is_some();

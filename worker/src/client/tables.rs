@@ -104,6 +104,11 @@ impl RowsHandle {
     pub fn is_done(&self) -> bool {
         self.pushes.iter().all(|pushed| pushed.handle.is_done())
     }
+
+    /// The operations that it consists of.
+    pub(super) fn handles(&self) -> impl ExactSizeIterator<Item = &Handle> {
+        self.pushes.iter().map(|pushed| &pushed.handle)
+    }
 }
 
 /// Which rows go where: their places in the caller's list, part by part.

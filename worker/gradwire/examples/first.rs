@@ -5,27 +5,22 @@
 #![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
 
 use anyhow::{Context, Result};
-use gradwire_worker::Client;
-use proto_common::ids::Role;
-use proto_common::optimizer::Optimizer;
-use proto_common::tensor::TensorSpec;
+use gradwire::prelude::*;
 
 const COUNT: u64 = 1_000;
 
 fn main() -> Result<()> {
-    let environment = daemon::process::environment();
-    let loaded = daemon::settings::load_settings(Role::Worker, &environment, None, &[])?;
-    let client = Client::connect(loaded.settings)?;
+    let client = Client::from_env()?;
     let tensor = client.declare(&[TensorSpec::f32(1, COUNT, Optimizer::sgd(0.1, 0.9, 0.0))])?.remove(0);
     client.init(&tensor, &[0.0_f32; COUNT as usize])?;
     let (mut gradient, mut weights) = (client.allocate(tensor.bytes())?, client.allocate(tensor.bytes())?);
     for step in 0..10 {
         gradient.as_f32_mut().fill(step as f32);
         let ended = client.push_pull(&tensor, gradient, weights, 0)?.wait()?;
-        // The buffers come back with the operation's end: nobody else had them meanwhile, and nobody has them now.
+        // The operation returns its buffers when it has ended. Until then they belong to the operation.
         (gradient, weights) = (ended.source.context("a gradient")?, ended.target.context("weights")?);
     }
-    println!("worker {} of {}: {}", client.rank(), client.workers(), weights.as_f32_mut()[0]);
+    println!("worker {} of {}: {}", client.rank(), client.workers(), weights.as_f32()[0]);
     client.close();
     Ok(())
 }

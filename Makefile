@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo install-c test test-all check check-aarch64 fix bench bench-rdma bench-scale book fuzz fuzz-keep lab package clean help
+.PHONY: demo install-c test test-all check check-aarch64 fix bench bench-rdma bench-scale book pictures reference fuzz fuzz-keep lab package clean help
 
 # make demo
 TRANSPORT ?= shm
@@ -28,6 +28,8 @@ SECONDS := 60
 TARGETS ?=
 # make package: what builds the wheel; the suite `python` has one
 MATURIN ?= $(firstword $(wildcard $(abspath $(BUILT))/python/core/bin/maturin) $(shell command -v maturin))
+# make pictures: which (all unless named)
+PICTURES ?=
 # make lab
 SEEDS ?= 5000
 FIRST ?= 0
@@ -122,6 +124,17 @@ book:
 	@deploy/bootstrap.sh book
 	@mdbook build docs
 	@echo "book: $(BUILT)/book/index.html"
+
+## pictures  the book's pictures from a real run here: gradwire top, a timeline, the dashboard, the live page, the chart of benchmarks
+pictures:
+	@deploy/bootstrap.sh demo
+	@cargo build --release --locked --bins $(PROGRAMS)
+	@benches/chart.py > docs/figures/benchmarks.svg
+	@docs/figures/make.py $(RELEASE) $(PICTURES)
+
+## reference the book's reference pages of Python and C, from docstrings and the C header
+reference:
+	@bindings/reference.py
 
 ## fuzz      every decoder and engine under libFuzzer, from the inputs in fuzz/seeds [SECONDS=60 each, TARGETS='batch_decode …']
 fuzz:

@@ -235,7 +235,9 @@ fn count<T: Whole>(client: &Client, first_key: u64) {
     }
     for tensor in [&sum, &assign] {
         let error = client.push_pull_slice(tensor, &large, &mut weights).unwrap_err();
-        let ClientError::Op(OpError::BadValue { chunk, round: 2, dtype, .. }) = &error else { panic!("{error}") };
+        let ClientError::Op(OpError::BadValue { chunk, round: 2, dtype, .. }) = &error else {
+            panic!("{error}")
+        };
         assert_eq!((chunk.key, *dtype), (tensor.key(), T::DTYPE));
         assert!(error.to_string().contains("wider type"), "{error}");
     }

@@ -4,10 +4,10 @@
 
 use crate::error::TrainError;
 use crate::exchange::{Exchange, How, NamedTensor, Traffic};
-use gradwire_worker::{Client, Handle, Tensor, TensorBuffer};
 use anyhow::Context;
 use daemon::flight::Flight;
 use daemon::notify::Notify;
+use gradwire_worker::{Client, Handle, Tensor, TensorBuffer};
 use proto_common::config::Settings;
 use proto_common::message::NodeGroup;
 use proto_common::tensor::TensorSpec;

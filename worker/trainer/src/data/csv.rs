@@ -1,11 +1,12 @@
-//! Comma-separated rows: finite numbers, one column of them the class. No quoting, blank lines skipped.
+//! Comma-separated rows: finite numbers, one column of them the class. Blank lines are skipped. `csv-core`, the parser of the
+//! crate `csv`, splits each line; lines come one by one, so that their bound and their numbers in errors are exact.
 
 use std::io::BufRead;
 use std::path::Path;
 
-use crate::error::TrainError;
 use super::lines::{Lines, class_error, number, row_error};
 use super::{Dataset, Shape, too_many_rows};
+use crate::error::TrainError;
 
 /// How this CSV file is laid out.
 #[derive(Debug, Clone, Default)]
@@ -34,28 +35,79 @@ pub fn read(
         lines.next_line()?;
     }
     let mut data = Dataset::new(shape);
+    let mut fields = Fields::new(columns);
     let mut row = Vec::with_capacity(shape.features);
     while let Some((line, text)) = lines.next_line()? {
         if !data.has_room() {
             return Err(too_many_rows(file));
         }
         row.clear();
-        let label = parse(file, line, text, label_at, shape, &mut row)?;
+        fields.split(text);
+        let label = parse(file, line, &fields, label_at, shape, &mut row)?;
         data.push(row.iter().copied(), label);
     }
     Ok(data)
+}
+
+/// The fields of one line, without quotes.
+struct Fields {
+    parser: csv_core::Reader,
+    text: Vec<u8>,
+    /// Where each field ends in `text`: the first ones only, if a line has too many.
+    ends: Vec<usize>,
+    found: usize,
+}
+
+impl Fields {
+    /// For lines that have `columns` fields.
+    fn new(columns: usize) -> Self {
+        Self { parser: csv_core::Reader::new(), text: Vec::new(), ends: vec![0; columns], found: 0 }
+    }
+
+    fn split(&mut self, line: &str) {
+        self.parser.reset();
+        self.found = 0;
+        if self.text.len() < line.len() {
+            self.text.resize(line.len(), 0);
+        }
+        let (mut input, mut written, mut surplus) = (line.as_bytes(), 0, [0; 64]);
+        loop {
+            let ends = match self.ends.get_mut(self.found..) {
+                Some(ends) if !ends.is_empty() => ends,
+                _ => &mut surplus[..],
+            };
+            let output = &mut self.text[written..];
+            let (result, bytes_read, bytes_written, ended) = self.parser.read_record(input, output, ends);
+            // An empty input is the end of the line.
+            input = &input[bytes_read..];
+            written += bytes_written;
+            self.found += ended;
+            if matches!(result, csv_core::ReadRecordResult::Record | csv_core::ReadRecordResult::End) {
+                return;
+            }
+        }
+    }
+
+    /// The fields with their columns, from 1.
+    fn iter(&self) -> impl Iterator<Item = (usize, &str)> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        // Valid text that is cut at commas and quotes is valid text.
+        let field =
+            |(start, end): (usize, &usize)| std::str::from_utf8(&self.text[start..*end]).unwrap_or_default();
+        (1..).zip(starts.zip(&self.ends).map(field)).take(self.found)
+    }
 }
 
 /// Fills `row` with the features of one line and returns its class.
 fn parse(
     file: &Path,
     line: u64,
-    text: &str,
+    fields: &Fields,
     label_at: usize,
     shape: Shape,
     row: &mut Vec<f32>,
 ) -> Result<u32, TrainError> {
-    let found = text.split(',').count();
+    let found = fields.found;
     if found != shape.features + 1 {
         let cause = format!(
             "{found} columns, but {} features and a class make {}",
@@ -66,7 +118,7 @@ fn parse(
         return Err(row_error(file, line, found.min(shape.features + 1) as u64, cause, fix));
     }
     let mut label = 0;
-    for (column, field) in (1..).zip(text.split(',')) {
+    for (column, field) in fields.iter() {
         if column == label_at {
             let class = field.trim().parse::<u32>().ok().filter(|c| (*c as usize) < shape.classes);
             label = class.ok_or_else(|| class_error(file, line, column as u64, field, shape.classes))?;
@@ -115,6 +167,27 @@ mod tests {
         assert!(error("1,2,3,0.5\n").contains("class"));
         assert!(error("1,nan,3,0\n").contains("finite"));
         assert!(error("a,b,c,d\n").contains("--csv-header"));
+    }
+
+    #[test]
+    fn quotes_are_taken_off_and_an_open_one_ends_with_its_line() {
+        let quoted = rows("\"1\",2,\"3\",\"0\"\n4,5,6,1\n", &Options::default()).unwrap();
+        assert_eq!((quoted.len(), quoted.features(0), quoted.label(1)), (2, &[1.0, 2.0, 3.0][..], 1));
+        assert!(error("1,2,3,0\n\"1,2,3,0\n4,5,6,1\n").contains("d.csv:2, column 1: 1 columns"));
+        assert!(error("\"1,2\",2,3,0\n").contains("column 1: `1,2` is not a finite number"));
+        assert!(error("1,\"\",3,0\n").contains("column 2"));
+    }
+
+    #[test]
+    fn far_too_many_columns_are_counted_and_the_next_line_is_whole() {
+        let wide = format!("1,2,3{}\n", ",0".repeat(1000));
+        assert!(error(&wide).contains("d.csv:1, column 4: 1003 columns"), "{}", error(&wide));
+        let mut fields = Fields::new(4);
+        fields.split(wide.trim());
+        fields.split("5,6,7,1");
+        assert_eq!(fields.iter().collect::<Vec<_>>(), [(1, "5"), (2, "6"), (3, "7"), (4, "1")]);
+        fields.split(",");
+        assert_eq!(fields.iter().collect::<Vec<_>>(), [(1, ""), (2, "")]);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 use std::io::Read;
 use std::path::Path;
 
-use crate::error::TrainError;
 use super::{Dataset, MAX_ROWS, MAX_VALUES, Shape, open, read_failed, too_many_rows};
+use crate::error::TrainError;
 
 /// First three bytes of a file of unsigned bytes.
 pub(super) const UNSIGNED_BYTES: [u8; 3] = [0, 0, 8];

@@ -3,8 +3,8 @@
 use std::io::{BufRead, Read};
 use std::path::Path;
 
-use crate::error::TrainError;
 use super::read_failed;
+use crate::error::TrainError;
 
 /// Longest line in bytes: room for the widest layer at 16 characters a value.
 pub(super) const MAX_LINE_BYTES: u64 = 16 << 20;

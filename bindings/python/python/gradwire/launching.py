@@ -171,7 +171,7 @@ def launch(
     members, written as for `connect`. `programs` is the directory of gradwire-scheduler and gradwire-server; the default is
     GRADWIRE_PROGRAMS, then PATH.
 
-        with gradwire.launch(servers=2) as cluster, cluster.connect() as client:
+        with gradwire.launch(servers=2) as started, started.connect() as client:
             ...
     """
     cluster = Cluster(servers, workers, settings, programs)

@@ -1,5 +1,6 @@
-//! Checkpoints as they lie in a directory: safetensors parts and a manifest. `docs/checkpoints.md` is for users. It must not
-//! know roles, threads or channels: servers write parts, the scheduler writes manifests, and the command line looks at both.
+//! The checkpoint format: safetensors parts and a manifest in a directory. `docs/checkpoints.md` is for users. It must
+//! not know roles, threads or channels: servers write parts, the scheduler writes manifests, and the command line
+//! reads both.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "object-store")]

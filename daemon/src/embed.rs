@@ -1,5 +1,5 @@
-//! A role inside any process: on a thread of its own, asked to stop by a word, waited for at its end. What it does is the
-//! role's.
+//! A role inside another process: on its own thread, stopped on request, and waited for at its end. The role itself
+//! does the work.
 
 use crate::shutdown::{Shutdown, Trigger};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// A role that is not there.
+/// A role that could not be started.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// It ended before it was ready.
@@ -19,7 +19,7 @@ pub enum StartError {
     /// It was not ready in time, and was asked to stop.
     #[error("it did not become ready within {waited_ms} ms")]
     Late {
-        /// How long it took.
+        /// How long it was waited for.
         waited_ms: u64,
     },
 }
@@ -36,7 +36,7 @@ impl<R> Ready<R> {
     }
 }
 
-/// A role that runs in this process, and ends with a `T`.
+/// A role that runs in this process, with the result `T`.
 #[derive(Debug)]
 pub struct Embedded<T> {
     name: &'static str,
@@ -46,7 +46,7 @@ pub struct Embedded<T> {
 }
 
 impl<T: Send + 'static> Embedded<T> {
-    /// Starts `role`, and waits until it is ready, at most so long.
+    /// Starts `role`, and waits until it is ready, within this limit.
     pub fn start<R, F>(
         name: &'static str,
         within: Duration,
@@ -80,7 +80,7 @@ impl<T: Send + 'static> Embedded<T> {
 }
 
 impl<T> Embedded<T> {
-    /// Has it ended?
+    /// Whether it has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
@@ -91,7 +91,7 @@ impl<T> Embedded<T> {
         self.trigger.fire(reason);
     }
 
-    /// Waits until it has ended, once, and says how.
+    /// Waits until it has ended, and returns its result, once.
     pub fn wait(&mut self) -> anyhow::Result<T> {
         let panicked = || {
             let name = self.name;

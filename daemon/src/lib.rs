@@ -1,8 +1,8 @@
-//! What every Gradwire process shares: settings from all their sources, logs, exit codes, the scheduler
-//! link, control frames, the HTTP endpoints, signals, what a service manager hears, and the identity of this host.
+//! What every Gradwire process shares: settings from all sources, logs, exit codes, the connection to the scheduler,
+//! control frames, HTTP endpoints, signals, notifications to the service manager, and the identity of this host.
 //!
-//! This crate does the I/O around a process. It must not know what a role does, hold global state (the
-//! tracing subscriber apart, which is global by nature), or read the environment: `main` passes it in.
+//! This crate does the I/O around a process. It must not know what a role does, hold global state (except the tracing
+//! subscriber, which is global by nature), or read the environment: `main` passes it in.
 //!
 //! # How a daemon starts
 //!

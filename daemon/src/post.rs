@@ -1,5 +1,5 @@
 //! Messages between programs: handlers of this process, and the answers that it waits for. One thread runs all of its
-//! handlers and callbacks, one after the other; the way to the scheduler is somebody else's.
+//! handlers and callbacks, one after the other. It must not know how messages reach the scheduler.
 
 mod hub;
 mod room;
@@ -24,30 +24,31 @@ use thiserror::Error;
 use tokio::sync::mpsc::error::TrySendError;
 use way::Way;
 
-/// An answer may come this much after the deadline that the scheduler keeps itself.
+/// How much later than the scheduler's deadline an answer may arrive.
 const GRACE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 2_000 });
-/// Messages that wait for a handler, to be registered or to be done with others: as many as the scheduler lets one member
-/// owe, and as many whose time is up there, and not yet here.
+/// Messages that wait for a handler: as many as the scheduler lets one member owe, and as many whose deadline has
+/// passed there but not yet here.
 const WAITING_MAX: usize = 2 * POSTS_OWED_MAX;
-/// Bytes of those.
+/// Bytes of these messages, at most.
 const WAITING_BYTES_MAX: usize = 2 * POSTS_OWED_BYTES_MAX;
-/// What waits for the link to the scheduler: questions of this process, answers that it owes, as many again whose time is up
-/// since, and waits at barriers.
+/// What may wait for the connection to the scheduler: questions of this process, answers that it owes, as many again
+/// whose deadline has passed since, and waits at barriers.
 const LINK_MAX: usize = 2 * (POSTS_ASKED_MAX + POSTS_OWED_MAX);
-/// Nobody waits longer, whatever was asked for: seven weeks.
+/// The longest wait, whatever was requested: seven weeks.
 const WITHIN_MAX: Duration = Duration::from_millis(u32::MAX as u64);
-/// How long an end waits for the handler that runs.
+/// How long the end waits for a running handler.
 const END_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 3_000 });
-/// Requests at barriers have this bit, so that their answers are told apart from those of other askers of this process.
+/// Requests at barriers have this bit, so that their answers are distinguished from those of other callers in this
+/// process.
 const OURS: u64 = 1 << 63;
 
 type Handler = Box<dyn FnMut(Post) + Send>;
 type OnAnswer = Box<dyn FnMut(PostAnswer) + Send>;
 
-/// A message that came.
+/// A received message.
 #[derive(Debug)]
 pub struct Post {
-    /// Who sent it.
+    /// The sender.
     pub from: MemberId,
     /// The handler's number.
     pub app: u32,
@@ -55,7 +56,7 @@ pub struct Post {
     pub head: i32,
     /// Its body.
     pub body: Vec<u8>,
-    /// To answer it with; dropped without an answer it is an error at the sender.
+    /// Answers the message. If it is dropped without an answer, the sender gets an error.
     pub reply: Answering,
 }
 
@@ -67,7 +68,7 @@ pub struct Answering {
 }
 
 impl Answering {
-    /// Answers it, with at most [`POST_BODY_BYTES_MAX`] bytes of body: with more, the sender is told so, too.
+    /// Answers the message, with at most [`POST_BODY_BYTES_MAX`] bytes of body. With more, the sender gets an error.
     pub fn send(mut self, head: i32, body: Vec<u8>) -> Result<(), PostError> {
         let result = bounded(&body).map(|()| PostReply { head, body });
         let told = result.as_ref().map(drop).map_err(Clone::clone);
@@ -89,7 +90,7 @@ fn bounded(body: &[u8]) -> Result<(), PostError> {
     if bytes > POST_BODY_BYTES_MAX { Err(PostError::TooLong { bytes: bytes as u64 }) } else { Ok(()) }
 }
 
-/// A handler of messages that did not return in time: what waits for it was given up.
+/// A handler of messages that did not return in time; messages that waited for it were dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "message handler {app} did not return within {waited_ms} ms: check what it waits for (it must not wait for replies)"
@@ -97,7 +98,7 @@ fn bounded(body: &[u8]) -> Result<(), PostError> {
 pub struct Stuck {
     /// Its number.
     pub app: u32,
-    /// How long it had.
+    /// How long it had to return.
     pub waited_ms: u64,
 }
 
@@ -110,11 +111,11 @@ impl Drop for Answering {
 /// One receiver's answer.
 #[derive(Debug)]
 pub struct PostAnswer {
-    /// Whose it is.
+    /// The receiver.
     pub from: MemberId,
-    /// How many receivers there are; as many answers come.
+    /// The number of receivers, and of answers.
     pub of: u32,
-    /// The answer, or why there is none.
+    /// The answer, or the reason why there is none.
     pub result: Result<PostReply, PostError>,
 }
 
@@ -153,7 +154,7 @@ enum Work {
     End,
 }
 
-/// The messages of one member. Clones share them; with the last one its thread ends.
+/// The messages of one member. Clones share them. When the last clone is dropped, its thread ends.
 #[derive(Clone)]
 pub struct Posts(Arc<Inner>);
 
@@ -289,8 +290,8 @@ impl Posts {
         self.tell(Work::Lost(why.to_owned()));
     }
 
-    /// Lets a handler take messages to this number; those that came before wait for it. It runs on the thread of all
-    /// handlers of this process, so it must not wait for an answer. False where there is one already.
+    /// Registers a handler for messages to this number; earlier ones have waited for it. It runs on the thread of all
+    /// handlers of this process, so it must not wait for an answer. False if the number has a handler already.
     pub fn register(&self, app: u32, handler: impl FnMut(Post) + Send + 'static) -> bool {
         let is_free = self.0.known.apps().insert(app);
         if is_free {
@@ -299,8 +300,8 @@ impl Posts {
         is_free
     }
 
-    /// Ends a handler, when it is done with the message that it has, and waits for that: not from a handler, and not for
-    /// ever. False where there is none.
+    /// Unregisters a handler, and waits until it has finished its current message, within a limit and not if a handler
+    /// makes this call. False if there is no handler.
     pub fn unregister(&self, app: u32) -> Result<bool, Stuck> {
         if !self.0.known.apps().remove(&app) {
             return Ok(false);
@@ -323,8 +324,8 @@ impl Posts {
         thread.as_ref().is_some_and(|thread| thread.thread().id() == std::thread::current().id())
     }
 
-    /// Sends a message. `on_answer` is called for each receiver's answer, or once with why there is none, on the thread of
-    /// all handlers; all of them have come a little after `within`.
+    /// Sends a message. `on_answer` is called for each receiver's answer, or once with the reason why there is none,
+    /// on the thread of all handlers. All answers have arrived shortly after `within`.
     pub fn post(
         &self,
         to: PostTo,
@@ -336,8 +337,8 @@ impl Posts {
         self.tell(Work::Ask { to, message, within, on_answer: Box::new(on_answer) });
     }
 
-    /// Waits at the barrier of this name until every member of the group has come, at most so long; the error names the
-    /// missing. A handler is refused.
+    /// Waits at the barrier with this name until all members of the group have arrived, within this limit. The error
+    /// names the missing members. Handlers may not call it.
     pub fn barrier(&self, name: &str, group: NodeGroup, within: Duration) -> Result<(), WaitError> {
         if self.is_own_thread() {
             return Err(WaitError::Refused {
@@ -360,8 +361,9 @@ impl Posts {
         }
     }
 
-    /// As [`Posts::post`], and waits for all answers, or until a little after `within`, also where a handler of this process
-    /// holds the thread that takes them: those that have not come then are past their deadline. A handler is refused.
+    /// As [`Posts::post`], and waits for all answers, until shortly after `within`, even if a handler of this process
+    /// blocks the thread that receives them; answers that have not arrived by then are past their deadline. Handlers
+    /// may not call it.
     pub fn post_and_wait(&self, to: PostTo, message: PostMessage, within: Duration) -> Vec<PostAnswer> {
         if self.is_own_thread() {
             return vec![PostAnswer { from: whose(to), of: 1, result: Err(PostError::OwnThread) }];

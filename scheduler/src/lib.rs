@@ -1,8 +1,7 @@
-//! The scheduler: roster and ranks, liveness, barriers, where tensors go, and how a job ends.
+//! The scheduler: membership and ranks, failure detection, barriers, the placement of tensors, and the end of a job.
 //!
-//! [`engine`] decides and does no I/O; [`runtime`] owns sockets, clock and tasks and carries out commands;
-//! `page` is what it shows in a browser.
-//! The scheduler must not see payload: it knows tensors by shape only.
+//! [`engine`] decides and does no I/O; [`runtime`] owns sockets, clock and tasks and executes commands; `page` is the
+//! page for browsers. The scheduler never sees payload: it knows only the shapes of tensors.
 #![forbid(unsafe_code)]
 
 pub mod engine;

@@ -1,5 +1,5 @@
-//! The Gradwire server: keeps shards of the parameters, reduces contributions round by round, applies the
-//! update rule and writes new weights one-sided into the workers' key buffers.
+//! The Gradwire server: holds shards of the parameters, reduces contributions round by round, applies the update rule
+//! and writes new weights one-sided into the workers' memory.
 //!
 //! `engine` decides, `runtime` executes, `kernel` computes, `storage` holds the bytes.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! A scheduler inside any process, on a thread of its own. What it does is `run`'s.
+//! A scheduler inside another process, on its own thread. `run` does its work.
 
 use super::{bind, run_with, verdict};
 use crate::engine::Outcome;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Binding may have to look up a name.
 const BOUND_WITHIN: Duration = Duration::from_secs(60);
 
-/// A scheduler in this process. Dropping it ends the job, as [`Scheduler::close`] does.
+/// A scheduler in this process. If it is dropped, the job ends, as with [`Scheduler::close`].
 #[derive(Debug)]
 pub struct Scheduler {
     control: SocketAddr,
@@ -23,7 +23,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Binds what the settings say, and takes registrations from then on.
+    /// Binds the address in the settings, and accepts registrations from then on.
     pub fn start(settings: Settings) -> anyhow::Result<Self> {
         let posts = Posts::start()?;
         let for_core = posts.clone();
@@ -41,7 +41,7 @@ impl Scheduler {
         Ok(Self { control, posts, role })
     }
 
-    /// Where members connect.
+    /// The address for members.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.control
@@ -53,13 +53,13 @@ impl Scheduler {
         &self.posts
     }
 
-    /// Has the job ended?
+    /// Whether the job has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.role.is_over()
     }
 
-    /// Waits until the job has ended: in good order, or the error says how.
+    /// Waits until the job has ended, successfully or with an error.
     pub fn join(mut self) -> anyhow::Result<()> {
         Ok(verdict(&self.role.wait()?)?)
     }

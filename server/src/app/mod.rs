@@ -1,5 +1,5 @@
-//! What a program that runs a server brings along: handlers for workers' calls. Each has a thread of its own, so that a
-//! slow one holds up nobody's rounds; what a call is and when it is answered, the lanes' engines know.
+//! The interface for a program that runs a server: handlers for workers' calls. Each handler has its own thread, so
+//! that a slow one delays no rounds. The lanes' engines know what a call is and when it is answered.
 
 mod queue;
 mod reply;
@@ -11,11 +11,11 @@ pub use reply::{Body, CallBuffer, Reply, ReplyBody, ReplyError};
 
 use proto_common::ids::Rank;
 
-/// Answers calls. It runs on a thread of its own and is given one call at a time; calls of one worker come in the order in
-/// which it made them. A panic ends the handler: the call that it had is answered with an error, and those that follow wait
-/// for another one, until their deadline.
+/// Answers calls. It runs on its own thread and receives one call at a time; calls of one worker arrive in the order
+/// in which it made them. A panic ends the handler: its current call is answered with an error, and later calls wait
+/// for another handler until their deadline.
 pub trait App: Send {
-    /// Takes a call. It may be answered here, or later and from any thread, by its [`Reply`].
+    /// Handles a call. The call may be answered here, or later and from any thread, by its [`Reply`].
     fn call(&mut self, call: Call);
 }
 
@@ -28,14 +28,14 @@ impl<F: FnMut(Call) + Send> App for F {
 /// A worker's request.
 #[derive(Debug)]
 pub struct Call {
-    /// The worker that made it.
+    /// The calling worker.
     pub from: Rank,
     /// The handler's number.
     pub app: u32,
     /// The request's head.
     pub head: Vec<u8>,
-    /// The request's body, whole: 64-byte aligned where it is large.
+    /// The request's complete body; a large one is aligned to 64 bytes.
     pub body: Body,
-    /// To answer it with; dropped without an answer it is an error at the worker.
+    /// Answers the request. If it is dropped without an answer, the worker gets an error.
     pub reply: Reply,
 }

@@ -1,5 +1,5 @@
-//! The handlers of a server by number, and the calls that wait for each. Bounded by what lanes let in: they take no more
-//! calls of a worker than its window, and take back those whose deadline passes.
+//! The handlers of a server by number, and the calls that wait for each. Lanes bound them: they accept no more calls
+//! of a worker than its window, and remove those whose deadline passes.
 
 use super::{App, Call};
 use crate::runtime::HandlerNews;
@@ -16,23 +16,23 @@ use thiserror::Error;
 /// A handler that cannot be registered.
 #[derive(Debug, Error)]
 pub enum RegisterError {
-    /// The number is a table's.
+    /// The number is reserved for tables.
     #[error("handler {0} has a number that tables have; use one below {TABLE_APPS}")]
     OfTables(u32),
-    /// There is one already.
+    /// This number has a handler already.
     #[error("handler {0} is registered already; unregister it first")]
     Taken(u32),
     /// Its thread cannot be started.
     #[error("cannot start the thread of handler {app}: {source}")]
     Thread {
-        /// Which handler.
+        /// The number.
         app: u32,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
 }
 
-/// A handler that did not return in time. Its thread is left behind, and ends when the handler returns.
+/// A handler that did not return in time. Its thread is abandoned, and ends when the handler returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "handler {app} has not returned from a call within {waited_ms} ms, so its thread is left behind; look what it waits for, or raise deadlines.drain_ms"
@@ -40,7 +40,7 @@ pub enum RegisterError {
 pub struct StuckHandler {
     /// Its number.
     pub app: u32,
-    /// How long it had.
+    /// How long it had to return.
     pub waited_ms: u64,
 }
 
@@ -179,8 +179,9 @@ impl Apps {
         }
     }
 
-    /// Ends a handler when it is done with the call that it has, and waits for that: `deadlines.drain_ms` at most. Calls that
-    /// come wait for another. From a handler's own thread it does not wait. False where there is none.
+    /// Unregisters a handler, and waits until it has finished its current call, at most `deadlines.drain_ms`. Later
+    /// calls wait for another handler. A call from the handler's own thread does not wait. False if there is no
+    /// handler.
     pub fn unregister(&self, app: u32) -> Result<bool, StuckHandler> {
         let mut state = self.lock();
         let Some(running) = state.threads.remove(&app) else { return Ok(false) };
@@ -193,7 +194,7 @@ impl Apps {
         ended(app, running, Instant::now() + drain, drain).map(|()| true)
     }
 
-    /// Ends all handlers, within `deadlines.drain_ms` in all; tells of one that did not return.
+    /// Unregisters all handlers, within `deadlines.drain_ms` in total. The error names one that did not return.
     pub(crate) fn end(&self) -> Result<(), StuckHandler> {
         let mut state = self.lock();
         let threads = std::mem::take(&mut state.threads);

@@ -1,4 +1,4 @@
-//! The memory of calls as handlers see it, and the way back of an answer to the lane that the call came over.
+//! The memory of calls as handlers see it, and the path of an answer to the lane that received the call.
 
 use crate::runtime::{AnswerBody, Answers};
 use fabric::{Buffer, Pool, Region};
@@ -6,7 +6,7 @@ use proto_common::call::{CALL_HEAD_BYTES_MAX, REPLY_INLINE_BYTES_MAX};
 use std::ops::{Deref, DerefMut};
 use thiserror::Error;
 
-/// A reply that cannot be sent. The call is then answered by an error.
+/// A reply that cannot be sent. The call is then answered with an error.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReplyError {
     /// The head is too long.
@@ -14,17 +14,17 @@ pub enum ReplyError {
         "the reply's head has {0} bytes, at most {CALL_HEAD_BYTES_MAX} are allowed; put the rest into the body"
     )]
     LongHead(usize),
-    /// The body is longer than a server keeps of all calls.
+    /// The body is longer than the memory of a lane for calls.
     #[error(
         "the reply's body has {bytes} bytes, at most {most} are kept; raise memory.call_bytes, or answer in parts"
     )]
     LongBody {
         /// Its bytes.
         bytes: u64,
-        /// Bytes that are kept.
+        /// Bytes of that memory.
         most: u64,
     },
-    /// There is no memory for the body beside those of others.
+    /// There is no memory for the body beside other bodies.
     #[error(
         "there are no {bytes} bytes in one piece for the reply's body beside those of other calls; raise memory.call_bytes, or answer in parts"
     )]
@@ -76,7 +76,7 @@ impl Deref for Body {
     }
 }
 
-/// Registered memory of the server's for a reply's body: it is sent from where it lies.
+/// Registered memory of the server for a reply's body, which is sent in place.
 #[derive(Debug)]
 pub struct CallBuffer(Buffer);
 
@@ -104,15 +104,15 @@ impl DerefMut for CallBuffer {
     }
 }
 
-/// What a reply's body is sent from. None of them is copied, where it is large; but over an RDMA device, which reads registered
-/// memory only, all but [`ReplyBody::Buffer`] are copied into such.
+/// The memory of a reply's body. A large body is not copied. An RDMA device reads only registered memory, so over such
+/// a device everything except [`ReplyBody::Buffer`] is copied into registered memory.
 #[derive(Debug)]
 pub enum ReplyBody {
     /// Plain bytes.
     Bytes(Vec<u8>),
     /// Registered memory.
     Buffer(CallBuffer),
-    /// Memory of another owner ([`Region::adopt`]); it is let go of when the worker has the reply, or later.
+    /// Memory of another owner ([`Region::adopt`]). It is released when the worker has the reply, or later.
     Adopted(Region),
 }
 
@@ -158,7 +158,7 @@ impl From<Region> for ReplyBody {
     }
 }
 
-/// Answers one call, once, from any thread. Dropped without an answer it tells the worker so.
+/// Answers one call, once, from any thread. If it is dropped without an answer, the worker gets an error.
 #[derive(Debug)]
 pub struct Reply {
     /// The lane that the call came over; gone once it is answered.
@@ -204,7 +204,7 @@ impl Reply {
         Self { answers: Some(answers), call, memory }
     }
 
-    /// Registered memory for the body; its content is whatever was there before.
+    /// Registered memory for the body, with undefined contents.
     pub fn allocate(&self, bytes: u64) -> Result<CallBuffer, fabric::PoolError> {
         self.memory.pool.allocate(bytes).map(CallBuffer)
     }

@@ -1,4 +1,4 @@
-//! A server inside any process: on a thread of its own, with handlers that the program registers. What it does is `run`'s.
+//! A server inside another process: on its own thread, with handlers that the program registers. `run` does its work.
 
 use super::run::run_with;
 use crate::app::{App, Apps, RegisterError, StuckHandler};
@@ -18,25 +18,25 @@ use tokio::net::TcpListener;
 /// A server that cannot be started.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// It ended before the scheduler had given it a rank.
+    /// It ended before the scheduler had assigned a rank.
     #[error("the server ended before it had a rank: {0:#}")]
     Ended(anyhow::Error),
     /// Its thread cannot be started.
     #[error("cannot start the server's thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// The scheduler gave it no rank in time.
+    /// The scheduler assigned no rank in time.
     #[error(
         "the scheduler at {scheduler} gave this server no rank within {waited_ms} ms; start it, or look at its log"
     )]
     NoRank {
-        /// Where it is.
+        /// The scheduler's address.
         scheduler: String,
-        /// How long it took.
+        /// How long the server waited.
         waited_ms: u64,
     },
 }
 
-/// A server in this process. Dropping it leaves the cluster in good order, as [`Server::close`] does.
+/// A server in this process. If it is dropped, it leaves the cluster in good order, as with [`Server::close`].
 #[derive(Debug)]
 pub struct Server {
     rank: Rank,
@@ -47,13 +47,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Joins the cluster that the settings name; returns when the scheduler has given it a rank. Handlers may be registered
-    /// from then on; calls that come before theirs is there wait for it.
+    /// Joins the cluster that the settings name, and returns when the scheduler has assigned a rank. Handlers may be
+    /// registered from then on; earlier calls wait for their handler.
     pub fn start(settings: Settings) -> Result<Self, StartError> {
         Self::start_with(settings, Apps::default())
     }
 
-    /// As [`Server::start`], with handlers that are there from the first call on.
+    /// As [`Server::start`], with handlers that are registered before the first call.
     pub fn start_with(settings: Settings, apps: Apps) -> Result<Self, StartError> {
         let deadlines = &settings.deadlines;
         // The scheduler is sought that long, and a registration answered.
@@ -80,25 +80,25 @@ impl Server {
         self.rank.0
     }
 
-    /// How many workers the cluster has.
+    /// The number of workers in the cluster.
     #[must_use]
     pub fn workers(&self) -> u32 {
         self.shape.workers
     }
 
-    /// How many servers the cluster has.
+    /// The number of servers in the cluster.
     #[must_use]
     pub fn servers(&self) -> u32 {
         self.shape.servers
     }
 
-    /// Lets a handler take calls to this number. Calls that came before wait for it.
+    /// Registers a handler for calls to this number. Earlier calls have waited for it.
     pub fn register(&self, app: u32, handler: impl App + 'static) -> Result<(), RegisterError> {
         self.apps.register(app, handler)
     }
 
-    /// Ends a handler when it is done with the call that it has; the error says that it did not return in time. False where
-    /// there is none.
+    /// Unregisters a handler, and waits until it has finished its current call. It is an error if it does not return
+    /// in time. False if there is no handler.
     pub fn unregister(&self, app: u32) -> Result<bool, StuckHandler> {
         self.apps.unregister(app)
     }
@@ -115,19 +115,19 @@ impl Server {
         &self.posts
     }
 
-    /// Has it ended?
+    /// Whether it has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.role.is_over()
     }
 
-    /// Waits until the job has ended, and says how. It has no deadline of its own: members' silence, the scheduler's end and
-    /// the job's all end it.
+    /// Waits until the job has ended, and returns the result. It has no deadline: failures, the loss of the scheduler
+    /// and the end of the job end it.
     pub fn join(mut self) -> anyhow::Result<()> {
         self.role.wait()
     }
 
-    /// Leaves the cluster in good order. A handler that does not return within `deadlines.drain_ms` is an error that names it.
+    /// Leaves the cluster in good order. If a handler does not return within `deadlines.drain_ms`, the error names it.
     pub fn close(mut self) -> anyhow::Result<()> {
         self.role.stop("it was closed");
         self.role.wait()

@@ -86,8 +86,7 @@ impl Array {
     pub(crate) fn writable(object: &Bound<'_, PyAny>, tensor: &Tensor) -> PyResult<Self> {
         let array = Self::fitting(object, tensor, false)?;
         if array.read_only {
-            let text =
-                format!("`out` for {} is read-only: pass a writable array", tensor.label());
+            let text = format!("`out` for {} is read-only: pass a writable array", tensor.label());
             return Err(Failure::input("read_only", text).into());
         }
         if !array.is_aligned() {
@@ -135,7 +134,12 @@ fn not_contiguous(shape: &[usize]) -> PyErr {
 
 fn from_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> PyResult<Array> {
     let py = object.py();
-    let missing = || Failure::input("wrong_array", "the __array_interface__ of the array is incomplete: pass a numpy array");
+    let missing = || {
+        Failure::input(
+            "wrong_array",
+            "the __array_interface__ of the array is incomplete: pass a numpy array",
+        )
+    };
     let item = |name| interface.get_item(name)?.ok_or_else(|| missing().into());
     let entry = |name| -> PyResult<Bound<'_, PyAny>> { item(name) };
     let shape: Vec<usize> = entry(intern!(py, "shape"))?.extract()?;

@@ -109,7 +109,10 @@ impl Inner {
             None if tensor.inner.spec().dynamic => {
                 return Err(Failure::input(
                     "dynamic",
-                    format!("{} is dynamic: `out` must be an array of client.empty(), or None", tensor.label()),
+                    format!(
+                        "{} is dynamic: `out` must be an array of client.empty(), or None",
+                        tensor.label()
+                    ),
                 )
                 .into());
             }
@@ -343,8 +346,7 @@ impl Client {
         numpy: &Bound<'_, PyAny>,
     ) -> PyResult<Py<PyAny>> {
         let found = Dtype::ALL.into_iter().find(|one| one.to_string() == dtype);
-        let dtype =
-            found.ok_or_else(|| Failure::input("wrong_dtype", format!("unknown dtype {dtype:?}")))?;
+        let dtype = found.ok_or_else(|| Failure::input("wrong_dtype", format!("unknown dtype {dtype:?}")))?;
         Ok(self.inner.get()?.empty(py, &shape, dtype, numpy)?.0)
     }
 
@@ -447,7 +449,8 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Pending> {
         let inner = self.inner.get()?;
-        let wrong = || Failure::input("timeout", "`timeout` must be a number of seconds, at least 0, or None");
+        let wrong =
+            || Failure::input("timeout", "`timeout` must be a number of seconds, at least 0, or None");
         let timeout = timeout.map(|seconds| Duration::try_from_secs_f64(seconds).map_err(|_| wrong()));
         let timeout = timeout.transpose()?;
         let body = body.map(Array::of).transpose()?.filter(|body| body.bytes() > 0);

@@ -111,7 +111,8 @@ fn check_device(array: &Bound<'_, PyAny>) -> PyResult<()> {
     if matches!(kind, CPU | CUDA_HOST) {
         return Ok(());
     }
-    let name = if kind == CUDA { format!("cuda:{id}") } else { format!("of DLPack type {kind}, number {id}") };
+    let name =
+        if kind == CUDA { format!("cuda:{id}") } else { format!("of DLPack type {kind}, number {id}") };
     let text = format!(
         "the array is on device {name}: copy it to CPU memory first (gradwire.torch does that for torch tensors, \
          through pinned memory)"

@@ -44,7 +44,12 @@ pub(crate) fn interruptible<T: Send + 'static>(
             Ok(result) => return Ok(result?),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::new(Kind::Internal, "internal", "a call into the library panicked: please report this".into()).into());
+                return Err(Failure::new(
+                    Kind::Internal,
+                    "internal",
+                    "a call into the library panicked: please report this".into(),
+                )
+                .into());
             }
         }
     }

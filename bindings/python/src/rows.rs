@@ -182,7 +182,10 @@ impl Table {
         let name = if pulls { "out" } else { "values" };
         let wrong = |code, text: String| Err(Failure::input(code, format!("table {key}: {text}")).into());
         if array.dtype != Dtype::F32 || ids.dtype != Dtype::I64 {
-            return wrong("wrong_dtype", format!("`{name}` has elements of type {}: pass float32", array.dtype));
+            return wrong(
+                "wrong_dtype",
+                format!("`{name}` has elements of type {}: pass float32", array.dtype),
+            );
         }
         if !fits(&ids.shape, width, &array.shape) {
             let text = format!(
@@ -198,7 +201,10 @@ impl Table {
             return wrong("read_only", "`out` is read-only: pass a writable array".into());
         }
         if !array.is_aligned() || !ids.is_aligned() {
-            return wrong("not_aligned", format!("ids or `{name}` are not aligned to their element size: pass aligned arrays"));
+            return wrong(
+                "not_aligned",
+                format!("ids or `{name}` are not aligned to their element size: pass aligned arrays"),
+            );
         }
         let words =
             format!("{} of {} rows of table {key}", if pulls { "pull" } else { "push" }, ids.elements());

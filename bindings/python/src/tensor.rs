@@ -36,7 +36,10 @@ impl Tensor {
             Some(elements) if elements == inner.spec().elements => {
                 Ok(Self { inner, shape, numpy, priority, viewed: Arc::default() })
             }
-            _ => Err(Failure::input("wrong_shape", format!("{} does not have the shape {shape:?}", label(&inner)))),
+            _ => Err(Failure::input(
+                "wrong_shape",
+                format!("{} does not have the shape {shape:?}", label(&inner)),
+            )),
         }
     }
 

@@ -1,7 +1,9 @@
 //! The flags that every daemon has. Each only names a setting; meaning, default and bounds stand in
 //! `proto_common::config`.
 
-use super::{Loaded, Override, PLACEMENTS, SettingsError, Transport, load_settings, split_address, split_pair};
+use super::{
+    Loaded, Override, PLACEMENTS, SettingsError, Transport, load_settings, split_address, split_pair,
+};
 use clap::Args;
 use proto_common::config::shown;
 use proto_common::ids::Role;

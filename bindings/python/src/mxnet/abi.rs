@@ -363,7 +363,9 @@ impl Array {
             (data, device, size)
         };
         if !CPU.contains(&device) {
-            return Err(format!("an array is on device type {device}, which the CPU cannot read: copy it to mx.cpu() first"));
+            return Err(format!(
+                "an array is on device type {device}, which the CPU cannot read: copy it to mx.cpu() first"
+            ));
         }
         if size != bytes || data.is_null() {
             return Err(format!("an array has {size} bytes, but its tensor has {bytes} bytes"));

@@ -52,7 +52,10 @@ impl MxEngine {
         // imported, which the interpreter never unloads.
         let library = unsafe { Library::at(addresses) };
         let library = library.ok_or_else(|| {
-            Failure::input("mxnet", "this MXNet does not have the C functions of 1.9.1 and 2.0.0b1: use one of these releases")
+            Failure::input(
+                "mxnet",
+                "this MXNet does not have the C functions of 1.9.1 and 2.0.0b1: use one of these releases",
+            )
         })?;
         let finisher = Finisher::start().map_err(|error| Failure::internal(error.to_string()))?;
         let (finisher, turns) = (Here::new(Arc::new(finisher)), Arc::default());

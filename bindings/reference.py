@@ -127,6 +127,9 @@ def members(nodes):
 def of_class(name, nodes):
     node, methods = nodes[0], members(nodes)
     start = methods.pop("__init__", None)
+    # What other functions call, with what only they have, is no constructor for readers.
+    if start and (start not in node.body or "_native" in signature(start, name)):
+        start = None
     head = signature(start, name) if start else fields(node)
     bases = [ast.unparse(base).split(".")[-1] for base in node.bases if "_native" not in ast.unparse(base)]
     lines = [f"### {name}", "", "```python", f"class {head or name}" + (f"    # is also: {', '.join(bases)}" if bases else ""), "```", ""]

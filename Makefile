@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo install-c test test-all check check-aarch64 fix bench bench-rdma bench-scale book pictures reference fuzz fuzz-keep lab package clean help
+.PHONY: demo install-c quick test test-all check check-aarch64 fix bench bench-rdma bench-scale book pictures reference fuzz fuzz-keep lab package clean help
 
 # make demo
 TRANSPORT ?= shm
@@ -68,6 +68,11 @@ install-c:
 	cargo build --release --locked -p gradwire-c $(if $(VERBS),--features gradwire-c/verbs)
 	$(if $(VERBS),NEEDS=-libverbs) bindings/c/install.sh $(RELEASE)/libgradwire.a $(PREFIX) \
 	    $$(cargo metadata --no-deps --format-version 1 | sed 's/.*"name":"gradwire-c","version":"\([^"]*\)".*/\1/')
+
+## quick     the inner loop: suites that need no root, no emulated machine and no cluster software
+quick:
+	@deploy/bootstrap.sh demo
+	@$(RUNNER) --quick
 
 ## test      the fast suites of tests/suites.toml: what CI runs [SUITE=NAME for one]
 test:

@@ -277,7 +277,11 @@ mod tests {
     pub(super) fn replay(target: &str, run: fn(&[u8])) {
         for (at, input) in inputs(target).iter().enumerate() {
             let caught = std::panic::catch_unwind(|| run(input));
-            assert!(caught.is_ok(), "line {} of fuzz/seeds/{target}.hex: see the panic above", at.saturating_sub(1));
+            assert!(
+                caught.is_ok(),
+                "line {} of fuzz/seeds/{target}.hex: see the panic above",
+                at.saturating_sub(1)
+            );
         }
     }
 
@@ -294,7 +298,10 @@ mod tests {
         assert!(names("seeds").is_subset(&targets));
         let manifest = std::fs::read_to_string(fuzz().join("Cargo.toml")).unwrap();
         for target in targets {
-            assert!(manifest.contains(&format!("name = \"{target}\"\n")), "{target} is no [[bin]] of fuzz/Cargo.toml");
+            assert!(
+                manifest.contains(&format!("name = \"{target}\"\n")),
+                "{target} is no [[bin]] of fuzz/Cargo.toml"
+            );
         }
     }
 

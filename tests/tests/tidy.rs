@@ -7,6 +7,8 @@
 use gradwire_tests::tidy::{
     Finding, Repo, architecture, book, documents, errors, inventory, listed, metrics, shape, suites, watch,
 };
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 use std::sync::LazyLock;
 
 static REPO: LazyLock<Repo> = LazyLock::new(|| Repo::load().expect("the repository can be read"));
@@ -158,4 +160,41 @@ fn generated_pages_are_what_their_scripts_write() {
     assert!(chart.status.success(), "{}", String::from_utf8_lossy(&chart.stderr));
     let committed = include_bytes!("../../docs/figures/benchmarks.svg");
     assert!(chart.stdout == committed, "run: benches/chart.py > docs/figures/benchmarks.svg");
+}
+
+/// The demo, the libraries for C, and the wheel take their crates from one release build. If two of these builds enabled different
+/// features of one crate, cargo would compile that crate, and everything above it, twice.
+#[test]
+fn demo_bindings_and_packages_share_one_build() {
+    let demo = features(&["--no-default-features"]);
+    assert!(demo.len() > 100, "{demo:?}");
+    for more in [&["--no-default-features", "-p", "gradwire-c"][..], &["-p", "gradwire-python"][..]] {
+        let other = features(more);
+        // The command itself has `top` only in packages.
+        let of_demo = demo.iter().filter(|(name, _)| !name.starts_with("gradwire-cli v"));
+        let differ: Vec<_> = of_demo.filter(|(name, of)| other.get(*name) != Some(*of)).collect();
+        assert!(
+            differ.is_empty(),
+            "{more:?} enables other features of {differ:?}; name the union in Cargo.toml or in daemon/Cargo.toml"
+        );
+    }
+}
+
+/// Features by crate and version, of the programs and whatever else is selected.
+fn features(more: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
+    let mut tree = Command::new(option_env!("CARGO").unwrap_or("cargo"));
+    tree.args(["tree", "--locked", "--edges", "normal,build", "--prefix", "none", "--format", "{p}|{f}"]);
+    for package in ["gradwire-cli", "gradwire-scheduler", "gradwire-server", "gradwire-trainer"] {
+        tree.args(["-p", package]);
+    }
+    let output = tree.args(more).output().expect("cargo can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut all = BTreeMap::<_, BTreeSet<_>>::new();
+    let text = String::from_utf8_lossy(&output.stdout);
+    for (package, features) in text.lines().filter_map(|line| line.trim_end_matches(" (*)").split_once('|')) {
+        let package = package.split(" (").next().unwrap_or(package).to_owned();
+        // A crate may be built with two lists of features: for the target, and for what runs while it builds.
+        all.entry(package).or_default().insert(features.to_owned());
+    }
+    all
 }

@@ -3,6 +3,7 @@ in new ones. For several machines use `gradwire launch`."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pickle
 import queue
@@ -22,7 +23,7 @@ from typing import Any
 from .client import Client, _given, connect
 from .errors import LaunchError
 
-#: Names a directory where the programs lie, before PATH.
+#: Names the directory of the programs, before the installed ones and PATH.
 PROGRAMS_VARIABLE = "GRADWIRE_PROGRAMS"
 #: Names the process without which a program of a cluster ends.
 PARENT_VARIABLE = "GRADWIRE_DIE_WITH_PARENT"
@@ -169,7 +170,7 @@ def launch(
     """Starts a cluster on this machine. With a function, calls `function(client, *args)` in `workers` new processes and returns
     their results by rank. Without a function, returns a `Cluster`, a context manager. `settings` are the settings of all
     members, written as for `connect`. `programs` is the directory of gradwire-scheduler and gradwire-server; the default is
-    GRADWIRE_PROGRAMS, then PATH.
+    GRADWIRE_PROGRAMS, then the programs of the installed wheel, then PATH.
 
         with gradwire.launch(servers=2) as started, started.connect() as client:
             ...
@@ -182,17 +183,30 @@ def launch(
 
 
 def program(name: str, programs: str | os.PathLike[str] | None = None) -> str:
-    """Where one of Gradwire's programs lies."""
+    """The path of one of Gradwire's programs: in `programs`, else in the directory that GRADWIRE_PROGRAMS names, else the
+    one that was installed with this package, else the first in PATH."""
     named = programs or os.environ.get(PROGRAMS_VARIABLE)
-    found = shutil.which(name, path=os.fspath(named) if named else None)
+    found = shutil.which(name, path=os.fspath(named)) if named else _installed(name) or shutil.which(name)
     if found is None:
-        where = f"in {named}" if named else "in PATH"
+        where = f"in {named}" if named else "beside this package or in PATH"
         raise LaunchError(
-            f"there is no {name} {where}; build it with `cargo build --release --bins`, and say where it lies by "
-            f"{PROGRAMS_VARIABLE}",
+            f"there is no {name} {where}; install a wheel that has the programs (`make package`), or build them with "
+            f"`cargo build --release --bins` and set {PROGRAMS_VARIABLE} to their directory",
             "no_program",
         )
     return found
+
+
+def _installed(name: str) -> str | None:
+    """The program that came with the wheel. The list of installed files names it; `pip install --target` writes a list that is
+    wrong about programs, and puts them into the directory `bin` beside the package."""
+    try:
+        files = importlib.metadata.distribution("gradwire").files or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    paths = [str(file.locate()) for file in files if file.name == name]
+    paths.append(os.path.join(os.path.dirname(os.path.dirname(__file__)), "bin", name))
+    return next((os.path.abspath(path) for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
 
 def _script_of(function: Callable[..., Any]) -> str | None:

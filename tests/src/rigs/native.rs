@@ -26,6 +26,13 @@ impl Native {
         Self { directory }
     }
 
+    /// The shared library of this build.
+    #[must_use]
+    pub fn library(&self) -> PathBuf {
+        let path = self.directory.path().join("libgradwire.so");
+        std::fs::canonicalize(path).expect("the link leads to a library")
+    }
+
     /// Compiles a program of `bindings/c/tests`, all warnings being errors.
     #[must_use]
     pub fn compile(&self, source: &str) -> PathBuf {

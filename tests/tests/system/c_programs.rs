@@ -3,8 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
+use gradwire_tests::rigs::launching::done;
 use gradwire_tests::rigs::native::{Native, expect_all, free_port};
 use gradwire_tests::rigs::process::Process;
+use gradwire_tests::rigs::programs::repository;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
 
 /// Compiles a program and runs it as the worker process of a cluster of daemons.
 fn in_cluster(source: &str, workers: u32, settings: &[(&str, &str)]) {
@@ -78,44 +84,89 @@ fn a_whole_cluster_in_one_process_answers_calls() {
     expect_all(&mut [Process::start("calls", &mut command)], PATIENCE);
 }
 
-/// What `make install-c` installs is enough to build and run a program, with the flags that its pkg-config file gives.
-#[test]
-fn what_is_installed_builds_programs() {
-    let native = Native::new();
-    let program = native.compile("c/calls.c");
-    let here = gradwire_tests::rigs::programs::repository().join("bindings/c");
-    let place = tempfile::tempdir().unwrap();
-    let archive = std::fs::canonicalize(program.with_file_name("libgradwire.so")).unwrap();
-    let archive = archive.with_file_name("libgradwire.a");
-    let mut install = std::process::Command::new(here.join("install.sh"));
-    let status =
-        install.arg(&archive).arg(place.path()).arg("0.1.0").status().expect("install.sh can be started");
-    assert!(status.success(), "install.sh failed");
-    let library = place.path().join("lib/libgradwire.so.1");
-    symbols_are_versioned(&library);
-    let config = std::fs::read_to_string(place.path().join("lib/pkgconfig/gradwire.pc")).unwrap();
-    assert!(
-        !config.contains('@') && config.contains(&format!("prefix={}", place.path().display())),
-        "{config}"
-    );
-    let flags = flags_of(&config, place.path());
-    let built = place.path().join("calls");
-    let mut compile = std::process::Command::new("cc");
-    compile.arg(here.join("tests/c/calls.c")).args(flags).arg("-pthread").arg("-o").arg(&built);
-    assert!(compile.status().unwrap().success(), "the installed files do not build a program");
-    let mut command = native.command(&built);
-    command.env("LD_LIBRARY_PATH", place.path().join("lib")).arg(free_port().to_string());
-    expect_all(&mut [Process::start("installed", &mut command)], PATIENCE);
+/// A header of a foreign ps-lite that nobody may include or overwrite.
+const FOREIGN: &str = "#error this is the header of another ps-lite\n";
+
+/// What `make install-c` installs, from this build, below a prefix that has another ps-lite already.
+struct Installed {
+    native: Native,
+    place: TempDir,
+    /// Below the prefix, as Debian has it.
+    libraries: String,
 }
 
-/// The flags that pkg-config makes of the file.
-fn flags_of(config: &str, prefix: &std::path::Path) -> Vec<String> {
-    let value =
-        |name: &str| config.lines().find_map(|line| line.strip_prefix(name)).expect("a line").to_owned();
-    let text = format!("{} {}", value("Cflags: "), value("Libs: "));
-    let text = text.replace("${libdir}", "${prefix}/lib").replace("${includedir}", "${prefix}/include");
-    let text = text.replace("${prefix}", &prefix.display().to_string());
-    text.split_whitespace().map(str::to_owned).collect()
+impl Installed {
+    fn new() -> Self {
+        let (native, place) = (Native::new(), tempfile::tempdir().unwrap());
+        let libraries = format!("lib/{}", done(Command::new("cc").arg("-print-multiarch")).trim());
+        let prefix = place.path().join("prefix");
+        let foreign = prefix.join("include/ps");
+        fs::create_dir_all(&foreign).unwrap();
+        fs::write(foreign.join("ps.h"), FOREIGN).unwrap();
+        let archive = native.library().with_file_name("libgradwire.a");
+        let mut install = Command::new(sources().join("install.sh"));
+        done(install.arg(archive).arg(prefix).arg("0.1.0").env("LIBDIR", &libraries));
+        assert_eq!(fs::read_to_string(foreign.join("ps.h")).unwrap(), FOREIGN);
+        Self { native, place, libraries }
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.place.path().join(below)
+    }
+
+    fn library(&self, below: &str) -> PathBuf {
+        self.path("prefix").join(&self.libraries).join(below)
+    }
+
+    /// Runs a program that is a whole cluster in one process.
+    fn expect_runs(&self, program: &Path) {
+        let mut command = self.native.command(program);
+        command.env("LD_LIBRARY_PATH", self.library("")).arg(free_port().to_string());
+        expect_all(&mut [Process::start("installed", &mut command)], PATIENCE);
+    }
+}
+
+fn sources() -> PathBuf {
+    repository().join("bindings/c")
+}
+
+#[test]
+fn what_is_installed_builds_programs_through_pkg_config() {
+    let installed = Installed::new();
+    symbols_are_versioned(&installed.library("libgradwire.so.1"));
+    let flags = |module: &str| {
+        let mut command = Command::new("pkg-config");
+        command.env("PKG_CONFIG_PATH", installed.library("pkgconfig"));
+        let flags = done(command.args(["--cflags", "--libs", module]));
+        flags.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let program = installed.path("calls");
+    let mut compile = Command::new("cc");
+    compile.arg(sources().join("tests/c/calls.c")).args(flags("gradwire")).arg("-pthread");
+    done(compile.arg("-o").arg(&program));
+    installed.expect_runs(&program);
+    let mut compile = Command::new("c++");
+    compile.args(["-std=c++11", "-Wall", "-Wextra", "-Werror"]).arg(sources().join("tests/ps/arrays.cc"));
+    done(compile.args(flags("gradwire-ps")).arg("-o").arg(installed.path("arrays")));
+}
+
+/// Also after the prefix was moved, and with the shared and the static library.
+#[test]
+fn a_cmake_project_finds_what_is_installed() {
+    let installed = Installed::new();
+    let (moved, build) = (installed.path("moved"), installed.path("build"));
+    fs::rename(installed.path("prefix"), &moved).unwrap();
+    let mut configure = Command::new("cmake");
+    configure.arg("-S").arg(sources().join("tests/cmake")).arg("-B").arg(&build);
+    configure.arg(format!("-DCMAKE_PREFIX_PATH={}", moved.display()));
+    done(configure.arg(format!("-DSOURCES={}", sources().display())));
+    done(Command::new("cmake").arg("--build").arg(&build));
+    for program in ["shared", "static"] {
+        let mut command = installed.native.command(&build.join(program));
+        command.env_remove("LD_LIBRARY_PATH").arg(free_port().to_string());
+        expect_all(&mut [Process::start(program, &mut command)], PATIENCE);
+    }
+    assert!(build.join("ps_arrays").is_file());
 }
 
 fn symbols_are_versioned(library: &std::path::Path) {

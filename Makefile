@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo install-c quick test test-all check check-aarch64 fix bench bench-rdma bench-scale book pictures reference fuzz fuzz-keep lab package clean help
+.PHONY: demo install-c wheel test test-all check check-aarch64 fix bench bench-rdma bench-scale book pictures reference fuzz fuzz-keep lab package clean help
 
 # make demo
 TRANSPORT ?= shm
@@ -26,8 +26,6 @@ SCALE ?=
 # make fuzz: seconds for each target, and which (all unless named)
 SECONDS := 60
 TARGETS ?=
-# make package: what builds the wheel; the suite `python` has one
-MATURIN ?= $(firstword $(wildcard $(abspath $(BUILT))/python/core/bin/maturin) $(shell command -v maturin))
 # make pictures: which (all unless named)
 PICTURES ?=
 # make lab
@@ -43,6 +41,8 @@ export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(TOOLS)/bin
 VERBS_FEATURES := gradwire-cli/verbs,gradwire-server/verbs,gradwire-trainer/verbs
 # Only the programs: what benchmarks and tests need is not built for the demo; nor is the terminal's live page, which packages have.
 PROGRAMS := -p gradwire-cli -p gradwire-scheduler -p gradwire-server -p gradwire-trainer
+# The bindings are built with the same packages selected: features are then those of the demo's build, whose crates are used again.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # The runner alone is built without the roles, so that it can report a role that does not compile.
 RUNNER := cargo build --quiet --locked -p gradwire-tests --no-default-features --bin suites && \
     exec $(BUILT)/debug/suites
@@ -62,17 +62,18 @@ endif
 	@sed -n 's/^.*\(test_accuracy=[^ ]* weights_sha256=[^ ]* transport=[^ ]*\( codec=.*\)\{0,1\}\).*$$/\1/p' $(BUILT)/demo/log | \
 	    tail -n 1 | grep . || { echo "demo: the trainer did not say how well it learnt" >&2; exit 1; }
 
-## install-c C and C++ headers, libraries and the pkg-config file [PREFIX=/usr/local DESTDIR= VERBS=1]
+## install-c headers for C, C++ and ps-lite, libraries, files for pkg-config and CMake [PREFIX=/usr/local DESTDIR= LIBDIR=lib VERBS=1]
 install-c:
 	$(if $(VERBS),@deploy/bootstrap.sh verbs)
-	cargo build --release --locked -p gradwire-c $(if $(VERBS),--features gradwire-c/verbs)
-	$(if $(VERBS),NEEDS=-libverbs) bindings/c/install.sh $(RELEASE)/libgradwire.a $(PREFIX) \
-	    $$(cargo metadata --no-deps --format-version 1 | sed 's/.*"name":"gradwire-c","version":"\([^"]*\)".*/\1/')
+	cargo build --release --locked --no-default-features --bins --lib $(PROGRAMS) -p gradwire-c $(if $(VERBS),--features $(VERBS_FEATURES))
+	$(if $(VERBS),NEEDS=-libverbs) bindings/c/install.sh $(RELEASE)/libgradwire.a $(PREFIX) $(VERSION)
 
-## quick     the inner loop: suites that need no root, no emulated machine and no cluster software
-quick:
-	@deploy/bootstrap.sh demo
-	@$(RUNNER) --quick
+## wheel     the Python wheel with the programs in it, in target/wheel: pip install target/wheel/*.whl
+wheel:
+	@deploy/bootstrap.sh python
+	cargo build --release --locked --bins --lib $(PROGRAMS) -p gradwire-python
+	rm -rf $(BUILT)/wheel
+	bindings/python/wheel.sh $(RELEASE) $(BUILT)/wheel
 
 ## test      the fast suites of tests/suites.toml: what CI runs [SUITE=NAME for one]
 test:
@@ -162,14 +163,15 @@ fuzz-keep:
 lab:
 	@GRADWIRE_FIRST_SEED=$(FIRST) GRADWIRE_SEEDS=$(SEEDS) cargo test --config profile.dev.opt-level=2 --locked -p gradwire-tests --test sim -- --ignored --exact lab::thousands_of_seeds --nocapture
 
-## package   .deb, tarball, parts list and checksums of release programs, and the wheel where maturin is, in target/package [VERBS= without RDMA]
+## package   wheel, .deb and .rpm, tarball, parts list and checksums, in target/package [VERBS= without RDMA]
 package:
 	@deploy/bootstrap.sh package
 	$(if $(VERBS),@deploy/bootstrap.sh verbs)
-	cargo build --release --locked --bins $(PROGRAMS) $(if $(VERBS),--features $(VERBS_FEATURES))
-	rm -rf $(BUILT)/package && mkdir -p $(BUILT)/package
-	$(if $(MATURIN),cd bindings/python && $(MATURIN) build --quiet --release --locked --out $(abspath $(BUILT))/package)
-	deploy/package/build.sh $(RELEASE) $(BUILT)/package
+	cargo build --release --locked --bins --lib $(PROGRAMS) -p gradwire-c -p gradwire-python
+	rm -rf $(BUILT)/package
+	bindings/python/wheel.sh $(RELEASE) $(BUILT)/package
+	$(if $(VERBS),cargo build --release --locked --bins --lib $(PROGRAMS) -p gradwire-c --features $(VERBS_FEATURES))
+	$(if $(VERBS),NEEDS=-libverbs) deploy/package/build.sh $(RELEASE) $(BUILT)/package
 	@ls -l $(BUILT)/package
 
 ## clean     remove what was built (tools in ~/.cache/gradwire stay)

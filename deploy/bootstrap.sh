@@ -57,6 +57,7 @@ want_verbs() {
 # To build and test the Python package: what makes environments is a package of its own on Debian.
 want_python() {
     want_program python3 python3
+    want_program objdump binutils
     /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 }
 
@@ -95,8 +96,13 @@ want_managers() {
     want_program hostname hostname
 }
 
-# What deploy/package/build.sh runs, what reads its pages, and what makes a Debian to install it in.
+# What deploy/package/build.sh and bindings/python/wheel.sh run, what judges their packages and reads their pages, and what makes a
+# Debian to install them in.
 want_package() {
+    want_python
+    want_program lintian lintian
+    want_program rpm rpm
+    want_program file file
     want_program git git
     want_program strip binutils
     want_program dpkg-shlibdeps dpkg-dev
@@ -164,7 +170,9 @@ want_cargo_tool() {
     shift
     if has "$name" || [ -x "$tools/bin/$name" ]; then return 0; fi
     say "building $name into $tools, once"
-    cargo install --quiet --locked "$name" "$@" --root "$tools" >&2 ||
+    # Compiled quickly rather than for speed: each runs for seconds.
+    CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=0 \
+        cargo install --quiet --locked "$name" "$@" --root "$tools" >&2 ||
         fail "$name could not be built" "cargo install --locked $name"
 }
 
@@ -175,6 +183,9 @@ case $purpose in
     test)
         want_c
         want_cxx
+        want_program cmake cmake
+        want_program make make
+        want_program pkg-config pkg-config
         want_program git git
         want_program ip iproute2
         want_program unshare util-linux
@@ -239,6 +250,8 @@ case $purpose in
         packages=()
         want_package
         (install_packages) || say "without these, the suite package will not run"
+        (want_cargo_tool cargo-deb --no-default-features; want_cargo_tool cargo-generate-rpm) ||
+            say "without these, the suite package will not run"
         packages=()
         want_managers
         (install_packages) || say "without these, the suites systemd and slurm will not run"
@@ -255,6 +268,10 @@ case $purpose in
         ;;
     fuzz)
         want_cargo_tool cargo-fuzz
+        ;;
+    package)
+        want_cargo_tool cargo-deb --no-default-features
+        want_cargo_tool cargo-generate-rpm
         ;;
     book)
         want_cargo_tool mdbook --no-default-features

@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# Makes packages of programs that are built:
+# Makes packages of what is built:
 #
-#   deploy/package/build.sh PROGRAMS OUT
+#   deploy/package/build.sh BUILT OUT
 #
-# PROGRAMS is the directory with gradwire, gradwire-scheduler, gradwire-server and gradwire-worker. In OUT are then
-# gradwire_VERSION_ARCH.deb, gradwire-VERSION-MACHINE-linux.tar.gz, gradwire-VERSION.cdx.json (what is in the programs: CycloneDX)
-# and SHA256SUMS over all that lies there. The same programs give the same bytes: times are SOURCE_DATE_EPOCH, or the commit's.
-# COMPRESSION is dpkg-deb's (xz), MAINTAINER whom the Debian package names. It compiles nothing, and installs nothing.
+# BUILT is the directory with gradwire, gradwire-scheduler, gradwire-server, gradwire-worker and libgradwire.a (target/release). In
+# OUT are then three packages for Debian (gradwire, libgradwire1, libgradwire-dev) and three RPMs (gradwire, gradwire-libs,
+# gradwire-devel), gradwire-VERSION-MACHINE-linux.tar.gz, gradwire-VERSION.cdx.json (the parts of the programs, in CycloneDX) and
+# SHA256SUMS of all files there, such as a wheel. This script collects the files; cli/Cargo.toml describes the packages, which
+# cargo-deb and cargo-generate-rpm write. The same programs give the same bytes: times are SOURCE_DATE_EPOCH, or the commit's.
+# With FAST=1 packages are hardly compressed. The script compiles and installs nothing.
 set -euo pipefail
 export LC_ALL=C
+# Where deploy/bootstrap.sh builds cargo's tools.
+PATH=$PATH:${CARGO_HOME:-${HOME:-/root}/.cargo}/bin:${GRADWIRE_TOOLS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/gradwire/tools}/bin
 
-[ $# -eq 2 ] || { echo "usage: deploy/package/build.sh PROGRAMS OUT" >&2; exit 2; }
+[ $# -eq 2 ] || { echo "usage: deploy/package/build.sh BUILT OUT" >&2; exit 2; }
 programs=$(realpath "$1")
 mkdir -p "$2"
 out=$(realpath "$2")
@@ -19,17 +23,18 @@ root=$(dirname "$(dirname "$here")")
 names=(gradwire gradwire-scheduler gradwire-server gradwire-worker)
 version=$("$programs/gradwire" --version | cut -d' ' -f2)
 machine=$(uname -m)
-architecture=$(dpkg --print-architecture 2>/dev/null || echo "$machine")
-maintainer=${MAINTAINER:-The Gradwire authors <gradwire@localhost.invalid>}
+maintainer=$(sed -n 's/^maintainer = "\(.*\)"/\1/p' "$root/cli/Cargo.toml")
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-stage=$work/stage
+# cargo-deb and cargo-generate-rpm look for target/release/… there.
+stages=$work/release/stage
+stage=$stages/gradwire
 documents=$stage/usr/share/doc/gradwire
 
-# What runs, and what it says of itself. Names of functions stay: backtraces are of use.
+# The programs, their manual pages and completions. Function names stay in the programs, because backtraces need them.
 stage_programs() {
     local name
     install -d "$stage/usr/bin" "$stage/usr/share/man/man1" "$stage/usr/share/man/man5"
@@ -44,6 +49,12 @@ stage_programs() {
     cp "$work"/man/*.1 "$stage/usr/share/man/man1"
     cp "$work"/man/*.5 "$stage/usr/share/man/man5"
     gzip -9n "$stage"/usr/share/man/man?/*
+}
+
+# Debian's own list of changes names this version, and the file that has the changes.
+debian_changelog() {
+    printf 'gradwire (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.gz of the package gradwire.\n\n -- %s  %s\n' \
+        "$version" "$maintainer" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n
 }
 
 stage_units_and_settings() {
@@ -68,12 +79,10 @@ stage_documents() {
     install -D -m 644 -t "$deploy/grafana" "$root"/deploy/grafana/{gradwire.json,dashboard.py}
     install -D -m 644 -t "$deploy/slurm" "$root/deploy/slurm/gradwire.sbatch"
     install -D -m 644 -t "$deploy/kubernetes" "$root"/deploy/kubernetes/*.yaml
-    install -D -m 644 -t "$deploy/container" "$root/deploy/container/Dockerfile"
-    install -D -m 644 -t "$documents/examples/digits" "$root"/examples/digits/{digits.csv,README.md}
+    install -D -m 644 -t "$deploy/container" "$root"/deploy/container/{Dockerfile,gradwire.def}
+    install -D -m 644 -t "$documents/examples/digits" "$root"/examples/digits/{digits.csv,train.py,README.md}
     gzip -9nc "$root/CHANGELOG.md" > "$documents/CHANGELOG.md.gz"
-    # Debian's own list says no more than that there is this version.
-    printf 'gradwire (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.gz.\n\n -- %s  %s\n' \
-        "$version" "$maintainer" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n > "$documents/changelog.gz"
+    debian_changelog > "$documents/changelog.gz"
     # Which features they were built with, the programs say by what they are linked with.
     local features=()
     ! readelf -d "$programs/gradwire-server" | grep -q 'NEEDED.*libibverbs' || features=(gradwire-server/verbs)
@@ -81,31 +90,66 @@ stage_documents() {
     install -m 644 "$work/sbom.json" "$documents/gradwire.cdx.json"
 }
 
-# What the programs are linked with, as Debian's packages.
-depends() {
-    local found
-    mkdir -p "$work/control/debian"
-    printf 'Source: gradwire\n\nPackage: gradwire\nArchitecture: any\n' > "$work/control/debian/control"
-    found=$(cd "$work/control" && dpkg-shlibdeps -O "${names[@]/#/-e$stage/usr/bin/}" 2>/dev/null)
-    printf '%s' "${found#shlibs:Depends=}"
+# What `make install-c` installs below /usr, divided: `library NAME LIBDIR` is the package of programs that are linked with the shared
+# library, `development NAME LIBDIR` that of people who write them.
+install_c() {
+    [ -e "$work/c-$1/usr" ] || LIBDIR=$1 DESTDIR=$work/c-$1 "$root/bindings/c/install.sh" "$programs/libgradwire.a" /usr "$version"
 }
 
-make_deb() {
-    local tree=$work/deb size
-    cp -a "$stage" "$tree"
-    install -D -m 644 "$here/debian/lintian-overrides" "$tree/usr/share/lintian/overrides/gradwire"
-    install -d "$tree/DEBIAN"
-    install -m 755 "$here"/debian/{postinst,prerm,postrm} "$tree/DEBIAN"
-    (cd "$tree" && find etc -type f | sort | sed 's|^|/|') > "$tree/DEBIAN/conffiles"
-    (cd "$tree" && find usr -type f | sort | xargs md5sum) > "$tree/DEBIAN/md5sums"
-    size=$(du -k -s --apparent-size --exclude=DEBIAN "$tree" | cut -f1)
-    sed -e "s|@VERSION@|$version|; s|@ARCHITECTURE@|$architecture|; s|@MAINTAINER@|$maintainer|; s|@SIZE@|$size|" \
-        -e "s#@DEPENDS@#$(depends)#" "$here/debian/control" > "$tree/DEBIAN/control"
-    chmod -R u=rwX,go=rX "$tree"
-    dpkg-deb --root-owner-group -Z"${COMPRESSION:-xz}" --build "$tree" "$out/gradwire_${version}_$architecture.deb" > /dev/null
+library() {
+    install_c "$2"
+    install -d "$stages/$1/usr/$2"
+    strip --strip-debug --remove-section=.comment -o "$stages/$1/usr/$2/libgradwire.so.1" "$work/c-$2/usr/$2/libgradwire.so.1"
 }
 
-# /usr without its name, and the settings: it runs from wherever it is unpacked.
+development() {
+    install_c "$2"
+    install -d "$stages/$1/usr"
+    cp -a "$work/c-$2/usr/." "$stages/$1/usr/"
+    rm "$stages/$1/usr/$2/libgradwire.so.1"
+    strip --strip-debug --enable-deterministic-archives "$stages/$1/usr/$2/libgradwire.a"
+}
+
+# What Debian demands of each package, besides its files.
+debian_documents() {
+    local name to
+    for name in gradwire libgradwire1 libgradwire-dev; do
+        to=$stages/$name/usr/share
+        install -D -m 644 "$here/debian/copyright" "$to/doc/$name/copyright"
+        debian_changelog > "$to/doc/$name/changelog.gz"
+        [ ! -e "$here/debian/$name.lintian-overrides" ] ||
+            install -D -m 644 "$here/debian/$name.lintian-overrides" "$to/lintian/overrides/$name"
+    done
+}
+
+make_debs() {
+    local libraries variant
+    libraries=lib/$(dpkg-architecture -q DEB_HOST_MULTIARCH)
+    library libgradwire1 "$libraries"
+    development libgradwire-dev "$libraries"
+    debian_documents
+    for variant in programs library development; do
+        CARGO_TARGET_DIR=$work cargo deb --quiet --no-build --no-strip --locked --manifest-path "$root/cli/Cargo.toml" --variant "$variant" \
+            ${FAST:+--fast} --output "$out/"
+    done
+    rm -rf "$stage/usr/share/lintian"
+}
+
+# It finds what the programs are linked with by the command `file`, as rpmbuild does.
+make_rpms() {
+    local variant
+    library gradwire-libs lib64
+    development gradwire-devel lib64
+    # Its format has no links from this tool: a linker script does the same.
+    rm "$stages/gradwire-devel/usr/lib64/libgradwire.so"
+    printf 'INPUT(libgradwire.so.1)\n' > "$stages/gradwire-devel/usr/lib64/libgradwire.so"
+    for variant in programs library development; do
+        (cd "$root" && CARGO_TARGET_DIR=$work cargo generate-rpm --package cli --variant "$variant" --output "$out/" \
+            ${FAST:+--payload-compress none})
+    done
+}
+
+# /usr without its name, and the settings: the programs run from any directory.
 make_tarball() {
     local name=gradwire-$version-$machine-linux
     cp -a "$stage/usr" "$work/$name"
@@ -113,17 +157,14 @@ make_tarball() {
     install -m 644 "$root"/LICENSE-{APACHE,MIT} "$work/$name"
     chmod -R u=rwX,go=rX "$work/$name"
     tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=gnu -cf - "$name" |
-        gzip -n > "$out/$name.tar.gz"
+        gzip -n ${FAST:+-1} > "$out/$name.tar.gz"
 }
 
 stage_programs
 stage_units_and_settings
 stage_documents
-if command -v dpkg-shlibdeps > /dev/null; then
-    make_deb
-else
-    echo "package: no .deb, because dpkg-shlibdeps is not here: apt-get install dpkg-dev" >&2
-fi
 make_tarball
+make_debs
+make_rpms
 install -m 644 "$work/sbom.json" "$out/gradwire-$version.cdx.json"
 (cd "$out" && find . -maxdepth 1 -type f ! -name SHA256SUMS -printf '%P\n' | sort | xargs sha256sum > SHA256SUMS)

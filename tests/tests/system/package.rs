@@ -1,6 +1,7 @@
-//! What `make package` makes, of this build's own programs: the Debian package in a machine that a real systemd has booted (a
-//! training by the settings that it brings, an upgrade, removal and purge), the tarball where it is unpacked, manual pages,
-//! completions in a real bash, and the list of what the programs are made of.
+//! What `make package` makes, of this build's own programs: the Debian packages as lintian judges them, the RPMs as rpm reads
+//! them, the tarball where it is unpacked, manual pages, completions in a real bash, and the list of the programs' parts. The slow
+//! tests install the Debian package in a machine that a real systemd has booted: a training by the settings that it brings, an
+//! upgrade, removal and purge.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 #![allow(clippy::print_stdout, reason = "what a page printed, shown when asked for")]
 
@@ -14,6 +15,7 @@ use gradwire_tests::rigs::training::{TRAIN, hash_in, reference};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -32,32 +34,51 @@ const PAGE_S: &str = "240";
 /// Before what each of its blocks prints.
 const MARK: &str = "@@@ block ";
 
+/// Instead of the C library, because a debug build of that takes a minute to pack: the suite `c` installs the real one.
+const LIBRARY: &str =
+    "#include <stdlib.h>\nconst char *gradwire_last_error(void) { return getenv(\"HOME\"); }\n";
+
 /// Made once for all tests here.
 static PACKAGES: LazyLock<PathBuf> = LazyLock::new(|| {
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("package");
     let _ = fs::remove_dir_all(&out);
-    make(&out, "none");
+    make(&out);
     out
 });
 
-fn make(out: &Path, compression: &str) {
-    let programs = program("gradwire").parent().unwrap().to_path_buf();
+fn make(out: &Path) {
+    let built = Bed::default();
+    for name in PROGRAMS {
+        symlink(program(name), built.path(name)).unwrap();
+    }
+    fs::write(built.path("library.c"), LIBRARY).unwrap();
+    let at = |command: &mut Command| done(command.current_dir(built.directory()));
+    at(Command::new("cc").args(["-O2", "-fPIC", "-fcf-protection", "-c", "library.c"]));
+    at(Command::new("ar").args(["rcs", "libgradwire.a", "library.o"]));
     let mut build = Command::new(repository().join("deploy/package/build.sh"));
-    done(build.arg(programs).arg(out).env("COMPRESSION", compression));
+    done(build.arg(built.directory()).arg(out).env("FAST", "1"));
 }
 
-/// The one file in there whose name ends so.
-fn made(ending: &str) -> PathBuf {
-    let is_it = |path: &PathBuf| path.to_str().unwrap().ends_with(ending);
-    let found: Vec<_> =
-        fs::read_dir(&*PACKAGES).unwrap().map(|entry| entry.unwrap().path()).filter(is_it).collect();
-    assert_eq!(found.len(), 1, "{ending}: {found:?}");
+/// The files there whose names begin and end so.
+fn all_made(beginning: &str, ending: &str) -> Vec<PathBuf> {
+    let names =
+        fs::read_dir(&*PACKAGES).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let fitting = names.filter(|name| name.starts_with(beginning) && name.ends_with(ending));
+    let mut paths: Vec<_> = fitting.map(|name| PACKAGES.join(name)).collect();
+    paths.sort();
+    paths
+}
+
+/// The one file there whose name begins and ends so.
+fn made(beginning: &str, ending: &str) -> PathBuf {
+    let found = all_made(beginning, ending);
+    assert_eq!(found.len(), 1, "{beginning}*{ending}: {found:?}");
     found[0].clone()
 }
 
 /// The tarball, unpacked in a place of its own.
 fn unpacked(bed: &Bed) -> PathBuf {
-    let archive = made(".tar.gz");
+    let archive = made("gradwire-", ".tar.gz");
     done(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(bed.directory()));
     bed.path(archive.file_name().unwrap().to_str().unwrap().trim_end_matches(".tar.gz"))
 }
@@ -111,9 +132,10 @@ fn assert_installed(machine: &Machine) {
 }
 
 #[test]
+#[ignore = "slow: boots a machine and installs a package there"]
 fn a_package_comes_trains_is_upgraded_and_goes_without_a_trace() {
     let machine = Machine::boot_bare(|root| {
-        fs::copy(made(".deb"), root.join("srv/gradwire.deb")).unwrap();
+        fs::copy(made("gradwire_", ".deb"), root.join("srv/gradwire.deb")).unwrap();
         fs::write(root.join("etc/manpath.config"), "MANDATORY_MANPATH /usr/share/man\n").unwrap();
     });
     install(&machine);
@@ -177,7 +199,7 @@ fn the_page_of_hosts_is_true(boot: impl FnOnce(&dyn Fn(&Path)) -> Machine) {
     let of_units = all.iter().enumerate().filter(|(_, block)| is_of_units(block));
     let script: String = of_units.map(|(at, block)| format!("echo '{MARK}{at}'\n{}", block.text)).collect();
     let machine = boot(&|root| {
-        fs::copy(made(".deb"), root.join("srv/gradwire.deb")).unwrap();
+        fs::copy(made("gradwire_", ".deb"), root.join("srv/gradwire.deb")).unwrap();
         fs::write(root.join("srv/page.sh"), format!("exec 2>&1\n{script}")).unwrap();
     });
     install(&machine);
@@ -200,6 +222,7 @@ fn the_page_of_hosts_is_true(boot: impl FnOnce(&dyn Fn(&Path)) -> Machine) {
 }
 
 #[test]
+#[ignore = "slow: boots a machine and installs a package there"]
 fn the_page_of_hosts_is_true_from_the_package_to_what_breaks() {
     the_page_of_hosts_is_true(|prepare| Machine::boot_bare(prepare));
 }
@@ -208,6 +231,93 @@ fn the_page_of_hosts_is_true_from_the_package_to_what_breaks() {
 #[ignore = "slow: gets a Debian from its archive"]
 fn the_page_of_hosts_is_true_on_a_new_debian() {
     the_page_of_hosts_is_true(|prepare| Machine::boot_debian(prepare));
+}
+
+#[test]
+fn lintian_accepts_the_debian_packages() {
+    let packages = all_made("", ".deb");
+    assert_eq!(packages.len(), 3, "{packages:?}");
+    let mut lintian = Command::new("lintian");
+    lintian.args(["--allow-root", "--no-cfg", "--fail-on", "error,warning", "--tag-display-limit", "0"]);
+    let output = lintian.args(&packages).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let field = |package: &str, name: &str| {
+        done(Command::new("dpkg-deb").arg("--field").arg(made(package, ".deb")).arg(name)).trim().to_owned()
+    };
+    assert_eq!(field("gradwire_", "Maintainer"), "Gradwire developers <maintainers@gradwire.invalid>");
+    assert!(field("gradwire_", "Depends").contains("libc6"), "{}", field("gradwire_", "Depends"));
+    let library = format!("libgradwire1 (= {})", field("libgradwire1_", "Version"));
+    assert_eq!(field("libgradwire-dev_", "Depends"), library, "cli/Cargo.toml has a version");
+}
+
+#[test]
+fn the_packages_for_developers_have_what_a_consumer_needs() {
+    let files = |path: PathBuf| match path.extension().and_then(|ending| ending.to_str()) {
+        Some("deb") => done(Command::new("dpkg-deb").arg("--contents").arg(path)),
+        _ => done(Command::new("rpm").args(["--query", "--list", "--package"]).arg(path)),
+    };
+    for (development, library) in [
+        (made("libgradwire-dev", ".deb"), made("libgradwire1", ".deb")),
+        (made("gradwire-devel", ".rpm"), made("gradwire-libs", ".rpm")),
+    ] {
+        let listed = files(development);
+        for name in [
+            "include/gradwire.h",
+            "include/gradwire/ps-lite/ps/ps.h",
+            "cmake/gradwire/gradwire-config.cmake",
+            "pkgconfig/gradwire.pc",
+            "pkgconfig/gradwire-ps.pc",
+            "/libgradwire.a",
+            "/libgradwire.so",
+        ] {
+            assert!(listed.contains(name), "{name} is missing in {listed}");
+        }
+        assert!(!listed.contains("include/ps/"), "another ps-lite would be overwritten: {listed}");
+        assert!(files(library).contains("/libgradwire.so.1"));
+    }
+}
+
+/// No Apptainer runs here: its definition is read, its scripts are parsed by the shell, and it installs the package that is made.
+#[test]
+fn the_apptainer_definition_installs_this_package() {
+    const KNOWN: [&str; 8] =
+        ["arguments", "files", "post", "runscript", "test", "labels", "help", "environment"];
+    let text = fs::read_to_string(repository().join("deploy/container/gradwire.def")).unwrap();
+    let (header, body) = text.split_once("\n\n").unwrap();
+    assert_eq!(header, "Bootstrap: docker\nFrom: debian:bookworm-slim");
+    let parts = body.split("\n%").skip(1).map(|part| part.split_once('\n').unwrap());
+    let sections: BTreeMap<_, _> = parts.collect();
+    sections.keys().for_each(|name| assert!(KNOWN.contains(name), "%{name}"));
+    for name in ["post", "runscript", "test"] {
+        done(Command::new("sh").args(["-n", "-c", sections[name]]));
+    }
+    let arguments = sections["arguments"].lines().filter_map(|line| line.trim().split_once('='));
+    let file = arguments.fold(sections["files"].to_owned(), |file, (name, value)| {
+        file.replace(&format!("{{{{ {name} }}}}"), value)
+    });
+    let made = made("gradwire_", "_amd64.deb");
+    let source = format!("target/package/{}", made.file_name().unwrap().to_str().unwrap());
+    assert_eq!(file.split_whitespace().collect::<Vec<_>>(), [source.as_str(), "/gradwire.deb"]);
+}
+
+#[test]
+fn rpm_reads_the_packages() {
+    let packages = all_made("", ".rpm");
+    assert_eq!(packages.len(), 3, "{packages:?}");
+    done(Command::new("rpm").args(["--checksig", "--nosignature"]).args(&packages));
+    let asked = |what: &str, package: &str| {
+        let mut rpm = Command::new("rpm");
+        done(rpm.args(["--query", what, "--package"]).arg(made(package, ".rpm")))
+    };
+    let listed = asked("--list", "gradwire-0");
+    for name in PROGRAMS {
+        assert!(listed.lines().any(|line| line == format!("/usr/bin/{name}")), "{name}: {listed}");
+    }
+    assert!(asked("--configfiles", "gradwire-0").contains("/etc/gradwire/server.toml"));
+    assert!(asked("--requires", "gradwire-0").contains("libc.so.6"), "what it is linked with");
+    assert!(asked("--scripts", "gradwire-0").contains("systemd-sysusers gradwire.conf"));
+    assert!(asked("--scripts", "gradwire-libs").contains("ldconfig"));
 }
 
 #[test]
@@ -254,9 +364,10 @@ fn what_packed_pages_point_at_is_packed() {
 }
 
 #[test]
+#[ignore = "slow: makes all packages a second time"]
 fn the_same_programs_give_the_same_bytes() {
     let bed = Bed::default();
-    make(bed.directory(), "none");
+    make(bed.directory());
     let sums = |directory: &Path| fs::read_to_string(directory.join("SHA256SUMS")).unwrap();
     assert_eq!(sums(bed.directory()), sums(&PACKAGES));
 }
@@ -342,7 +453,8 @@ fn locked() -> BTreeMap<String, Option<String>> {
 
 #[test]
 fn the_list_of_parts_is_a_whole_cyclonedx_document() {
-    let list: Value = serde_json::from_str(&fs::read_to_string(made(".cdx.json")).unwrap()).unwrap();
+    let list: Value =
+        serde_json::from_str(&fs::read_to_string(made("gradwire-", ".cdx.json")).unwrap()).unwrap();
     assert_eq!((list["bomFormat"].as_str(), list["specVersion"].as_str()), (Some("CycloneDX"), Some("1.5")));
     assert!(list["serialNumber"].as_str().unwrap().starts_with("urn:uuid:"));
     assert!(list["metadata"]["timestamp"].as_str().unwrap().ends_with('Z'));

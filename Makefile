@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo install-c wheel test test-all check check-aarch64 fix bench bench-rdma bench-scale book pictures reference fuzz fuzz-keep lab package clean help
+.PHONY: demo install-c wheel quick test test-all check check-aarch64 fix bench bench-rdma bench-scale book pictures reference fuzz fuzz-keep lab package clean help
 
 # make demo
 TRANSPORT ?= shm
@@ -74,6 +74,11 @@ wheel:
 	cargo build --release --locked --bins --lib $(PROGRAMS) -p gradwire-python
 	rm -rf $(BUILT)/wheel
 	bindings/python/wheel.sh $(RELEASE) $(BUILT)/wheel
+
+## quick     the inner loop: suites that need no root, no emulated machine and no cluster software
+quick:
+	@deploy/bootstrap.sh demo
+	@$(RUNNER) --quick
 
 ## test      the fast suites of tests/suites.toml: what CI runs [SUITE=NAME for one]
 test:

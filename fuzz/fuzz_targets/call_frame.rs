@@ -1,18 +1,4 @@
-//! The frame of a call as a worker may write it: refused, or its pieces lie within payload and body.
+//! `call_frame` of `gradwire_fuzz_targets` under libFuzzer. Must hold nothing else: the target's own file is replayed without it, too.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use proto_common::call::{Frame, PieceAt};
-
-fuzz_target!(|input: (u64, &[u8])| {
-    let (body_bytes, payload) = input;
-    let Ok(frame) = Frame::read(payload, body_bytes) else { return };
-    let mut total = 0u64;
-    for piece in frame.pieces() {
-        total = total.checked_add(piece.bytes()).expect("the sum of the pieces was checked");
-        if let PieceAt::Frame { offset, bytes } = piece {
-            assert!(payload.get(offset..).is_some_and(|rest| rest.len() >= bytes), "past the payload");
-        }
-    }
-    assert_eq!(total, body_bytes);
-});
+libfuzzer_sys::fuzz_target!(|data: &[u8]| gradwire_fuzz_targets::call_frame::run(data));

@@ -1,25 +1,4 @@
-//! Control messages of every direction: any bytes are refused, or decode to what keeps its meaning when it is
-//! encoded again; never a panic.
+//! `control_decode` of `gradwire_fuzz_targets` under libFuzzer. Must hold nothing else: the target's own file is replayed without it, too.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use proto_common::message::{FromScheduler, FromServer, ToScheduler, ToServer, decode, encode};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-
-fuzz_target!(|data: &[u8]| {
-    let Some((which, bytes)) = data.split_first() else { return };
-    match which % 4 {
-        0 => round_trip::<ToScheduler>(bytes),
-        1 => round_trip::<FromScheduler>(bytes),
-        2 => round_trip::<ToServer>(bytes),
-        _ => round_trip::<FromServer>(bytes),
-    }
-});
-
-fn round_trip<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
-    let Ok(message) = decode::<T>(bytes) else { return };
-    let once = encode(&message).expect("what was decoded can be encoded");
-    let again: T = decode(&once).expect("what was encoded can be decoded");
-    assert_eq!(encode(&again).as_deref(), Ok(once.as_slice()));
-}
+libfuzzer_sys::fuzz_target!(|data: &[u8]| gradwire_fuzz_targets::control_decode::run(data));

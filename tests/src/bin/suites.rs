@@ -1,4 +1,4 @@
-//! `suites [--all] [--only NAME]… [--list]`: runs the suites of `tests/suites.toml`. Owns the command line,
+//! `suites [--all | --quick] [--only NAME]… [--slots N] [--list]`: runs the suites of `tests/suites.toml`. Owns the command line,
 //! the environment variable `CI`, signals and the exit code; everything else is in `gradwire_tests::suites`.
 #![forbid(unsafe_code)]
 
@@ -16,11 +16,14 @@ const HELP: &str = "\
 Runs the suites of tests/suites.toml: the fast tier, or what is asked for.
 
   --all          the slow tier too
+  --quick        the inner loop: no root, no emulated machine, no cluster software
   --only NAME    this suite, whatever its tier; may be given again
+  --slots N      run that many suites side by side; without it, one for each processor, from 2 to 4
   --list         name the suites and run none
 
 With CI=true in the environment, a fast suite that cannot run here is a failure.
-Logs: target/suites/NAME.log. At the end stands what the failed tests said; the last line is `N passed, N failed`.
+Logs: target/suites/NAME.log. A suite over its budget is a warning. At the end stand the slowest tests and what the failed
+tests said; the last line is `N passed, N failed`.
 ";
 
 fn main() -> ExitCode {
@@ -39,11 +42,13 @@ fn try_main() -> Result<bool> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the tests have no workspace")?;
     let manifest = manifest::load(root)?;
     let is_strict = std::env::var("CI").is_ok_and(|value| value == "true" || value == "1");
-    let mut choice = Choice { all: false, only: Vec::new(), is_strict };
+    let mut choice = Choice { all: false, quick: false, only: Vec::new(), slots: slots(), is_strict };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--all" => choice.all = true,
+            "--quick" => choice.quick = true,
+            "--slots" => choice.slots = arguments.next().context("--slots needs a number")?.parse()?,
             "--only" => choice.only.push(arguments.next().context("--only needs the name of a suite")?),
             "--list" => return list(&manifest).map(|()| true),
             "--help" | "-h" => return Ok(write!(stdout(), "{HELP}").map(|()| true)?),
@@ -53,6 +58,11 @@ fn try_main() -> Result<bool> {
     let stop = Stop::default();
     stop_on_signals(&stop)?;
     run_suites(root, &manifest, &choice, &stop, &mut stdout())
+}
+
+/// Suites often wait, so that two of them fit on one processor, too; many at once would disturb each other's deadlines.
+fn slots() -> u64 {
+    std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4) as u64)
 }
 
 fn stop_on_signals(stop: &Stop) -> Result<()> {
@@ -65,7 +75,13 @@ fn stop_on_signals(stop: &Stop) -> Result<()> {
 fn list(manifest: &Manifest) -> Result<()> {
     for suite in &manifest.suites {
         let tier = format!("{:?}", suite.tier).to_lowercase();
-        writeln!(stdout(), "{:<18} {tier:<5} {:>4} s  {}", suite.name, suite.deadline_s, suite.covers)?;
+        writeln!(
+            stdout(),
+            "{:<18} {tier:<5} {:>4} s  {}",
+            suite.name,
+            suite.budget().as_secs(),
+            suite.covers
+        )?;
     }
     Ok(())
 }

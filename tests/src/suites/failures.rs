@@ -37,7 +37,7 @@ impl SuiteFailures {
     #[must_use]
     pub fn find(suite: &str, log: String, text: &str, fault: Option<&str>) -> Self {
         let mut failures = sections(text);
-        for name in text.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED")) {
+        for name in text.lines().filter_map(failed_test) {
             if failures.iter().all(|failure| failure.test != name) {
                 failures.push(Failure { test: name.to_owned(), words: Vec::new() });
             }
@@ -83,6 +83,12 @@ pub fn details(suites: &[SuiteFailures]) -> Vec<String> {
         lines.push(format!("… and {more} lines more; see the logs"));
     }
     lines
+}
+
+/// `test NAME ... FAILED`, with or without the time that it took.
+fn failed_test(line: &str) -> Option<&str> {
+    let (name, end) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
+    (end == "FAILED" || end.starts_with("FAILED <")).then_some(name)
 }
 
 fn cut(line: &str) -> &str {
@@ -260,8 +266,10 @@ test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
         let returned = "---- fails stdout ----\nError: \"no such file\"\n\n\nfailures:\n    fails\n";
         let failure = Failure { test: "fails".into(), words: vec!["Error: \"no such file\"".into()] };
         assert_eq!(find(returned, None).failures, [failure]);
-        let silent = find("test fails ... FAILED\n", None);
-        assert_eq!(silent.failures, [Failure { test: "fails".into(), words: Vec::new() }]);
+        for silent in ["test fails ... FAILED\n", "test fails ... FAILED <0.123s>\n"] {
+            let silent = find(silent, None);
+            assert_eq!(silent.failures, [Failure { test: "fails".into(), words: Vec::new() }]);
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ const TEST_PREFIX: &str = "test:";
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// In the order they run.
+    /// In the order of the file.
     #[serde(rename = "suite")]
     pub suites: Vec<Suite>,
 }
@@ -28,6 +28,8 @@ pub enum Tier {
     Fast,
     /// With `make test-all` only.
     Slow,
+    /// With `make quick` only: a choice from a fast suite.
+    Quick,
 }
 
 /// One suite.
@@ -43,6 +45,8 @@ pub struct Suite {
     pub command: Vec<String>,
     /// Fewer tests than this are a failure.
     pub minimum: u64,
+    /// Seconds that it may take on a machine with two cores; more is a warning. Without it: its deadline.
+    pub budget_s: Option<u64>,
     /// Seconds after which it is killed.
     pub deadline_s: u64,
     /// What it covers, for people.
@@ -50,9 +54,25 @@ pub struct Suite {
     /// What the machine must have: see [`super::needs`].
     #[serde(default)]
     pub needs: Vec<String>,
+    /// Whether `make quick` runs it, too.
+    #[serde(default)]
+    pub quick: bool,
+    /// Whether nothing may run beside it, because it depends on time.
+    #[serde(default)]
+    pub alone: bool,
+    /// How many of the runner's slots it takes.
+    #[serde(default = "one")]
+    pub slots: u64,
+    /// What runs beside the common build already, such as a download. It may fail: the suite itself judges.
+    #[serde(default)]
+    pub prepare: Vec<String>,
     /// Additional environment.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+}
+
+fn one() -> u64 {
+    1
 }
 
 /// What a suite's command is.
@@ -84,6 +104,12 @@ impl Suite {
             Some(Command::Tests { package, target, args })
         });
         tests.unwrap_or(Command::Program(&self.command))
+    }
+
+    /// How long it may take without a warning.
+    #[must_use]
+    pub fn budget(&self) -> Duration {
+        Duration::from_secs(self.budget_s.unwrap_or(self.deadline_s))
     }
 
     /// When it is killed, counted from its start.
@@ -130,6 +156,13 @@ impl Suite {
             "deadline_s = {}: use 1 to {DEADLINE_S_MAX}",
             self.deadline_s
         );
+        ensure!(
+            (1..=self.deadline_s).contains(&self.budget().as_secs()),
+            "budget_s = {}: use 1 to deadline_s, which is {}",
+            self.budget().as_secs(),
+            self.deadline_s
+        );
+        ensure!(self.slots >= 1, "slots is 0: a suite takes at least one");
         for need in &self.needs {
             super::needs::parse(need)?;
         }
@@ -175,6 +208,7 @@ mod tests {
         tier = "fast"
         command = ["test:pkg/sim_*", "--test-threads=1"]
         minimum = 1
+        budget_s = 4
         deadline_s = 5
         covers = "x"
         needs = ["root", "program:ip"]
@@ -214,6 +248,9 @@ mod tests {
         };
         refused("minimum = 1", "minimum = 0", "tests nothing");
         refused("deadline_s = 5", "deadline_s = 0", "deadline_s = 0");
+        refused("budget_s = 4", "budget_s = 0", "budget_s = 0");
+        refused("budget_s = 4", "budget_s = 6", "budget_s = 6");
+        refused("minimum = 1", "slots = 0\nminimum = 1", "slots is 0");
         refused("deadline_s = 5", "deadline_s = 21601", "deadline_s = 21601");
         refused("name = \"a\"", "name = \"A b\"", "lower case");
         refused("covers", "cover", "unknown field");

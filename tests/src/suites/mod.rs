@@ -1,8 +1,8 @@
-//! The suite runner: builds every test once, runs the suites of `tests/suites.toml` one after the other,
-//! each within its deadline, and says for each whether it ran and how many tests it had.
+//! The suite runner: builds every test once, runs the suites of `tests/suites.toml`, independent ones side by
+//! side, each within its deadline, and reports for each how many tests it ran and how long they took.
 //!
 //! Read it in this order: [`manifest`] (what is to run), [`build`] (one build of all tests), [`needs`] (may
-//! it run here), [`process`] (a command within its deadline), [`count`] and [`failures`] (what a log says),
+//! it run here), [`schedule`] (when), [`process`] (a command within its deadline), [`count`], [`failures`] and [`timings`] (what a log says),
 //! [`verdict`] (what that means), [`runner`] (all together). Must not know what any test is about.
 
 pub mod build;
@@ -12,4 +12,6 @@ pub mod manifest;
 pub mod needs;
 pub mod process;
 pub mod runner;
+pub mod schedule;
+pub mod timings;
 pub mod verdict;

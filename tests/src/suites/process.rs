@@ -3,12 +3,13 @@
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,18 +27,22 @@ pub enum Ending {
     Stopped,
 }
 
-/// Tells the running command, and all later ones, to stop. Cloned into the signal thread.
+/// Stops all running commands, and all later ones. Cloned into the signal thread.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     asked: Arc<AtomicBool>,
-    group: Arc<AtomicI32>,
+    groups: Arc<Mutex<BTreeSet<i32>>>,
 }
 
 impl Stop {
     /// Kills what runs now; nothing starts after it.
     pub fn stop(&self) {
         self.asked.store(true, Ordering::SeqCst);
-        kill_group(self.group.load(Ordering::SeqCst));
+        self.groups().iter().for_each(|group| kill_group(*group));
+    }
+
+    fn groups(&self) -> std::sync::MutexGuard<'_, BTreeSet<i32>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether it was asked for.
@@ -85,13 +90,13 @@ fn run_with(
     command.stdin(Stdio::null()).stderr(log.try_clone()?).process_group(0);
     let mut child = command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     let group = i32::try_from(child.id()).context("process id")?;
-    stop.group.store(group, Ordering::SeqCst);
+    stop.groups().insert(group);
     if stop.is_asked() {
         kill_group(group);
     }
     started(&mut child);
     let ending = wait(child, group, Instant::now() + limit);
-    stop.group.store(0, Ordering::SeqCst);
+    stop.groups().remove(&group);
     // What the command left behind in its group goes too, however it ended.
     kill_group(group);
     Ok(match ending? {
@@ -187,7 +192,7 @@ mod tests {
         let stop = Stop::default();
         let from_signal = stop.clone();
         let stopper = thread::spawn(move || {
-            while from_signal.group.load(Ordering::SeqCst) == 0 {
+            while from_signal.groups().is_empty() {
                 thread::yield_now();
             }
             from_signal.stop();

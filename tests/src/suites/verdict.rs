@@ -15,6 +15,8 @@ pub enum Outcome {
         count: Count,
         /// How long it took.
         took: Duration,
+        /// How long it may take.
+        budget: Duration,
         /// What is wrong beyond failed tests, if anything.
         fault: Option<String>,
     },
@@ -53,7 +55,7 @@ pub fn judge(suite: &Suite, counted: Option<Count>, endings: &[Ending], took: Du
         }
         _ => None,
     };
-    Outcome::Ran { count, took, fault }
+    Outcome::Ran { count, took, budget: suite.budget(), fault }
 }
 
 /// A suite that this machine cannot run: with CI's strictness that is a failure in the fast tier.
@@ -78,8 +80,12 @@ impl Outcome {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.outcome {
-            Outcome::Ran { count, took, fault } => {
-                write!(f, "{}: ran ({} tests, {:.1} s)", self.name, count.ran(), took.as_secs_f64())?;
+            Outcome::Ran { count, took, budget, fault } => {
+                let (took_s, budget_s) = (took.as_secs_f64(), budget.as_secs());
+                write!(f, "{:<18} {:>5} tests {took_s:>8.1} s of {budget_s:>4} s", self.name, count.ran())?;
+                if took > budget {
+                    write!(f, ", OVER BUDGET")?;
+                }
                 if count.failed > 0 {
                     write!(f, ", {} FAILED", count.failed)?;
                 }
@@ -90,7 +96,7 @@ impl fmt::Display for Verdict {
             }
             Outcome::NotRun { reason, is_failure } => {
                 let failed = if *is_failure { ", FAILED: CI must run it" } else { "" };
-                write!(f, "{}: NOT RUN ({reason}){failed}", self.name)
+                write!(f, "{:<18} NOT RUN ({reason}){failed}", self.name)
             }
         }
     }
@@ -113,9 +119,14 @@ mod tests {
             tier,
             command: vec!["true".into()],
             minimum: 3,
+            budget_s: Some(2),
             deadline_s: 9,
             covers: String::new(),
             needs: Vec::new(),
+            quick: false,
+            alone: false,
+            slots: 1,
+            prepare: Vec::new(),
             env: Default::default(),
         }
     }
@@ -130,14 +141,14 @@ mod tests {
     #[test]
     fn a_good_suite_has_one_plain_line() {
         let (text, total) = line(Some((3, 0)), Ending::Exited { code: 0 });
-        assert_eq!(text, "s: ran (3 tests, 1.5 s)");
+        assert_eq!(text, format!("{:<18}     3 tests      1.5 s of    2 s", "s"));
         assert_eq!(total, Count { passed: 3, failed: 0 });
     }
 
     #[test]
     fn a_failed_test_is_counted_once() {
         let (text, total) = line(Some((2, 1)), Ending::Exited { code: 101 });
-        assert_eq!(text, "s: ran (3 tests, 1.5 s), 1 FAILED");
+        assert_eq!(text, format!("{:<18}     3 tests      1.5 s of    2 s, 1 FAILED", "s"));
         assert_eq!(total, Count { passed: 2, failed: 1 });
     }
 
@@ -163,6 +174,25 @@ mod tests {
     }
 
     #[test]
+    fn more_time_than_the_budget_is_a_warning() {
+        let counted = Some(Count { passed: 3, failed: 0 });
+        let took = |millis| {
+            let outcome = judge(
+                &suite(Tier::Fast),
+                counted,
+                &[Ending::Exited { code: 0 }],
+                Duration::from_millis(millis),
+            );
+            (
+                outcome.total().failed,
+                Verdict { name: "s".into(), outcome }.to_string().contains("OVER BUDGET"),
+            )
+        };
+        assert_eq!(took(2000), (0, false));
+        assert_eq!(took(2001), (0, true));
+    }
+
+    #[test]
     fn one_bad_executable_among_good_ones_is_seen() {
         let endings = [Ending::Exited { code: 0 }, Ending::Exited { code: 139 }];
         let counted = count::count("test result: ok. 5 passed; 0 failed;");
@@ -185,7 +215,10 @@ mod tests {
         assert_eq!(failed(Tier::Fast, false), 0);
         assert_eq!(failed(Tier::Slow, true), 0);
         let outcome = not_run(&suite(Tier::Fast), "no netns".into(), false);
-        assert_eq!(Verdict { name: "s".into(), outcome }.to_string(), "s: NOT RUN (no netns)");
+        assert_eq!(
+            Verdict { name: "s".into(), outcome }.to_string(),
+            format!("{:<18} NOT RUN (no netns)", "s")
+        );
     }
 
     #[test]

@@ -9,9 +9,9 @@ use gradwire_tests::rigs::gauge::{cpu_time, sleeps};
 use gradwire_tests::rigs::process::Process;
 use std::time::{Duration, Instant};
 
-/// Of one core, summed over all processes. A thread that spins takes a whole one; the rest is for slow machines,
-/// which need more of theirs for the same.
-const SHARE_MAX: f64 = 0.03;
+/// Of one core, summed over all processes. A thread that spins takes a whole core, so that this bound finds it. Debug programs on a
+/// slow or noisy machine used 3.5 % with nothing wrong: the bound of wakes below, which does not depend on the machine, is the strict one.
+const SHARE_MAX: f64 = 0.10;
 /// Wakes a second, all processes together, of which the data threads' longest sleep makes 40 a lane, and heartbeats
 /// the rest. It depends on no machine's speed, and something that polls passes it at once.
 fn wakes_per_s_max(lanes: u32) -> f64 {

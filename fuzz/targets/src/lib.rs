@@ -1,6 +1,10 @@
-//! What the engine targets share: reading an input as a program, and batches as the decoder could have passed
-//! them. Must not know the engines: their rigs and invariants stand in the targets.
+//! Fuzz targets, one a file: functions of any bytes, which panic where a decoder or an engine is wrong. libFuzzer runs them
+//! (`make fuzz`), and the tests at the end of this file replay the inputs of `fuzz/seeds`. Here is what targets share: reading
+//! an input as a program, and batches as the decoder could have passed them. Must not know the engines: their rigs and
+//! invariants stand in the targets.
 #![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a finding")]
+#![allow(clippy::missing_panics_doc, reason = "test code: a panic is a finding")]
 
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Kept, Landing, OpKind, Reading, SlotGrant, Status,
@@ -37,18 +41,39 @@ pub fn request(operation: u64) -> Block {
     }
 }
 
+/// A target, `run`: a closure over bytes, or over any type that can be made of bytes, as libFuzzer's macro takes it.
+#[macro_export]
+macro_rules! target {
+    (|$data:ident: &[u8]| $body:block) => {
+        /// Tries one input.
+        pub fn run($data: &[u8]) $body
+    };
+    (|$input:ident: $type:ty| $body:block) => {
+        /// Tries one input.
+        pub fn run(data: &[u8]) {
+            if data.len() < <$type as arbitrary::Arbitrary<'_>>::size_hint(0).0 {
+                return;
+            }
+            let bytes = arbitrary::Unstructured::new(data);
+            let Ok($input) = <$type as arbitrary::Arbitrary<'_>>::arbitrary_take_rest(bytes) else { return };
+            $body
+        }
+    };
+}
+
 /// A target whose input is a program for a `$rig`: it is made, steps until the program is over, and is judged.
 #[macro_export]
-macro_rules! fuzz_programs {
+macro_rules! programs {
     ($rig:ty) => {
-        libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+        /// Tries one input.
+        pub fn run(data: &[u8]) {
             let mut program = $crate::Program::new(data);
             let mut rig = <$rig>::new(&mut program);
             while !program.is_over() {
                 rig.step(&mut program);
             }
             rig.finish();
-        });
+        }
     };
 }
 
@@ -193,3 +218,96 @@ pub fn header(kind: BatchKind, sender: Rank, life: Incarnation) -> BatchHeader {
 pub const PAYLOAD_OFFSET: u64 = 256;
 /// Bytes of every payload.
 pub const PAYLOAD_BYTES: u64 = 1 << 20;
+
+/// Declares each target, and a test that replays its inputs.
+macro_rules! targets {
+    ($($name:ident),* $(,)?) => {
+        $(pub mod $name;)*
+
+        #[cfg(test)]
+        mod replay {
+            $(#[test] fn $name() { super::tests::replay(stringify!($name), super::$name::run); })*
+        }
+
+        #[cfg(test)]
+        const TARGETS: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+targets! {
+    batch_decode,
+    call_frame,
+    checkpoint_files,
+    chunk_image,
+    codec_decode,
+    control_decode,
+    data_readers,
+    first_words,
+    notice,
+    scheduler_engine,
+    server_calls,
+    server_copies,
+    server_engine,
+    settings,
+    table_rows,
+    tcp_frame,
+    verbs_words,
+    worker_engine,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TARGETS;
+    use std::collections::BTreeSet;
+    use std::path::{Path, PathBuf};
+
+    fn fuzz() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    }
+
+    /// The inputs of a target: those that are kept, one a line in hexadecimal, after one without bytes and one of zeros.
+    fn inputs(target: &str) -> Vec<Vec<u8>> {
+        let kept = std::fs::read_to_string(fuzz().join(format!("seeds/{target}.hex"))).unwrap_or_default();
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+        let bytes = |line: &str| line.as_bytes().chunks(2).map(byte).collect();
+        [Vec::new(), vec![0; 64]].into_iter().chain(kept.lines().map(bytes)).collect()
+    }
+
+    /// A panic names the input, which `make fuzz` starts from as `kept-NUMBER`.
+    pub(super) fn replay(target: &str, run: fn(&[u8])) {
+        for (at, input) in inputs(target).iter().enumerate() {
+            let caught = std::panic::catch_unwind(|| run(input));
+            assert!(
+                caught.is_ok(),
+                "line {} of fuzz/seeds/{target}.hex: see the panic above",
+                at.saturating_sub(1)
+            );
+        }
+    }
+
+    fn names(folder: &str) -> BTreeSet<String> {
+        let files = std::fs::read_dir(fuzz().join(folder)).unwrap();
+        let stem = |file: PathBuf| file.file_stem().unwrap().to_str().unwrap().to_owned();
+        files.map(|entry| stem(entry.unwrap().path())).collect()
+    }
+
+    #[test]
+    fn every_target_is_known_to_libfuzzer_and_every_seed_belongs_to_one() {
+        let targets: BTreeSet<String> = TARGETS.iter().map(|&name| name.to_owned()).collect();
+        assert_eq!(names("fuzz_targets"), targets);
+        assert!(names("seeds").is_subset(&targets));
+        let manifest = std::fs::read_to_string(fuzz().join("Cargo.toml")).unwrap();
+        for target in targets {
+            assert!(
+                manifest.contains(&format!("name = \"{target}\"\n")),
+                "{target} is no [[bin]] of fuzz/Cargo.toml"
+            );
+        }
+    }
+
+    #[test]
+    fn the_seeds_are_read() {
+        assert!(inputs("server_engine").len() > 100);
+        assert_eq!(inputs("notice")[1], [0; 64]);
+    }
+}

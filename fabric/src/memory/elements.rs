@@ -3,6 +3,7 @@
 
 use super::region::{Mapping, OutOfBounds, Region};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// A type of numbers any bits of which are one: what a peer writes is always a value.
 pub trait Number: Copy + sealed::Sealed + 'static {}
@@ -64,6 +65,19 @@ impl<'a, N: Number> Numbers<'a, N> {
         self.len == 0
     }
 
+    /// Those of a range.
+    ///
+    /// # Panics
+    /// The range goes beyond the last one, or ends before it begins.
+    #[must_use]
+    pub fn part(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "numbers {range:?} of {}", self.len);
+        // SAFETY: the range lies within the numbers, so its start is in the mapping or just behind its last byte. Needed because a peer's
+        // memory must not be a Rust slice, which would do the same.
+        let start = unsafe { self.start.add(range.start) };
+        Self { start, len: range.len(), mapping: PhantomData }
+    }
+
     /// The number at `index`.
     ///
     /// # Panics
@@ -92,6 +106,9 @@ mod tests {
             let found = region.numbers::<f32>(offset, 3)?;
             let found: Vec<u32> = (0..found.len()).map(|i| found.at(i).to_bits()).collect();
             assert_eq!(found, [1.5f32, -0.0, f32::MAX].map(f32::to_bits), "at {offset}");
+            let part = region.numbers::<f32>(offset, 3)?.part(1..3);
+            assert_eq!((part.len(), part.at(0).to_bits(), part.at(1)), (2, (-0.0f32).to_bits(), f32::MAX));
+            assert!(part.part(2..2).is_empty());
             let halves = region.numbers::<u16>(offset, 6)?;
             assert_eq!((halves.at(0), halves.at(1)), (0, 0x3fc0), "the same bytes, two by two");
         }

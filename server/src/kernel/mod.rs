@@ -10,6 +10,7 @@ mod weights;
 
 use fabric::Numbers;
 use fabric::simd::{Pass, widest};
+use std::ops::Range;
 
 pub use integers::{Integer, add_integers, fold_integers, write_integers};
 pub use lamb::{Squares, direction, trust};
@@ -23,6 +24,12 @@ pub trait Operand<T>: Copy {
     fn count(self) -> usize;
     /// The element at `index`; panics where there is none.
     fn at(self, index: usize) -> T;
+    /// Only these elements; panics where there is one too few.
+    fn part(self, range: Range<usize>) -> Self;
+    /// The elements, where they are computed already.
+    fn slice(&self) -> Option<&[T]> {
+        None
+    }
 }
 
 impl<T: Real> Operand<T> for &[T] {
@@ -33,6 +40,12 @@ impl<T: Real> Operand<T> for &[T] {
     #[inline(always)]
     fn at(self, index: usize) -> T {
         self[index]
+    }
+    fn part(self, range: Range<usize>) -> Self {
+        &self[range]
+    }
+    fn slice(&self) -> Option<&[T]> {
+        Some(self)
     }
 }
 
@@ -57,6 +70,9 @@ impl<E: Element> Operand<E::Sum> for Contribution<'_, E> {
     fn at(self, index: usize) -> E::Sum {
         E::from_bits(self.0.at(index)).widen()
     }
+    fn part(self, range: Range<usize>) -> Self {
+        Self(self.0.part(range))
+    }
 }
 
 /// The sum of two operands of one length.
@@ -71,6 +87,9 @@ impl<T: Real, A: Operand<T>, B: Operand<T>> Operand<T> for Both<A, B> {
     #[inline(always)]
     fn at(self, index: usize) -> T {
         self.0.at(index) + self.1.at(index)
+    }
+    fn part(self, range: Range<usize>) -> Self {
+        Self(self.0.part(range.clone()), self.1.part(range))
     }
 }
 
@@ -100,8 +119,10 @@ impl<T: Real + Element<Sum = T>, C: Operand<T>, F: Fn(T, T) -> T> Pass for Fold<
     #[inline(always)]
     fn run(self) {
         let Self { sum, contribution, fold } = self;
-        Weights::<T>::InPlace(sum)
-            .apply(contribution, (), |sum, contribution, ()| (fold(sum, contribution), ()));
+        weights::check(sum.len(), contribution.count());
+        for (index, sum) in sum.iter_mut().enumerate() {
+            *sum = fold(*sum, contribution.at(index));
+        }
     }
 }
 

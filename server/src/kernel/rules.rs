@@ -1,6 +1,7 @@
 //! The update rules, element by element.
 
-use super::{Element, Operand, Real, Weights};
+use super::weights::{check, each};
+use super::{Element, Operand, Real, Weights, set};
 use fabric::simd::{Pass, widest};
 use proto_common::optimizer::{Form, Moments, Rule, Step};
 
@@ -41,26 +42,100 @@ pub fn update<E: Element>(
     weights: Weights<'_, E>,
     state: [&mut [E::Sum]; 2],
 ) {
-    widest(Update { step, sum, weights, state });
+    let scale = E::Sum::of(step.scale);
+    match step.rule {
+        Rule::Sum => weights.apply(sum, move |w, s| w + s * scale),
+        Rule::Assign => weights.apply(sum, move |_, s| s * scale),
+        Rule::Sgd { momentum: 0.0, .. } if step.decay == 0.0 => {
+            let rate = E::Sum::of(step.rate);
+            weights.apply(sum, move |w, s| w - rate * (s * scale));
+        }
+        _ => in_blocks(step, sum, weights, state),
+    }
 }
 
-struct Update<'a, E: Element, S> {
-    step: &'a Step,
-    sum: S,
-    weights: Weights<'a, E>,
-    state: [&'a mut [E::Sum]; 2],
+/// Elements of a block: with its arrays it stays in the first-level cache.
+const BLOCK: usize = 256;
+
+/// Runs a rule block by block: each block's sum is computed first, then the rule goes over it in place. So a rule is compiled once per type
+/// of sums, and not for each of its 24 combinations with kinds of operands and of weights; memory is passed over once all the same.
+fn in_blocks<E: Element>(
+    step: &Step,
+    operand: impl Operand<E::Sum>,
+    mut weights: Weights<'_, E>,
+    [first, second]: [&mut [E::Sum]; 2],
+) {
+    let count = weights.count();
+    check(count, operand.count());
+    match &weights {
+        Weights::InPlace(_) => {}
+        Weights::OutOfPlace { old, .. } => check(count, old.len()),
+        Weights::Rounded { master, .. } => check(count, master.len()),
+    }
+    [&*first, &*second]
+        .into_iter()
+        .filter(|array| !array.is_empty())
+        .for_each(|array| check(count, array.len()));
+    if let (Some(sum), Weights::InPlace(weights)) = (operand.slice(), &mut weights) {
+        return widest(Update { step, sum, weights, state: [first, second] });
+    }
+    let mut sums = [E::Sum::default(); BLOCK];
+    for start in (0..count).step_by(BLOCK) {
+        let block = start..count.min(start + BLOCK);
+        let sum = &mut sums[..block.len()];
+        set(sum, operand.part(block.clone()));
+        let state = [&mut *first, &mut *second].map(|array| match array.is_empty() {
+            true => array,
+            false => &mut array[block.clone()],
+        });
+        match &mut weights {
+            Weights::InPlace(weights) => {
+                widest(Update { step, sum, weights: &mut weights[block], state });
+            }
+            Weights::OutOfPlace { old, new } => {
+                let weights = &mut new[block.clone()];
+                weights.copy_from_slice(&old[block]);
+                widest(Update { step, sum, weights, state });
+            }
+            Weights::Rounded { master, new } => {
+                let weights = &mut master[block.clone()];
+                widest(Update { step, sum, weights: &mut *weights, state });
+                widest(Round::<E> { exact: weights, rounded: &mut new[block] });
+            }
+        }
+    }
 }
 
-impl<E: Element, S: Operand<E::Sum>> Pass for Update<'_, E, S> {
+struct Round<'a, E: Element> {
+    exact: &'a [E::Sum],
+    rounded: &'a mut [E],
+}
+
+impl<E: Element> Pass for Round<'_, E> {
     #[inline(always)]
     fn run(self) {
-        let [rate, decay, scale] = self.numbers();
+        for (rounded, exact) in self.rounded.iter_mut().zip(self.exact) {
+            *rounded = E::round(*exact);
+        }
+    }
+}
+
+/// A rule over weights in place.
+struct Update<'a, T> {
+    step: &'a Step,
+    sum: &'a [T],
+    weights: &'a mut [T],
+    state: [&'a mut [T]; 2],
+}
+
+impl<T: Real> Pass for Update<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let [rate, decay, _] = self.numbers();
         match self.step.rule {
-            Rule::Sum => self.weights.apply(self.sum, (), |w, s, ()| (w + s * scale, ())),
-            Rule::Assign => self.weights.apply(self.sum, (), |_, s, ()| (s * scale, ())),
             Rule::Exchange { array } => self.exchange(array),
             Rule::AdamW(moments) => {
-                let rate = if self.is_mxnets() { E::Sum::of(self.step.corrected_rate()) } else { rate };
+                let rate = if self.is_mxnets() { T::of(self.step.corrected_rate()) } else { rate };
                 self.adam(moments, move |w| w - rate * decay * w, |_, g| g);
             }
             // Its decay is no part of what is squared.
@@ -72,18 +147,18 @@ impl<E: Element, S: Operand<E::Sum>> Pass for Update<'_, E, S> {
     }
 }
 
-impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
+impl<T: Real> Update<'_, T> {
     /// Rate, weight decay, and what the sum is multiplied by.
     #[inline(always)]
-    fn numbers(&self) -> [E::Sum; 3] {
-        [self.step.rate, self.step.decay, self.step.scale].map(E::Sum::of)
+    fn numbers(&self) -> [T; 3] {
+        [self.step.rate, self.step.decay, self.step.scale].map(T::of)
     }
 
     #[inline(always)]
     fn exchange(self, array: u8) {
         match self.state.into_iter().nth(usize::from(array)).filter(|kept| !kept.is_empty()) {
-            Some(kept) => self.weights.apply(self.sum, kept, |w, _, kept| (kept, w)),
-            None => self.weights.apply(self.sum, (), |w, _, ()| (w, ())),
+            Some(kept) => each(self.weights, self.sum, kept, |w, _, kept| (kept, w)),
+            None => each(self.weights, self.sum, (), |w, _, ()| (w, ())),
         }
     }
 
@@ -94,18 +169,18 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
 
     /// The rules whose gradient has the weight decay in it: `d` of weight and gradient.
     #[inline(always)]
-    fn decayed(self, d: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy) {
+    fn decayed(self, d: impl Fn(T, T) -> T + Copy) {
         let [rate, _, scale] = self.numbers();
-        let of = |constant: f32| E::Sum::of(f64::from(constant));
+        let of = |constant: f32| T::of(f64::from(constant));
         match self.step.rule {
             Rule::Sgd { momentum: 0.0, .. } => {
-                self.weights.apply(self.sum, (), |w, s, ()| (w - rate * d(w, s * scale), ()));
+                each(self.weights, self.sum, (), |w, s, ()| (w - rate * d(w, s * scale), ()));
             }
             Rule::Sgd { momentum, nesterov } if self.is_mxnets() => self.steps(of(momentum), nesterov, d),
             Rule::Sgd { momentum, nesterov } => self.momentum(of(momentum), nesterov, d),
             Rule::AdaGrad { epsilon } => {
                 let ([first, _], epsilon) = (self.state, of(epsilon));
-                self.weights.apply(self.sum, first, |w, s, h| {
+                each(self.weights, self.sum, first, |w, s, h| {
                     let d = d(w, s * scale);
                     let h = h + d * d;
                     (w - rate * d / (h.root() + epsilon), h)
@@ -115,14 +190,14 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
                 let ([first, _], epsilon) = (self.state, of(epsilon));
                 let (kept, fresh) = (of(decay), of(1.0) - of(decay));
                 if self.step.form == Form::Mxnet {
-                    self.weights.apply(self.sum, first, |w, s, h| {
+                    each(self.weights, self.sum, first, |w, s, h| {
                         let d = d(w, s * scale);
                         let h = kept * h + fresh * (d * d);
                         (w - rate * d / (h + epsilon).root(), h)
                     });
                     return;
                 }
-                self.weights.apply(self.sum, first, |w, s, h| {
+                each(self.weights, self.sum, first, |w, s, h| {
                     let d = d(w, s * scale);
                     let h = kept * h + fresh * (d * d);
                     (w - rate * d / (h.root() + epsilon), h)
@@ -130,23 +205,23 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
             }
             Rule::Adam(moments) => self.adam(moments, |w| w, d),
             Rule::Ftrl { beta, l1, l2 } => self.ftrl([beta, l1, l2].map(of), d),
-            // Not here.
+            // Not here: see `update` and `run`.
             Rule::Sum | Rule::Assign | Rule::AdamW(_) | Rule::Lamb(_) | Rule::Exchange { .. } => {}
         }
     }
 
     #[inline(always)]
-    fn momentum(self, mu: E::Sum, nesterov: bool, d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+    fn momentum(self, mu: T, nesterov: bool, d: impl Fn(T, T) -> T) {
         let [rate, _, scale] = self.numbers();
         let [first, _] = self.state;
         if nesterov {
-            self.weights.apply(self.sum, first, |w, s, m| {
+            each(self.weights, self.sum, first, |w, s, m| {
                 let d = d(w, s * scale);
                 let m = mu * m + d;
                 (w - rate * (d + mu * m), m)
             });
         } else {
-            self.weights.apply(self.sum, first, |w, s, m| {
+            each(self.weights, self.sum, first, |w, s, m| {
                 let m = mu * m + d(w, s * scale);
                 (w - rate * m, m)
             });
@@ -155,10 +230,10 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
 
     /// Momentum in MXNet's form: what is kept are steps.
     #[inline(always)]
-    fn steps(self, mu: E::Sum, nesterov: bool, d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+    fn steps(self, mu: T, nesterov: bool, d: impl Fn(T, T) -> T) {
         let [rate, _, scale] = self.numbers();
         let [first, _] = self.state;
-        self.weights.apply(self.sum, first, |w, s, m| {
+        each(self.weights, self.sum, first, |w, s, m| {
             let step = rate * d(w, s * scale);
             let m = mu * m + step;
             (if nesterov { w - (mu * m + step) } else { w - m }, m)
@@ -168,8 +243,8 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
     #[inline(always)]
     fn ada_grad_below(self, epsilon: f32) {
         let [rate, decay, scale] = self.numbers();
-        let ([first, _], epsilon) = (self.state, E::Sum::of(f64::from(epsilon)));
-        self.weights.apply(self.sum, first, |w, s, h| {
+        let ([first, _], epsilon) = (self.state, T::of(f64::from(epsilon)));
+        each(self.weights, self.sum, first, |w, s, h| {
             let g = s * scale;
             let h = h + g * g;
             (w - rate * (g / (h + epsilon).root() + decay * w), h)
@@ -177,14 +252,14 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
     }
 
     #[inline(always)]
-    fn adam(self, moments: Moments, shrunk: impl Fn(E::Sum) -> E::Sum, d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+    fn adam(self, moments: Moments, shrunk: impl Fn(T) -> T, d: impl Fn(T, T) -> T) {
         let [rate, _, scale] = self.numbers();
         let Moments { beta1, beta2, epsilon } = moments;
-        let of = |constant: f32| E::Sum::of(f64::from(constant));
+        let of = |constant: f32| T::of(f64::from(constant));
         let (beta1, beta2, epsilon, one) = (of(beta1), of(beta2), of(epsilon), of(1.0));
-        let (rate, root) = (rate / E::Sum::of(self.step.bias1), E::Sum::of(self.step.bias2).root());
+        let (rate, root) = (rate / T::of(self.step.bias1), T::of(self.step.bias2).root());
         let epsilon = if self.is_mxnets() { epsilon / root } else { epsilon };
-        self.weights.apply(self.sum, self.state, |w, s, [m, v]| {
+        each(self.weights, self.sum, self.state, |w, s, [m, v]| {
             let d = d(w, s * scale);
             let m = beta1 * m + (one - beta1) * d;
             let v = beta2 * v + (one - beta2) * (d * d);
@@ -193,14 +268,14 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
     }
 
     #[inline(always)]
-    fn ftrl(self, [beta, l1, l2]: [E::Sum; 3], d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+    fn ftrl(self, [beta, l1, l2]: [T; 3], d: impl Fn(T, T) -> T) {
         let [rate, _, scale] = self.numbers();
-        self.weights.apply(self.sum, self.state, |w, s, [z, n]| {
+        each(self.weights, self.sum, self.state, |w, s, [z, n]| {
             let d = d(w, s * scale);
             let squares = n + d * d;
             let z = z + d - (squares.root() - n.root()) / rate * w;
             let pulled = (l1.signed_as(z) - z) / ((beta + squares.root()) / rate + l2);
-            (if z.magnitude() <= l1 { E::Sum::default() } else { pulled }, [z, squares])
+            (if z.magnitude() <= l1 { T::default() } else { pulled }, [z, squares])
         });
     }
 }

@@ -1,6 +1,7 @@
-//! The loop that all rules share: weights in place or out of place, with the arrays that a rule keeps.
+//! The loops that rules share: weights in place or out of place, and in place with the arrays that a rule keeps.
 
 use super::{Element, Operand, Real};
+use fabric::simd::{Pass, widest};
 
 /// The weights that a rule changes.
 #[derive(Debug)]
@@ -77,48 +78,10 @@ impl<T: Real> State for [&mut [T]; 2] {
     }
 }
 
-#[expect(
-    clippy::needless_range_loop,
-    reason = "over iterators the operand's bounds would be checked each time"
-)]
 impl<E: Element> Weights<'_, E> {
-    /// (new, state) = rule(old, sum, state), element by element.
-    #[inline(always)]
-    pub(super) fn apply<S: State>(
-        self,
-        sum: impl Operand<E::Sum>,
-        mut state: S,
-        rule: impl Fn(E::Sum, E::Sum, S::Values) -> (E::Sum, S::Values),
-    ) {
-        let count = self.count();
-        check(count, sum.count());
-        state.check(count);
-        match self {
-            Self::InPlace(weights) => {
-                for i in 0..count {
-                    let (new, values) = rule(weights[i], sum.at(i), state.at(i));
-                    weights[i] = new;
-                    state.set(i, values);
-                }
-            }
-            Self::OutOfPlace { old, new } => {
-                check(count, old.len());
-                for i in 0..count {
-                    let (value, values) = rule(old[i], sum.at(i), state.at(i));
-                    new[i] = value;
-                    state.set(i, values);
-                }
-            }
-            Self::Rounded { master, new } => {
-                check(count, master.len());
-                for i in 0..count {
-                    let (value, values) = rule(master[i], sum.at(i), state.at(i));
-                    master[i] = value;
-                    new[i] = E::round(value);
-                    state.set(i, values);
-                }
-            }
-        }
+    /// new = rule(old, sum), element by element.
+    pub(super) fn apply(self, sum: impl Operand<E::Sum>, rule: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+        widest(Apply { weights: self, sum, rule });
     }
 
     /// How many.
@@ -133,8 +96,66 @@ impl<E: Element> Weights<'_, E> {
     }
 }
 
+struct Apply<'a, E: Element, S, R> {
+    weights: Weights<'a, E>,
+    sum: S,
+    rule: R,
+}
+
+#[expect(
+    clippy::needless_range_loop,
+    reason = "over iterators the operand's bounds would be checked each time"
+)]
+impl<E: Element, S: Operand<E::Sum>, R: Fn(E::Sum, E::Sum) -> E::Sum> Pass for Apply<'_, E, S, R> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { weights, sum, rule } = self;
+        let count = weights.count();
+        check(count, sum.count());
+        match weights {
+            Weights::InPlace(weights) => {
+                for i in 0..count {
+                    weights[i] = rule(weights[i], sum.at(i));
+                }
+            }
+            Weights::OutOfPlace { old, new } => {
+                check(count, old.len());
+                for i in 0..count {
+                    new[i] = rule(old[i], sum.at(i));
+                }
+            }
+            Weights::Rounded { master, new } => {
+                check(count, master.len());
+                for i in 0..count {
+                    let value = rule(master[i], sum.at(i));
+                    master[i] = value;
+                    new[i] = E::round(value);
+                }
+            }
+        }
+    }
+}
+
+/// (weight, state) = rule(weight, sum, state), element by element.
+#[inline(always)]
+pub(super) fn each<T: Real, S: State>(
+    weights: &mut [T],
+    sum: &[T],
+    mut state: S,
+    rule: impl Fn(T, T, S::Values) -> (T, S::Values),
+) {
+    let count = weights.len();
+    check(count, sum.len());
+    state.check(count);
+    for i in 0..count {
+        let (weight, values) = rule(weights[i], sum[i], state.at(i));
+        weights[i] = weight;
+        state.set(i, values);
+    }
+}
+
 /// Once per pass, so that the loops need no check of their own.
 #[inline(always)]
-fn check(count: usize, found: usize) {
+pub(super) fn check(count: usize, found: usize) {
     assert_eq!(found, count, "elements of an operand");
 }

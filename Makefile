@@ -12,8 +12,6 @@ WORKERS ?= 2
 TRAIN ?=
 # make install-c
 PREFIX ?= /usr/local
-# make install-c, make package: with the driver for RDMA devices, which needs libibverbs where they run
-VERBS ?= $(if $(filter package,$(MAKECMDGOALS)),1)
 # make bench
 JSON ?=
 PEER ?=
@@ -38,7 +36,6 @@ BUILT := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(BUILT)/release
 TOOLS := $(or $(GRADWIRE_TOOLS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gradwire/tools)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(TOOLS)/bin
-VERBS_FEATURES := gradwire-cli/verbs,gradwire-server/verbs,gradwire-trainer/verbs
 # Only the programs: what benchmarks and tests need is not built for the demo; nor is the terminal's live page, which packages have.
 PROGRAMS := -p gradwire-cli -p gradwire-scheduler -p gradwire-server -p gradwire-trainer
 # The bindings are built with the same packages selected: features are then those of the demo's build, whose crates are used again.
@@ -62,11 +59,10 @@ endif
 	@sed -n 's/^.*\(test_accuracy=[^ ]* weights_sha256=[^ ]* transport=[^ ]*\( codec=.*\)\{0,1\}\).*$$/\1/p' $(BUILT)/demo/log | \
 	    tail -n 1 | grep . || { echo "demo: the trainer did not say how well it learnt" >&2; exit 1; }
 
-## install-c headers for C, C++ and ps-lite, libraries, files for pkg-config and CMake [PREFIX=/usr/local DESTDIR= LIBDIR=lib VERBS=1]
+## install-c headers for C, C++ and ps-lite, libraries, files for pkg-config and CMake [PREFIX=/usr/local DESTDIR= LIBDIR=lib]
 install-c:
-	$(if $(VERBS),@deploy/bootstrap.sh verbs)
-	cargo build --release --locked --no-default-features --bins --lib $(PROGRAMS) -p gradwire-c $(if $(VERBS),--features $(VERBS_FEATURES))
-	$(if $(VERBS),NEEDS=-libverbs) bindings/c/install.sh $(RELEASE)/libgradwire.a $(PREFIX) $(VERSION)
+	cargo build --release --locked --no-default-features --bins --lib $(PROGRAMS) -p gradwire-c
+	bindings/c/install.sh $(RELEASE)/libgradwire.a $(PREFIX) $(VERSION)
 
 ## wheel     the Python wheel with the programs in it, in target/wheel: pip install target/wheel/*.whl
 wheel:
@@ -96,8 +92,6 @@ check:
 	cargo fmt --all --check
 	cd fuzz && cargo fmt --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo clippy -p gradwire-fabric -p gradwire-tests --features gradwire-fabric/verbs,gradwire-tests/verbs --all-targets \
-	    --locked --target-dir $(BUILT)/guest -- -D warnings
 	cd fuzz && RUSTC_BOOTSTRAP=1 cargo check --locked --quiet
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked --quiet
 	cargo deny --locked check licenses bans sources
@@ -168,15 +162,13 @@ fuzz-keep:
 lab:
 	@GRADWIRE_FIRST_SEED=$(FIRST) GRADWIRE_SEEDS=$(SEEDS) cargo test --config profile.dev.opt-level=2 --locked -p gradwire-tests --test sim -- --ignored --exact lab::thousands_of_seeds --nocapture
 
-## package   wheel, .deb and .rpm, tarball, parts list and checksums, in target/package [VERBS= without RDMA]
+## package   wheel, .deb and .rpm, tarball, parts list and checksums, in target/package
 package:
 	@deploy/bootstrap.sh package
-	$(if $(VERBS),@deploy/bootstrap.sh verbs)
 	cargo build --release --locked --bins --lib $(PROGRAMS) -p gradwire-c -p gradwire-python
 	rm -rf $(BUILT)/package
 	bindings/python/wheel.sh $(RELEASE) $(BUILT)/package
-	$(if $(VERBS),cargo build --release --locked --bins --lib $(PROGRAMS) -p gradwire-c --features $(VERBS_FEATURES))
-	$(if $(VERBS),NEEDS=-libverbs) deploy/package/build.sh $(RELEASE) $(BUILT)/package
+	deploy/package/build.sh $(RELEASE) $(BUILT)/package
 	@ls -l $(BUILT)/package
 
 ## clean     remove what was built (tools in ~/.cache/gradwire stay)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a fresh Debian 12 machine lacks for one purpose:
 #
-#   deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|verbs|aarch64|check|fix|bench|book|fuzz
+#   deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|aarch64|check|fix|bench|book|fuzz
 #
 # With nothing lacking it changes nothing and takes a fraction of a second. System packages come through apt,
 # as root or with password-less sudo; without that right it prints the exact command and ends with code 1.
@@ -42,17 +42,8 @@ want_c() { compiles cc c || packages+=(gcc libc6-dev); }
 
 want_cxx() { compiles c++ c++ || packages+=(g++); }
 
-# To build the driver for RDMA devices.
-want_verbs() {
-    want_program cmake cmake
-    want_program make make
-    want_program pkg-config pkg-config
-    want_program python3 python3
-    want_file /usr/include/libnl3/netlink/netlink.h libnl-3-dev
-    want_file /usr/include/libnl3/netlink/route/link.h libnl-route-3-dev
-    want_file /usr/include/infiniband/verbs.h libibverbs-dev
-    compgen -G '/usr/lib/llvm-*/lib/libclang.so' >/dev/null || packages+=(libclang-dev)
-}
+# The header that the committed declarations of the verbs library are compared with. Nothing else needs it.
+want_verbs_header() { want_file /usr/include/infiniband/verbs.h libibverbs-dev; }
 
 # To build and test the Python package: what makes environments is a package of its own on Debian.
 want_python() {
@@ -71,7 +62,6 @@ want_torch() {
 
 # To boot a machine with an RDMA device as well.
 want_guest() {
-    want_verbs
     want_program qemu-system-x86_64 qemu-system-x86
     want_program busybox busybox-static
     want_program cpio cpio
@@ -194,6 +184,7 @@ case $purpose in
         want_program promtool prometheus
         want_program chromium chromium
         want_program script bsdutils
+        want_verbs_header
         want_python
         ;;
     python)
@@ -216,10 +207,6 @@ case $purpose in
         want_c
         want_package
         ;;
-    verbs)
-        want_c
-        want_verbs
-        ;;
     aarch64)
         want_c
         want_aarch64
@@ -227,14 +214,13 @@ case $purpose in
     check | fix)
         want_c
         want_program git git
-        [ "$purpose" = fix ] || want_verbs
         ;;
     fuzz)
         want_c
         want_cxx
         ;;
     *)
-        say "usage: deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|verbs|aarch64|check|fix|bench|book|fuzz"
+        say "usage: deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|aarch64|check|fix|bench|book|fuzz"
         exit 2
         ;;
 esac

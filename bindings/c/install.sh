@@ -3,8 +3,8 @@
 #
 #   install.sh LIBGRADWIRE_A PREFIX VERSION
 #
-# DESTDIR is put before the prefix. LIBDIR is the directory of libraries below the prefix (lib). NEEDS are further libraries of a
-# program. The headers of ps-lite get a directory of their own, include/gradwire/ps-lite: an installed ps-lite stays as it is.
+# DESTDIR is put before the prefix. LIBDIR is the directory of libraries below the prefix (lib). The headers of ps-lite
+# get a directory of their own, include/gradwire/ps-lite: an installed ps-lite stays as it is.
 set -eu
 archive=$1 prefix=$2 version=$3
 libdir=${LIBDIR:-lib}
@@ -21,9 +21,9 @@ cp -R "$here/include/ps" "$here/include/dmlc" "$to/include/gradwire/ps-lite/"
 up=$(printf '%s' "$libdir" | sed 's|[^/][^/]*|..|g')
 fill() {
     sed -e "s|@PREFIX@|$prefix|" -e "s|@LIBDIR@|$libdir|" -e "s|@VERSION@|$version|" -e "s|@UP@|$up|" \
-        -e "s|@NEEDS@|${NEEDS:+$NEEDS$2}|" "$here/install/$1.in" > "$3/$1"
+        "$here/install/$1.in" > "$2/$1"
 }
-fill gradwire.pc ' ' "$to/$libdir/pkgconfig"
-fill gradwire-ps.pc ' ' "$to/$libdir/pkgconfig"
-fill gradwire-config.cmake ';' "$to/$libdir/cmake/gradwire"
-fill gradwire-config-version.cmake ';' "$to/$libdir/cmake/gradwire"
+fill gradwire.pc "$to/$libdir/pkgconfig"
+fill gradwire-ps.pc "$to/$libdir/pkgconfig"
+fill gradwire-config.cmake "$to/$libdir/cmake/gradwire"
+fill gradwire-config-version.cmake "$to/$libdir/cmake/gradwire"

@@ -281,7 +281,6 @@ def rdma_differs_where_it_says(manifests):
                 pod["securityContext"].pop(key, None)
             own = container(pod)
             own["securityContext"]["capabilities"].pop("add", None)
-            own["image"] = own["image"].removesuffix("-verbs")
             own["env"] = [each for each in own.get("env", []) if each["name"] != "GRADWIRE_TRANSPORT__VERBS"]
             for kind in ("requests", "limits"):
                 own["resources"][kind].pop("rdma/hca_shared_devices_a", None)

@@ -23,7 +23,6 @@ pub struct Caps {
 pub struct CqHandle {
     /// `None` for a queue of another driver.
     pub(crate) shm: Option<ShmHandle>,
-    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "there is nothing in it then"))]
     pub(crate) verbs: Option<crate::verbs::VerbsHandle>,
 }
 
@@ -59,7 +58,6 @@ impl ChannelSetup {
 pub(crate) enum SetupKind {
     Shm(Box<ShmSetup>),
     Tcp(Socket, Pipe),
-    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "there is nothing in it then"))]
     Verbs(Box<crate::verbs::VerbsSetup>),
 }
 

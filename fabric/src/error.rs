@@ -44,6 +44,14 @@ pub enum FabricError {
         /// Who cannot, and what to do instead.
         why: String,
     },
+    /// The verbs library is missing or too old.
+    #[error("cannot load libibverbs: {why}; {fix}")]
+    Library {
+        /// The dynamic linker's error, or what the library does not have.
+        why: String,
+        /// What to install.
+        fix: &'static str,
+    },
     /// A bug of ours.
     #[error("internal error: {0}")]
     Internal(String),

@@ -55,11 +55,10 @@ pub use tcp::{again as tcp_words_again, preamble_of as tcp_preamble};
 #[doc(hidden)]
 pub use verbs::{reach as verbs_reach, words as verbs_words};
 // For the driver's own tests only.
-#[cfg(feature = "verbs")]
 #[doc(hidden)]
 pub use verbs::Forged;
 pub use verbs::{
-    DeviceInfo, Dmabuf, Gid, HAS_VERBS, PortCounters, PortInfo, VERBS_QUEUE_BYTES, VerbsConfig, VerbsDevice,
-    VerbsQueue,
+    DeviceInfo, Dmabuf, Gid, PortCounters, PortInfo, VERBS_QUEUE_BYTES, VerbsConfig, VerbsDevice, VerbsQueue,
+    verbs_library,
 };
 pub use work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write};

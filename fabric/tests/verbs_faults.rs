@@ -2,7 +2,6 @@
 //! line. Runs where such devices are (`tests/guest`): `one_device` where both ends share one, `two_devices` where a wire
 //! lies between them. Faults that every driver may meet stand in `conformance`.
 
-#![cfg(feature = "verbs")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -63,6 +62,7 @@ mod one_device {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_device_that_is_not_there_is_named_beside_those_that_are() {
         let elsewhere = VerbsConfig { device: Some("no-such-device".into()), ..VerbsConfig::default() };
         let error = open(&elsewhere).unwrap_err().to_string();
@@ -97,17 +97,20 @@ mod one_device {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_wrong_rkey_is_refused_by_the_peer_s_device() {
         assert_device_refuses("wrong rkey", |forged| forged.rkey ^= 1);
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_stretch_out_of_bounds_is_refused_by_the_peer_s_device() {
         assert_device_refuses("out of bounds", |forged| forged.bytes += 1);
         assert_device_refuses("before the region", |forged| forged.address -= 1);
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_fault_ends_its_own_channel_and_no_other() {
         let lent = region(PAGE);
         let (mut a, mut b, key) = pair_with::<Verbs>(&lent);
@@ -126,6 +129,7 @@ mod one_device {
 
     /// Numbers of queue pairs come round again, and so may what a device still has to say of one that is gone.
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_completion_of_what_is_gone_is_nobody_s() {
         let lent = region(PAGE);
         let (mut a, mut b, key) = pair_with::<Verbs>(&lent);
@@ -154,6 +158,7 @@ mod one_device {
 
     /// The software device cannot, whatever the descriptor is of.
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_device_that_takes_no_dmabuf_says_so() {
         let device = open(&VerbsConfig::default()).unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
@@ -169,6 +174,7 @@ mod one_device {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_region_that_cannot_be_exposed_is_not_half_exposed() {
         let registered_bytes_max = fabric::VERBS_QUEUE_BYTES + (32 << 10);
         let device = open(&VerbsConfig { registered_bytes_max, ..VerbsConfig::default() }).unwrap();
@@ -182,6 +188,7 @@ mod one_device {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_completion_queue_grows_with_the_channels_of_its_lane() {
         let (mut a, mut b) = pair_of_depth::<Verbs>(4);
         let (few, mut others) = (a.queue.entries(), Vec::new());
@@ -224,6 +231,7 @@ mod one_device {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_transfer_of_more_requests_than_the_depth_goes_on_as_they_end() {
         assert_goes_on_as_requests_end::<Verbs>();
         assert_goes_on_as_requests_end::<conformance::rig::VerbsFlags>();
@@ -243,6 +251,7 @@ mod one_device {
 
     /// By design it is no fault: a receiver that is slow to post receives is waited for without end.
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_receiver_without_posted_receives_is_waited_for() {
         const NOTICES: u32 = 1200;
         let (mut a, mut b) = pair::<Verbs>();
@@ -269,6 +278,7 @@ mod one_device {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_stopped_peer_is_not_noticed_by_its_device() {
         use rustix::process::Signal;
         let (mut end, peer) = child::spawn::<Verbs>(Role::Echoes);
@@ -293,6 +303,7 @@ mod one_device {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_peer_that_came_back_honours_no_grant_of_its_former_life() {
         let (mut end, first) = child::spawn::<Verbs>(Role::Echoes);
         let key = end.granted();
@@ -310,6 +321,7 @@ mod one_device {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_link_that_goes_down_ends_what_is_under_way() {
         let lent = region(PAGE);
         let (mut a, _b, key) = pair_with::<Verbs>(&lent);
@@ -403,6 +415,7 @@ mod two_devices {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn bytes_go_over_the_wire() {
         let before = sent_bytes();
         data::a_read_sees_what_was_written_before_it::<Verbs>();
@@ -431,6 +444,7 @@ mod two_devices {
         ("several queues", data::channels_of_several_queues_are_told_apart_and_work_at_once::<Patient>);
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn one_percent_loss_loses_nothing() {
         const SIZES: (&str, fn()) =
             ("writes of all sizes", data::writes_of_all_sizes_land_before_their_notice::<Patient>);
@@ -438,6 +452,7 @@ mod two_devices {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn five_percent_loss_loses_nothing() {
         assert_nothing_is_lost("5%", &[ORDER, AT_ONCE]);
     }
@@ -445,6 +460,7 @@ mod two_devices {
     /// Only an acknowledgement renews a device's retries, and the software device asks for one in 64 packets: on a wire
     /// as bad as this they may not last.
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_long_write_over_a_bad_wire_arrives_whole_or_ends_its_channel() {
         const LONG: usize = 4 << 20;
         let lent = region(LONG);
@@ -472,6 +488,7 @@ mod two_devices {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn packets_out_of_order_and_twice_change_nothing() {
         let wire = Faulty::wire(&["delay", "1ms", "reorder", "95%", "duplicate", "2%"]);
         let started = Instant::now();
@@ -483,6 +500,7 @@ mod two_devices {
 
     /// The connection that a channel was set up over is elsewhere, so that only the device can tell.
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_wire_that_is_cut_ends_what_is_under_way_and_only_that() {
         let lent = region(PAGE);
         let (mut a, mut b, key) = pair_with::<Verbs>(&lent);
@@ -502,6 +520,7 @@ mod two_devices {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_wire_cut_for_less_than_the_patience_is_not_noticed() {
         let lent = region(PAGE);
         let (mut a, mut b, key) = pair_with::<Patient>(&lent);
@@ -527,6 +546,7 @@ mod ownership {
 
     /// Posted, not started, and let go of by everybody else.
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_request_owns_its_memory_until_it_is_over() {
         let device = Verbs::open(Place::Near, None);
         let lent = region(1 << 20);
@@ -560,6 +580,7 @@ mod ownership {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn an_owner_may_use_the_device_when_it_goes() {
         let (tell, told) = channel();
         std::thread::spawn(move || {
@@ -577,6 +598,7 @@ mod ownership {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn what_does_not_fit_the_budget_leaves_nothing_behind() {
         let local = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
         let config = fabric::VerbsConfig { registered_bytes_max: 40 << 20, ..fabric::VerbsConfig::default() };

@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     fn offer(host: &str) -> Offer {
-        let missing = vec![(Driver::Verbs, "built without verbs".to_owned())];
+        let missing = vec![(Driver::Verbs, "no RDMA device here".to_owned())];
         Offer { host: host.into(), uid: 0, policies: Policies::default(), missing }
     }
 
@@ -190,7 +190,7 @@ mod tests {
         let choice = choose(&offer("a"), &offer("b")).unwrap();
         assert_eq!(choice.driver, Driver::Tcp);
         assert!(
-            choice.why.contains("different hosts") && choice.why.contains("built without verbs"),
+            choice.why.contains("different hosts") && choice.why.contains("no RDMA device here"),
             "{}",
             choice.why
         );
@@ -202,7 +202,7 @@ mod tests {
         a.policies.verbs = Policy::Require;
         let refused = choose(&a, &offer("a")).unwrap_err();
         assert!(refused.reasons.contains("verbs is required"), "{refused}");
-        assert!(refused.reasons.contains("built without verbs"), "{refused}");
+        assert!(refused.reasons.contains("no RDMA device here"), "{refused}");
         let mut tcp = offer("a");
         tcp.policies = Policies::only(Driver::Tcp);
         assert_eq!(choose(&tcp, &offer("a")).unwrap().driver, Driver::Tcp);

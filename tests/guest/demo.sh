@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demo over an RDMA device: builds everything with the driver, boots a guest that has one (software RDMA under
+# The demo over an RDMA device: builds everything, boots a guest that has one (software RDMA under
 # emulation: right, and slow), trains there. demo.sh SERVERS WORKERS PLOT [TRAIN...]: the loss curve goes to PLOT.
 set -euo pipefail
 servers=$1 workers=$2 plot=$3
@@ -11,7 +11,7 @@ case " $* " in *" --data"[\ =]* | *" --save"[\ =]* | *" --test-data"[\ =]* | *" 
 esac
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 deploy/bootstrap.sh guest
-echo "demo: building with the driver for RDMA devices" >&2
+echo "demo: building" >&2
 folder=$(tests/guest/build.sh)
 tests/guest/base.sh "$folder/base"
 data=examples/digits/digits.csv

@@ -1,7 +1,7 @@
 # In the guest: the doctor finds the software RDMA device, writes over it between two processes, and names what stands
 # against it: no device, a link that is down, too little memory that may be pinned. Says of each how it went, and at the
 # end how many passed.
-# boot.sh brings it the program gradwire, built with the feature verbs, and device.sh.
+# boot.sh brings it the program gradwire, and device.sh.
 passed=0 failed=0
 # expect NAME CODE PATTERN...: what the last doctor said and ended with.
 expect() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests that need an RDMA device, in a guest that has one (software RDMA, by the kernel's rdma_rxe): builds them with
-# the feature `verbs`, boots, and ends with their exit code.
+# Tests that need an RDMA device (elsewhere they are ignored), in a guest that has one (software RDMA, by the kernel's
+# rdma_rxe): builds, boots, and ends with their exit code.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 deploy/bootstrap.sh guest

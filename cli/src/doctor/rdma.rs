@@ -3,11 +3,13 @@
 
 use super::check::{Check, Level};
 use super::transport;
-use fabric::{DeviceInfo, FabricError, Gid, HAS_VERBS, PortInfo, VerbsDevice};
+use fabric::{DeviceInfo, FabricError, Gid, PortInfo, VerbsDevice, verbs_library};
 use proto_common::config::Settings;
 use proto_common::transport::Driver;
+use std::path::PathBuf;
 
 const WHAT: &str = "verbs";
+const LIBRARY: &str = "libibverbs";
 /// Addresses of a port that are shown at most; devices have up to 256.
 const GIDS_SHOWN_MAX: usize = 8;
 /// Packets smaller than this cost throughput, and the usual network gives larger ones.
@@ -16,8 +18,8 @@ const MTU_BYTES_LEAST: u32 = 1024;
 /// What can be seen of RDMA here.
 #[derive(Debug)]
 pub(super) struct Seen {
-    /// Is the driver in this build?
-    is_built: bool,
+    /// The file of the verbs library.
+    library: Result<PathBuf, FabricError>,
     /// Devices that the kernel knows; none where it knows nothing of RDMA.
     kernel: Option<Vec<String>>,
     /// Devices that the verbs library finds.
@@ -30,7 +32,7 @@ pub(super) fn look() -> Seen {
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
     };
     let kernel = std::fs::read_dir("/sys/class/infiniband").ok().map(names);
-    Seen { is_built: HAS_VERBS, kernel, devices: VerbsDevice::describe() }
+    Seen { library: verbs_library(), kernel, devices: VerbsDevice::describe() }
 }
 
 /// The checks, and whether a device can be used as far as can be seen without using it.
@@ -40,25 +42,46 @@ pub(super) fn judge(seen: &Seen, settings: &Settings) -> (Vec<Check>, bool) {
     }
     let level = transport::without_verbs(&settings.transport);
     let bad = |text: String, fix: &str| (vec![Check::new(level, WHAT, text, fix)], false);
-    if !seen.is_built {
-        let there = match &seen.kernel {
-            Some(names) if !names.is_empty() => format!("; the kernel has {}", names.join(", ")),
-            _ => "; the kernel shows no RDMA device either".into(),
-        };
-        return bad(
-            format!("built without verbs{there}"),
-            "to use a RDMA device, build with it: cargo build --release --features gradwire-cli/verbs,gradwire-server/verbs,gradwire-trainer/verbs",
-        );
+    let has_device = seen.kernel.as_ref().is_some_and(|names| !names.is_empty());
+    if let (Err(error), true) = (&seen.library, has_device) {
+        let names = seen.kernel.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let (text, fix) = without_library(error);
+        return bad(format!("the kernel has RDMA device {names}, and {text}"), &fix);
     }
     let devices = match &seen.devices {
         Ok(devices) => devices,
         Err(error) => return bad(error.to_string(), "see whether `rdma link` and `ibv_devinfo` work here"),
     };
-    if devices.is_empty() {
+    let (mut checks, is_usable) = if devices.is_empty() {
         let (text, fix) = without_device(seen.kernel.as_deref());
-        return bad(text, fix);
+        bad(text, fix)
+    } else {
+        of_devices(devices, settings, level)
+    };
+    checks.push(of_library(&seen.library));
+    (checks, is_usable)
+}
+
+/// The verbs library where no device waits for it.
+fn of_library(library: &Result<PathBuf, FabricError>) -> Check {
+    let text = match library {
+        Ok(path) => format!("found at {}", path.display()),
+        Err(error) => {
+            let (text, fix) = without_library(error);
+            format!("{text}; only a host with an RDMA device needs it: {fix}")
+        }
+    };
+    Check::good(LIBRARY, text)
+}
+
+/// Why there is no library, and what to do.
+fn without_library(error: &FabricError) -> (String, String) {
+    match error {
+        FabricError::Library { why, fix } => {
+            (format!("libibverbs cannot be loaded: {why}"), (*fix).to_owned())
+        }
+        other => (other.to_string(), "see whether `ibv_devinfo` works here".into()),
     }
-    of_devices(devices, settings, level)
 }
 
 fn without_device(kernel: Option<&[String]>) -> (String, &'static str) {
@@ -204,8 +227,12 @@ mod tests {
         DeviceInfo { name: "rxe0".into(), ports: Ok(vec![PortInfo { number: 1, is_up, mtu_bytes, gids }]) }
     }
 
+    fn found() -> Result<PathBuf, FabricError> {
+        Ok("/usr/lib/libibverbs.so.1".into())
+    }
+
     fn seen(devices: Vec<DeviceInfo>) -> Seen {
-        Seen { is_built: true, kernel: Some(vec!["rxe0".into()]), devices: Ok(devices) }
+        Seen { library: found(), kernel: Some(vec!["rxe0".into()]), devices: Ok(devices) }
     }
 
     fn judged(seen: &Seen, edit: impl FnOnce(&mut Settings)) -> (String, bool) {
@@ -231,7 +258,7 @@ mod tests {
 
     #[test]
     fn each_obstacle_has_its_fix() {
-        let none = |kernel| Seen { is_built: true, kernel, devices: Ok(Vec::new()) };
+        let none = |kernel| Seen { library: found(), kernel, devices: Ok(Vec::new()) };
         let down = seen(vec![device(false, 1024, vec![gid(0, V4, true)])]);
         let homeless = seen(vec![device(true, 1024, vec![gid(0, LINK, false)])]);
         let denied = FabricError::Misuse("opening RDMA device rxe0: Permission denied".into());
@@ -259,15 +286,29 @@ mod tests {
     }
 
     #[test]
-    fn a_build_without_the_driver_says_so_and_what_the_kernel_has() {
-        let devices = || Err(FabricError::Misuse("built without verbs".into()));
-        let with = Seen { is_built: false, kernel: Some(vec!["mlx5_0".into()]), devices: devices() };
-        let (text, _) = judged(&with, |_| ());
-        assert!(text.contains("built without verbs; the kernel has mlx5_0"), "{text}");
-        assert!(text.contains("gradwire-cli/verbs"), "{text}");
-        let without = Seen { is_built: false, kernel: None, devices: devices() };
-        assert!(judged(&without, |_| ()).0.contains("shows no RDMA device"));
-        let (text, _) = judged(&without, |settings| settings.transport.verbs = Policy::Off);
+    fn the_library_is_named_and_matters_only_where_there_is_a_device() {
+        let missing = || FabricError::Library {
+            why: "libibverbs.so.1: cannot open shared object file".into(),
+            fix: "install libibverbs",
+        };
+        let with = |names: Vec<String>| Seen {
+            library: Err(missing()),
+            devices: if names.is_empty() { Ok(Vec::new()) } else { Err(missing()) },
+            kernel: Some(names),
+        };
+        let (text, is_usable) = judged(&with(vec!["mlx5_0".into()]), |_| ());
+        assert!(!is_usable && text.starts_with("warn"), "{text}");
+        for words in ["mlx5_0", "cannot be loaded: libibverbs.so.1: cannot open", "install libibverbs"] {
+            assert!(text.contains(words), "{words:?} is missing in {text}");
+        }
+        let require = |settings: &mut Settings| settings.transport.verbs = Policy::Require;
+        assert!(judged(&with(vec!["mlx5_0".into()]), require).0.starts_with("FAIL"));
+        let (text, _) = judged(&with(Vec::new()), |_| ());
+        let library = text.lines().find(|line| line.contains("cannot be loaded")).unwrap();
+        assert!(library.starts_with("ok") && library.contains("install libibverbs"), "{library}");
+        let (text, _) = judged(&seen(vec![device(true, 1024, vec![gid(0, V4, true)])]), |_| ());
+        assert!(text.contains("found at /usr/lib/libibverbs.so.1"), "{text}");
+        let (text, _) = judged(&with(Vec::new()), |settings| settings.transport.verbs = Policy::Off);
         assert!(text.starts_with("ok") && text.contains("off"), "{text}");
     }
 

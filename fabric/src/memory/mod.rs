@@ -15,7 +15,6 @@ pub use floats::{Floats, HUGE_PAGE_BYTES};
 pub use mapped::MappedRegions;
 pub use pool::{Buffer, Pool, PoolError};
 pub(crate) use region::Mapping;
-#[cfg(feature = "verbs")]
 pub(crate) use region::next_id;
 pub use region::{Access, OutOfBounds, Pages, Region, Span};
 pub use user::{BufferId, Handles, UserBuffer};

@@ -339,7 +339,6 @@ impl Region {
     }
 
     /// How many own it, spans included.
-    #[cfg(feature = "verbs")]
     pub(crate) fn owners(&self) -> usize {
         Arc::strong_count(&self.0)
     }
@@ -412,7 +411,6 @@ impl Region {
     }
 
     /// The aligned word at an offset, as a peer wrote it last: what it wrote before is seen from here on.
-    #[cfg(feature = "verbs")]
     pub(crate) fn load(&self, offset: u64) -> Result<u64, OutOfBounds> {
         let at = self.mapping().at(offset & !7, 8)?;
         // SAFETY: in the mapping (checked), aligned as mappings and the offset are, and only ever read as an atomic here.

@@ -1,7 +1,4 @@
-//! What a RDMA device is opened with. Known to every build, so that settings are the same in all of them.
-
-/// Is the driver for RDMA devices in this build?
-pub const HAS_VERBS: bool = cfg!(feature = "verbs");
+//! What a RDMA device is opened with.
 
 /// What a device is opened with.
 #[derive(Clone, Debug, PartialEq, Eq)]

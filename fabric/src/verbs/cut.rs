@@ -2,9 +2,9 @@
 //! places of ours and so many bytes.
 
 use super::reach::Reach;
+use super::sys::ibv_sge;
 use crate::error::PostError;
 use crate::work::RemoteSpan;
-use ibverbs_sys::ibv_sge;
 use std::ops::Range;
 
 /// One request: where it goes, and which of the places.

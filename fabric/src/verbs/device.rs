@@ -19,6 +19,7 @@ use crate::tcp::TcpDevice;
 use socket2::Socket;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -66,6 +67,11 @@ impl Prepared {
         let flags = flags.zip(theirs.flags).map(|(ours, theirs)| ours.towards(theirs));
         ChannelSetup { kind: SetupKind::Verbs(Box::new(VerbsSetup { queue_pair, socket, owner, flags })) }
     }
+}
+
+/// The file of the verbs library, which this loads. An error says what is missing and which package to install.
+pub fn verbs_library() -> Result<PathBuf, FabricError> {
+    sys::library_path()
 }
 
 impl VerbsDevice {

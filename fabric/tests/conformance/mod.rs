@@ -22,12 +22,16 @@ pub mod misuse;
 pub mod regions;
 pub mod rig;
 
-/// The checks as tests over one rig, and the process that they start.
+/// The checks as tests over one rig, and the process that they start. An attribute in front is that of each check.
 macro_rules! over {
-    ($module:ident, $rig:ty; $($group:ident :: { $($check:ident),* $(,)? })*) => {
+    ($module:ident, $rig:ty; $($groups:tt)*) => {
+        over!(#[cfg(all())] $module, $rig; $($groups)*);
+    };
+    (#[$attribute:meta] $module:ident, $rig:ty; $($group:ident :: { $($check:ident),* $(,)? })*) => {
         mod $module {
             $($(
                 #[test]
+                #[$attribute]
                 fn $check() {
                     crate::conformance::$group::$check::<$rig>();
                 }

@@ -156,11 +156,9 @@ impl Rig for Unix {
 }
 
 /// RDMA devices: the first one for who invites, the last one for who connects.
-#[cfg(feature = "verbs")]
 #[derive(Clone, Copy, Debug)]
 pub struct Verbs;
 
-#[cfg(feature = "verbs")]
 impl Verbs {
     /// Gives up after half a second, so that tests need not wait for the end of a usual patience.
     const TIMEOUT: u8 = 14;
@@ -179,7 +177,6 @@ impl Verbs {
     }
 }
 
-#[cfg(feature = "verbs")]
 impl Queue for fabric::VerbsQueue {
     fn handle(&self) -> CqHandle {
         Self::handle(self)
@@ -190,7 +187,6 @@ impl Queue for fabric::VerbsQueue {
     }
 }
 
-#[cfg(feature = "verbs")]
 impl Rig for Verbs {
     type Queue = fabric::VerbsQueue;
     const NAME: &'static str = "verbs";
@@ -214,18 +210,15 @@ impl Rig for Verbs {
 }
 
 /// The same devices, with notices by flags.
-#[cfg(feature = "verbs")]
 #[derive(Clone, Copy, Debug)]
 pub struct VerbsFlags;
 
-#[cfg(feature = "verbs")]
 impl VerbsFlags {
     fn open(place: Place) -> fabric::VerbsDevice {
         Verbs::open_with(place, |config| config.tail_flags = true)
     }
 }
 
-#[cfg(feature = "verbs")]
 impl Rig for VerbsFlags {
     type Queue = LaneQueue;
     const NAME: &'static str = "verbs_flags";
@@ -243,11 +236,9 @@ impl Rig for VerbsFlags {
 }
 
 /// The same devices, behind the queue that lanes use for all drivers.
-#[cfg(feature = "verbs")]
 #[derive(Clone, Copy, Debug)]
 pub struct VerbsLane;
 
-#[cfg(feature = "verbs")]
 impl Rig for VerbsLane {
     type Queue = LaneQueue;
     const NAME: &'static str = "verbs_lane";

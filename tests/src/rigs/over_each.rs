@@ -9,12 +9,16 @@ macro_rules! over_each {
     };
 }
 
-/// Each of these functions as a test over one driver, in a module of its own.
+/// Each of these functions as a test over one driver, in a module of its own. An attribute in front is that of
+/// each test.
 #[macro_export]
 macro_rules! over {
     ($module:ident, $driver:ident: $($test:ident),* $(,)?) => {
+        $crate::over!(#[cfg(all())] $module, $driver: $($test),*);
+    };
+    (#[$attribute:meta] $module:ident, $driver:ident: $($test:ident),* $(,)?) => {
         mod $module {
-            $(#[test] fn $test() { super::$test(super::Driver::$driver) })*
+            $(#[test] #[$attribute] fn $test() { super::$test(super::Driver::$driver) })*
         }
     };
 }

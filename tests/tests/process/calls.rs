@@ -47,8 +47,7 @@ over_each!(
 );
 
 // Where bodies are read, and replies written, by a device, out of memory that is registered with it.
-#[cfg(feature = "verbs")]
-gradwire_tests::over!(over_verbs, Verbs:
+gradwire_tests::over!(#[ignore = "needs an RDMA device: tests/guest/run.sh"] over_verbs, Verbs:
     every_size_arrives_and_comes_back,
     pieces_are_seen_as_one,
     calls_of_a_worker_are_taken_in_order,

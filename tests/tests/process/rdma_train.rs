@@ -1,7 +1,6 @@
 //! Real daemons over a real RDMA device (in the guest of `tests/guest`, whose device is software): the same weights as
 //! over any other driver, deaths noticed, and what happens where there is no device or no right to pin memory.
 
-#![cfg(feature = "verbs")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
@@ -21,6 +20,7 @@ const ENDLESS: [&str; 8] =
     ["--layers", "64,128,10", "--epochs", "1000000", "--batch", "16", "--transport", "verbs"];
 
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn the_same_weights_as_over_every_other_driver() {
     let expected = reference(4);
     assert_eq!(trained(SHM, 2, 4, &[]), expected, "shm");
@@ -32,12 +32,14 @@ fn the_same_weights_as_over_every_other_driver() {
 
 /// A lane is a completion queue with its thread, and a queue pair to each peer.
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn several_queues_and_queue_pairs_and_small_chunks() {
     let lanes = ["--set", "cluster.lanes=3", "--set", "cluster.chunk_bytes=4096"];
     assert_eq!(trained(VERBS, 2, 4, &lanes), reference(4));
 }
 
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn a_device_is_chosen_where_memory_cannot_be_shared_and_it_is_said_why() {
     let no_shm = Carrier(&["--set", "transport.shm=off"], "no shm (turned off in the worker's settings)");
     assert_eq!(trained(no_shm, 1, 2, &[]), reference(2));
@@ -45,6 +47,7 @@ fn a_device_is_chosen_where_memory_cannot_be_shared_and_it_is_said_why() {
 
 /// Notices by polled flags, and what that is good for: static placement.
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn notices_by_flags_bring_the_same_weights() {
     let flags = ["--transport", "verbs", "--set", "verbs.tail_flags=true", "--placement", "static"];
     assert_eq!(trained_with(&flags, "transport=verbs", 1, 2, &[]), reference(2));
@@ -52,6 +55,7 @@ fn notices_by_flags_bring_the_same_weights() {
 
 /// As little as the doctor says is enough.
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn a_small_budget_of_registered_memory_is_enough_for_a_small_model() {
     let small = ["--transport", "verbs", "--set", "memory.registered_bytes=8388608"];
     assert_eq!(trained_with(&small, "transport=verbs", 1, 2, &[]), reference(2));
@@ -59,6 +63,7 @@ fn a_small_budget_of_registered_memory_is_enough_for_a_small_model() {
 
 /// More is needed in mid-run than the server may register: it says so, and everyone says it after it.
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn a_budget_that_runs_out_is_named_with_its_fix_by_everyone() {
     let verbs = ["--transport", "verbs"];
     let mut cluster = Cluster::new(1, 2, &[]);
@@ -77,6 +82,7 @@ fn a_budget_that_runs_out_is_named_with_its_fix_by_everyone() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn whoever_is_killed_is_named_by_all_others() {
     for victim in ["server 1", "worker 0"] {
         let mut cluster = Cluster::new(2, 2, &[]);
@@ -98,6 +104,7 @@ fn whoever_is_killed_is_named_by_all_others() {
 
 /// Each process tells what the port did since it opened the device.
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn what_the_port_counts_is_among_the_metrics() {
     let mut cluster = Cluster::new(1, 1, &[]);
     cluster.add_servers(1, &["--transport", "verbs"]);
@@ -161,6 +168,7 @@ fn is_refused(mut cluster: Cluster, why: &str) {
 
 /// The first address of a device is its link's own, of IPv6; by default that of IPv4 is taken.
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn addresses_of_two_kinds_are_no_way_and_it_is_said() {
     let (no_shm, other) = (["--set", "transport.shm=off"], ["--set", "verbs.gid_index=0"]);
     falls_back(closed(&no_shm, &[no_shm, other].concat()), "verbs.gid_index");
@@ -195,6 +203,7 @@ mod two_devices {
     }
 
     #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
     fn a_way_that_is_blocked_is_found_before_it_is_used_and_another_is_taken() {
         let near = ["--set", "transport.shm=off", "--set", "verbs.device=rxe0"];
         let far = ["--set", "transport.shm=off", "--set", "verbs.device=rxe1"];
@@ -211,6 +220,7 @@ mod two_devices {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn without_a_device_others_are_used_and_what_is_required_ends_it_with_the_reason() {
     let nowhere = ["--set", "verbs.device=nowhere"];
     let (_cluster, server_of_any) = server(Place::default(), &nowhere);
@@ -231,6 +241,7 @@ fn pinning(kib: u32) -> Place {
 
 /// Some model fits neither at the server, nor in the worker's buffers.
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn a_model_too_large_to_pin_ends_it_with_both_fixes() {
     let (no_shm, model) = (["--set", "transport.shm=off"], ["--layers", "64,20000,10", "--epochs", "1"]);
     for is_server_small in [true, false] {
@@ -251,6 +262,7 @@ fn a_model_too_large_to_pin_ends_it_with_both_fixes() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn a_link_that_has_no_room_says_the_reason_itself() {
     let no_shm = ["--set", "transport.shm=off"];
     let little = ["--set", "memory.registered_bytes=98304"];
@@ -258,6 +270,7 @@ fn a_link_that_has_no_room_says_the_reason_itself() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: tests/guest/run.sh"]
 fn a_limit_of_pinned_memory_is_named_with_its_fix() {
     let verbs = ["--set", "transport.verbs=require"];
     let (_cluster, mut strict) = server(pinning(16), &verbs);

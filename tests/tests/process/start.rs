@@ -224,9 +224,9 @@ fn a_transport_that_cannot_be_had() {
 
 /// Known before anyone is asked, so nobody else is told.
 #[test]
-fn a_device_that_this_build_cannot_have_is_named_at_once() {
-    let require = ["--set", "transport.verbs=require"];
-    let words = ["transport.verbs is required", "built without verbs", "prefer"];
+fn a_required_device_that_does_not_exist_is_named_at_once() {
+    let require = ["--set", "transport.verbs=require", "--set", "verbs.device=no-such-device"];
+    let words = ["transport.verbs is required", "no-such-device", "prefer"];
     let mut cluster = Cluster::new(1, 1, &[]);
     cluster.add_servers(1, &require);
     cluster.add_trainer(&require);

@@ -12,7 +12,7 @@ use super::dmabuf::Dmabuf;
 use super::endpoint::say_ready;
 use super::reach::{MESSAGE_BYTES, Reach, Told};
 use super::registrar::{Extent, Registrar};
-use super::sys::{Completions, Context, POLLED_MAX, QueuePair, Receives, Work, place};
+use super::sys::{Completions, Context, POLLED_MAX, QueuePair, Receives, Work, ibv_sge, place};
 use super::watch::{Alarm, Watch};
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, SetupKind};
 use crate::error::{FabricError, PostError};
@@ -87,7 +87,7 @@ pub struct VerbsQueue {
     epoll: OwnedFd,
     next_id: u32,
     message_bytes_max: u64,
-    places: Vec<ibverbs_sys::ibv_sge>,
+    places: Vec<ibv_sge>,
     worked: Vec<(Option<ChannelId>, Work)>,
     /// Taken from the device when a channel came or went, and not handled yet.
     left: Vec<(Option<ChannelId>, Work)>,

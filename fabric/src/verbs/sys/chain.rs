@@ -1,8 +1,8 @@
 //! Requests as the library takes them, put together to chains without allocating for each.
 
+use super::abi as ffi;
 use crate::memory::Span;
 use crate::verbs::reach::MESSAGE_BYTES;
-use ibverbs_sys as ffi;
 use std::ptr::null_mut;
 
 /// Bytes that a request carries inside itself: as many as are of use, or else as many as messages need.
@@ -89,36 +89,32 @@ impl Chain {
         let first = self.places.len();
         self.places.extend(places);
         let bytes: u64 = self.places[first..].iter().map(|place| u64::from(place.length)).sum();
-        let mut raw =
-            ffi::ibv_send_wr { wr_id: id, num_sge: (self.places.len() - first) as i32, ..Default::default() };
-        let target = |address, key| {
-            let mut wr = ffi::ibv_send_wr__bindgen_ty_2::default();
-            wr.rdma = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: address, rkey: key };
-            wr
-        };
-        let mut flags = ffi::ibv_send_flags(0);
+        let mut raw = ffi::ibv_send_wr::new(id, (self.places.len() - first) as i32);
+        let target =
+            |address, key| ffi::ibv_send_wr_rdma { remote_addr: address, rkey: key, ..Default::default() };
+        let mut flags = 0;
         match request {
             Request::Write { address, key, immediate } => {
-                raw.wr = target(address, key);
-                raw.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+                raw.rdma = target(address, key);
+                raw.opcode = ffi::IBV_WR_RDMA_WRITE;
                 if let Some(immediate) = immediate {
-                    raw.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
-                    raw.__bindgen_anon_1.imm_data = immediate.to_be();
+                    raw.opcode = ffi::IBV_WR_RDMA_WRITE_WITH_IMM;
+                    raw.imm_data = immediate.to_be();
                 }
             }
             Request::Read { address, key } => {
-                raw.wr = target(address, key);
-                raw.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_READ;
+                raw.rdma = target(address, key);
+                raw.opcode = ffi::IBV_WR_RDMA_READ;
             }
-            Request::Message => raw.opcode = ffi::ibv_wr_opcode::IBV_WR_SEND,
+            Request::Message => raw.opcode = ffi::IBV_WR_SEND,
         }
         if signaled {
-            flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED;
+            flags |= ffi::IBV_SEND_SIGNALED;
         }
         if bytes <= u64::from(self.inline_bytes) && !matches!(request, Request::Read { .. }) {
-            flags |= ffi::ibv_send_flags::IBV_SEND_INLINE;
+            flags |= ffi::IBV_SEND_INLINE;
         }
-        raw.send_flags = flags.0;
+        raw.send_flags = flags;
         self.requests.push(raw);
         self.firsts.push(first);
     }
@@ -160,8 +156,8 @@ mod tests {
                 assert_eq!((sge.addr, sge.length), (word.as_ptr() as u64, 2));
                 assert_eq!(word[..2], [i as u8, round]);
             }
-            let flags = ffi::ibv_send_flags::IBV_SEND_INLINE | ffi::ibv_send_flags::IBV_SEND_SIGNALED;
-            assert!(chain.requests.iter().skip(1).step_by(2).all(|request| request.send_flags == flags.0));
+            let flags = ffi::IBV_SEND_INLINE | ffi::IBV_SEND_SIGNALED;
+            assert!(chain.requests.iter().skip(1).step_by(2).all(|request| request.send_flags == flags));
             let kept = chain.words.capacity();
             chain.clear();
             assert!(chain.is_empty() && chain.words.capacity() == kept);

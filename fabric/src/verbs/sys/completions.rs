@@ -1,10 +1,10 @@
 //! Completion queues: polling, arming, and what the device says of finished work.
 
+use super::abi as ffi;
 use super::context::Context;
 use super::keep::keep_unless_done;
 use super::{done, last_error, made};
 use crate::error::FabricError;
-use ibverbs_sys as ffi;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -45,16 +45,23 @@ pub(in crate::verbs) const POLLED_MAX: usize = 32;
 impl Completions {
     pub(in crate::verbs) fn new(context: &Arc<Context>, entries: u32) -> Result<Arc<Self>, FabricError> {
         // SAFETY: an open device.
-        let channel = unsafe { ffi::ibv_create_comp_channel(context.pointer.as_ptr()) };
+        let channel = unsafe { (context.library.ibv_create_comp_channel)(context.pointer.as_ptr()) };
         let channel = made(channel, "opening a completion channel")?;
         let entries = i32::try_from(entries).unwrap_or(i32::MAX);
         // SAFETY: an open device and its channel.
-        let pointer =
-            unsafe { ffi::ibv_create_cq(context.pointer.as_ptr(), entries, null_mut(), channel.as_ptr(), 0) };
+        let pointer = unsafe {
+            (context.library.ibv_create_cq)(
+                context.pointer.as_ptr(),
+                entries,
+                null_mut(),
+                channel.as_ptr(),
+                0,
+            )
+        };
         let pointer =
             made(pointer, &format!("making a completion queue of {entries} entries")).inspect_err(|_| {
                 // SAFETY: ours, and nothing uses it.
-                unsafe { ffi::ibv_destroy_comp_channel(channel.as_ptr()) };
+                unsafe { (context.library.ibv_destroy_comp_channel)(channel.as_ptr()) };
             })?;
         let this = Self { pointer, channel, context: Arc::clone(context) };
         rustix::io::ioctl_fionbio(this.fd(), true)
@@ -77,7 +84,7 @@ impl Completions {
     pub(in crate::verbs) fn grow(&self, entries: usize) -> Result<(), FabricError> {
         let wanted = i32::try_from(entries).unwrap_or(i32::MAX);
         // SAFETY: a queue of ours, which nobody else polls.
-        let code = unsafe { ffi::ibv_resize_cq(self.pointer.as_ptr(), wanted) };
+        let code = unsafe { (self.context.library.ibv_resize_cq)(self.pointer.as_ptr(), wanted) };
         done(code, &format!("making a completion queue of {} entries one of {entries}", self.entries()))
     }
 
@@ -101,9 +108,12 @@ impl Completions {
     pub(in crate::verbs) fn take_events(&self) {
         let (mut queue, mut context) = (null_mut(), null_mut());
         // SAFETY: the channel is non-blocking: it gives an event or fails.
-        while unsafe { ffi::ibv_get_cq_event(self.channel.as_ptr(), &mut queue, &mut context) } == 0 {
+        while unsafe {
+            (self.context.library.ibv_get_cq_event)(self.channel.as_ptr(), &mut queue, &mut context)
+        } == 0
+        {
             // SAFETY: one event was taken; each must be acknowledged before the queue is destroyed.
-            unsafe { ffi::ibv_ack_cq_events(queue, 1) };
+            unsafe { (self.context.library.ibv_ack_cq_events)(queue, 1) };
         }
     }
 
@@ -122,25 +132,25 @@ impl Completions {
 }
 
 fn work(wc: &ffi::ibv_wc) -> Work {
-    let failure = wc.error().map(|(status, _)| status);
-    let kind = match wc.opcode() {
+    let failure = (wc.status != ffi::IBV_WC_SUCCESS).then_some(wc.status);
+    let kind = match wc.opcode {
         // Only these are the receiver's; a sender's completion of a write with immediate carries one, too.
-        ffi::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM if failure.is_none() => {
+        ffi::IBV_WC_RECV_RDMA_WITH_IMM if failure.is_none() => {
             WorkKind::Notice { immediate: u32::from_be(wc.imm_data) }
         }
-        ffi::ibv_wc_opcode::IBV_WC_RECV if failure.is_none() => WorkKind::Message { bytes: wc.len() as u32 },
+        ffi::IBV_WC_RECV if failure.is_none() => WorkKind::Message { bytes: wc.byte_len },
         _ => WorkKind::Sent,
     };
-    Work { id: wc.wr_id(), queue_pair: wc.qp_num, failure, kind }
+    Work { id: wc.wr_id, queue_pair: wc.qp_num, failure, kind }
 }
 
 impl Drop for Completions {
     fn drop(&mut self) {
         // SAFETY: ours; the queue pairs on it held it and are gone, and all events were acknowledged.
-        let code = unsafe { ffi::ibv_destroy_cq(self.pointer.as_ptr()) };
+        let code = unsafe { (self.context.library.ibv_destroy_cq)(self.pointer.as_ptr()) };
         keep_unless_done(code, "destroying a completion queue", Arc::clone(&self.context));
         // SAFETY: ours, and nothing uses it any more; with a queue left on it this fails and changes nothing.
-        let code = unsafe { ffi::ibv_destroy_comp_channel(self.channel.as_ptr()) };
+        let code = unsafe { (self.context.library.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
         keep_unless_done(code, "closing a completion channel", Arc::clone(&self.context));
     }
 }
@@ -154,22 +164,22 @@ impl AsFd for Completions {
 /// The device's word for a failure.
 pub(in crate::verbs) fn failure_name(status: u32) -> &'static str {
     match status {
-        ffi::ibv_wc_status::IBV_WC_LOC_LEN_ERR => "longer than what receives it",
-        ffi::ibv_wc_status::IBV_WC_REM_OP_ERR => "the peer's device could not do it",
-        ffi::ibv_wc_status::IBV_WC_LOC_PROT_ERR => "local protection error",
-        ffi::ibv_wc_status::IBV_WC_LOC_QP_OP_ERR => "local queue pair error",
-        ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR => "flushed",
-        ffi::ibv_wc_status::IBV_WC_REM_ACCESS_ERR => "remote access refused (key or bounds)",
-        ffi::ibv_wc_status::IBV_WC_REM_INV_REQ_ERR => "remote side refused the request",
-        ffi::ibv_wc_status::IBV_WC_RETRY_EXC_ERR => {
+        ffi::IBV_WC_LOC_LEN_ERR => "longer than what receives it",
+        ffi::IBV_WC_REM_OP_ERR => "the peer's device could not do it",
+        ffi::IBV_WC_LOC_PROT_ERR => "local protection error",
+        ffi::IBV_WC_LOC_QP_OP_ERR => "local queue pair error",
+        ffi::IBV_WC_WR_FLUSH_ERR => "flushed",
+        ffi::IBV_WC_REM_ACCESS_ERR => "remote access refused (key or bounds)",
+        ffi::IBV_WC_REM_INV_REQ_ERR => "remote side refused the request",
+        ffi::IBV_WC_RETRY_EXC_ERR => {
             "no answer after all retries; check the path between the machines; verbs.timeout and verbs.retries bound how long it may be silent"
         }
-        ffi::ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => "the peer posted no receive",
+        ffi::IBV_WC_RNR_RETRY_EXC_ERR => "the peer posted no receive",
         _ => "error",
     }
 }
 
 /// Was it only ended by an earlier failure?
 pub(in crate::verbs) fn is_flush(status: u32) -> bool {
-    status == ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR
+    status == ffi::IBV_WC_WR_FLUSH_ERR
 }

@@ -1,12 +1,14 @@
 //! Devices: listing, opening, asking what they can do; and protection domains.
 
+use super::abi as ffi;
 use super::keep::keep_unless_done;
+use super::library::{Library, library};
 use super::{done, made};
 use crate::error::FabricError;
 use crate::verbs::info::Gid;
-use ibverbs_sys as ffi;
 use std::ffi::CStr;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -30,6 +32,7 @@ pub(in crate::verbs) struct Limits {
 #[derive(Debug)]
 pub(in crate::verbs) struct Context {
     pub(super) pointer: NonNull<ffi::ibv_context>,
+    pub(super) library: &'static Library,
     pub(in crate::verbs) name: String,
 }
 
@@ -38,23 +41,38 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+/// Devices that the kernel has, by name; none where it has no RDMA. The verbs library is not needed for this.
+const KERNEL_DEVICES: &str = "/sys/class/infiniband";
+
+/// A device of the library's list, which lives until the list is freed.
+#[derive(Clone, Copy)]
+struct Listed {
+    pointer: *mut ffi::ibv_device,
+    library: &'static Library,
+}
+
+impl Listed {
+    fn name(self) -> String {
+        // SAFETY: a device of a list that is not freed yet; its name is a C string within it.
+        let name = unsafe { CStr::from_ptr((self.library.ibv_get_device_name)(self.pointer)) };
+        name.to_string_lossy().into_owned()
+    }
+}
+
 /// The names of all devices; none without a kernel that knows RDMA.
 pub(in crate::verbs) fn device_names() -> Result<Vec<String>, FabricError> {
-    with_devices(|devices| Ok(devices.iter().map(|device| name_of(*device)).collect()))
+    with_devices(|devices| Ok(devices.iter().map(|device| device.name()).collect()))
 }
 
-fn name_of(device: *mut ffi::ibv_device) -> String {
-    // SAFETY: a device of a list that was not freed yet; its name is a C string within it.
-    let name = unsafe { CStr::from_ptr(ffi::ibv_get_device_name(device)) };
-    name.to_string_lossy().into_owned()
-}
-
-fn with_devices<T>(
-    look: impl FnOnce(&[*mut ffi::ibv_device]) -> Result<T, FabricError>,
-) -> Result<T, FabricError> {
+/// Loads the library only where the kernel has a device.
+fn with_devices<T>(look: impl FnOnce(&[Listed]) -> Result<T, FabricError>) -> Result<T, FabricError> {
+    if std::fs::read_dir(KERNEL_DEVICES).map_or(true, |mut devices| devices.next().is_none()) {
+        return look(&[]);
+    }
+    let library = library()?;
     let mut count = 0;
     // SAFETY: fills in the count and returns an array of that length, or null.
-    let list = unsafe { ffi::ibv_get_device_list(&mut count) };
+    let list = unsafe { (library.ibv_get_device_list)(&mut count) };
     if list.is_null() {
         let error = io::Error::last_os_error();
         return match error.raw_os_error() {
@@ -64,9 +82,10 @@ fn with_devices<T>(
     }
     // SAFETY: the array just returned.
     let devices = unsafe { std::slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0)) };
-    let looked = look(devices);
+    let devices: Vec<_> = devices.iter().map(|pointer| Listed { pointer: *pointer, library }).collect();
+    let looked = look(&devices);
     // SAFETY: returned above, freed once; open devices outlive the list.
-    unsafe { ffi::ibv_free_device_list(list) };
+    unsafe { (library.ibv_free_device_list)(list) };
     looked
 }
 
@@ -76,19 +95,23 @@ const GID_ENTRIES_MAX: usize = 256;
 impl Context {
     pub(in crate::verbs) fn open(wanted: Option<&str>) -> Result<Arc<Self>, FabricError> {
         with_devices(|devices| {
-            let chosen = devices.iter().find(|device| wanted.is_none_or(|name| name_of(**device) == name));
+            let chosen = devices.iter().find(|device| wanted.is_none_or(|name| device.name() == name));
             let Some(device) = chosen else {
-                let found: Vec<_> = devices.iter().map(|device| name_of(*device)).collect();
+                let found: Vec<_> = devices.iter().map(|device| device.name()).collect();
                 return Err(FabricError::Misuse(match wanted {
+                    Some(name) if found.is_empty() => {
+                        format!("no RDMA device {name:?}: this host has none (`rdma link` lists them)")
+                    }
                     Some(name) => format!("no RDMA device {name:?} here; there are {found:?}"),
                     None => "no RDMA device here (`rdma link` lists those that the kernel knows)".into(),
                 }));
             };
-            let name = name_of(*device);
+            let Listed { pointer, library } = *device;
+            let name = device.name();
             // SAFETY: a device of the list.
             let pointer =
-                made(unsafe { ffi::ibv_open_device(*device) }, &format!("opening RDMA device {name}"))?;
-            let this = Self { pointer, name };
+                made(unsafe { (library.ibv_open_device)(pointer) }, &format!("opening RDMA device {name}"))?;
+            let this = Self { pointer, library, name };
             rustix::io::ioctl_fionbio(this.events_fd(), true)
                 .map_err(|e| FabricError::os("setting up a device's events", e))?;
             Ok(Arc::new(this))
@@ -102,11 +125,12 @@ impl Context {
     }
 
     fn attributes(&self) -> Result<ffi::ibv_device_attr, FabricError> {
-        let mut attributes = ffi::ibv_device_attr::default();
+        let mut attributes = MaybeUninit::<ffi::ibv_device_attr>::zeroed();
         // SAFETY: an open device and a structure to fill in.
-        let code = unsafe { ffi::ibv_query_device(self.pointer.as_ptr(), &mut attributes) };
+        let code = unsafe { (self.library.ibv_query_device)(self.pointer.as_ptr(), attributes.as_mut_ptr()) };
         done(code, "asking for a device's limits")?;
-        Ok(attributes)
+        // SAFETY: zeroed, then filled in; all of it is plain data.
+        Ok(unsafe { attributes.assume_init() })
     }
 
     pub(in crate::verbs) fn limits(&self) -> Result<Limits, FabricError> {
@@ -142,18 +166,16 @@ impl Context {
     fn port_attributes(&self, port: u8) -> Result<(bool, ffi::ibv_port_attr), FabricError> {
         let mut attributes = ffi::ibv_port_attr::default();
         // SAFETY: an open device; the library fills in the older, shorter form of the structure.
-        let code = unsafe {
-            ffi::ibv_query_port(self.pointer.as_ptr(), port, std::ptr::from_mut(&mut attributes).cast())
-        };
+        let code = unsafe { (self.library.ibv_query_port)(self.pointer.as_ptr(), port, &mut attributes) };
         done(code, "asking for a port's state")?;
-        Ok((attributes.state == ffi::ibv_port_state::IBV_PORT_ACTIVE, attributes))
+        Ok((attributes.state == ffi::IBV_PORT_ACTIVE, attributes))
     }
 
     pub(in crate::verbs) fn gids(&self) -> Result<Vec<Gid>, FabricError> {
         let mut entries = vec![ffi::ibv_gid_entry::default(); GID_ENTRIES_MAX];
         // SAFETY: an open device and room for as many entries as are said.
         let count = unsafe {
-            ffi::_ibv_query_gid_table(
+            (self.library._ibv_query_gid_table)(
                 self.pointer.as_ptr(),
                 entries.as_mut_ptr(),
                 entries.len(),
@@ -168,8 +190,7 @@ impl Context {
             ));
         };
         let entry = |entry: &ffi::ibv_gid_entry| Gid {
-            // SAFETY: every form of the union is 16 plain bytes.
-            gid: unsafe { entry.gid.raw },
+            gid: entry.gid.raw,
             index: entry.gid_index as u8,
             port: entry.port_num as u8,
             is_roce_v2: entry.gid_type == GID_TYPE_ROCE_V2,
@@ -182,7 +203,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: opened by us; everything made from it held it and is gone.
-        let code = unsafe { ffi::ibv_close_device(self.pointer.as_ptr()) };
+        let code = unsafe { (self.library.ibv_close_device)(self.pointer.as_ptr()) };
         // Unlike the others it only says whether.
         keep_unless_done(if code == 0 { 0 } else { libc::EIO }, "closing an RDMA device", ());
     }
@@ -203,7 +224,7 @@ unsafe impl Sync for Domain {}
 impl Domain {
     pub(in crate::verbs) fn new(context: Arc<Context>) -> Result<Arc<Self>, FabricError> {
         // SAFETY: an open device.
-        let pointer = unsafe { ffi::ibv_alloc_pd(context.pointer.as_ptr()) };
+        let pointer = unsafe { (context.library.ibv_alloc_pd)(context.pointer.as_ptr()) };
         let pointer = made(pointer, "allocating a protection domain")?;
         Ok(Arc::new(Self { pointer, context }))
     }
@@ -212,7 +233,7 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         // SAFETY: ours; everything made from it held it and is gone.
-        let code = unsafe { ffi::ibv_dealloc_pd(self.pointer.as_ptr()) };
+        let code = unsafe { (self.context.library.ibv_dealloc_pd)(self.pointer.as_ptr()) };
         keep_unless_done(code, "giving back a protection domain", Arc::clone(&self.context));
     }
 }

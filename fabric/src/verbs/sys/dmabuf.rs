@@ -1,18 +1,16 @@
-//! Memory of another device (a graphics processor's, say), registered by its dmabuf without a copy in ours. The library's
-//! function is looked up when it is first used, because older ones, with which everything else works, do not have it.
+//! Memory of another device (a graphics processor's, say), registered by its dmabuf without a copy in ours. Older
+//! versions of the library do not have the function, and everything else works with them.
 
+use super::abi as ffi;
 use super::context::Domain;
 use super::keep::keep_unless_done;
 use crate::error::FabricError;
 use crate::memory::Access;
-use ibverbs_sys as ffi;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-type Register = unsafe extern "C" fn(*mut ffi::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ffi::ibv_mr;
 
 /// A registered stretch of a dmabuf: peers may reach it until this is dropped.
 #[derive(Debug)]
@@ -26,13 +24,6 @@ unsafe impl Send for DmabufRegistration {}
 // SAFETY: as above; what is read of it does not change.
 unsafe impl Sync for DmabufRegistration {}
 
-fn register() -> Option<Register> {
-    // SAFETY: a name that ends with a zero, looked up among what the process is linked with.
-    let function: *mut c_void = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"ibv_reg_dmabuf_mr".as_ptr()) };
-    // SAFETY: where the library has a function of this name it is this one, by its header.
-    (!function.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Register>(function) })
-}
-
 impl DmabufRegistration {
     /// Peers address it from 0 on.
     pub(in crate::verbs) fn new(
@@ -45,16 +36,15 @@ impl DmabufRegistration {
             what: "registering a dmabuf".into(),
             why: "this verbs library does not know it (rdma-core 34 and later do)".into(),
         };
-        let register = register().ok_or_else(missing)?;
-        let mut flags = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
+        let register = domain.context.library.ibv_reg_dmabuf_mr.ok_or_else(missing)?;
+        let mut flags = ffi::IBV_ACCESS_REMOTE_READ;
         if access == Access::ReadWrite {
-            flags |= ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
-                | ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
+            flags |= ffi::IBV_ACCESS_REMOTE_WRITE | ffi::IBV_ACCESS_LOCAL_WRITE;
         }
         // SAFETY: a domain of ours and an open descriptor, of which the kernel keeps the memory for as long as needed. No
         // memory of this process is reached by it.
         let pointer =
-            unsafe { register(domain.pointer.as_ptr(), offset, bytes, 0, fd.as_raw_fd(), flags.0 as c_int) };
+            unsafe { register(domain.pointer.as_ptr(), offset, bytes, 0, fd.as_raw_fd(), flags as c_int) };
         let Some(pointer) = NonNull::new(pointer) else {
             let source = io::Error::last_os_error();
             return Err(match source.raw_os_error() {
@@ -83,7 +73,7 @@ impl DmabufRegistration {
 impl Drop for DmabufRegistration {
     fn drop(&mut self) {
         // SAFETY: registered by us, once.
-        let code = unsafe { ffi::ibv_dereg_mr(self.pointer.as_ptr()) };
+        let code = unsafe { (self.domain.context.library.ibv_dereg_mr)(self.pointer.as_ptr()) };
         keep_unless_done(code, "taking a dmabuf back from an RDMA device", Arc::clone(&self.domain));
     }
 }

@@ -1,7 +1,7 @@
 //! What a device tells of itself beside completions: its own end, a port's, a queue pair's.
 
+use super::abi as ffi;
 use super::context::Context;
-use ibverbs_sys as ffi;
 use std::mem::MaybeUninit;
 
 /// An event, with whatever it is about named by what lanes know of it.
@@ -45,7 +45,7 @@ impl Context {
     pub(in crate::verbs) fn next_event(&self) -> Option<Event> {
         let mut event = MaybeUninit::<ffi::ibv_async_event>::zeroed();
         // SAFETY: the descriptor does not block: the library fills the event in or fails.
-        if unsafe { ffi::ibv_get_async_event(self.pointer.as_ptr(), event.as_mut_ptr()) } != 0 {
+        if unsafe { (self.library.ibv_get_async_event)(self.pointer.as_ptr(), event.as_mut_ptr()) } != 0 {
             return None;
         }
         // SAFETY: zeroed, then filled in; all of it is plain data.
@@ -54,7 +54,7 @@ impl Context {
         // is acknowledged.
         let told = unsafe { translate(&event) };
         // SAFETY: taken above, acknowledged once.
-        unsafe { ffi::ibv_ack_async_event(&mut event) };
+        unsafe { (self.library.ibv_ack_async_event)(&mut event) };
         Some(told)
     }
 }

@@ -1,11 +1,11 @@
 //! Memory that a device may reach: registered regions, and receives posted into them.
 
+use super::abi as ffi;
 use super::context::Domain;
 use super::keep::keep_unless_done;
 use super::{done, made};
 use crate::error::FabricError;
 use crate::memory::Region;
-use ibverbs_sys as ffi;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
@@ -32,21 +32,27 @@ impl Registration {
         (offset, bytes): (u64, u64),
         is_remote: bool,
     ) -> Result<Self, FabricError> {
-        let mut flags = ffi::ibv_access_flags(0);
+        let mut flags = 0;
         if region.is_writable() {
-            flags |= ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
+            flags |= ffi::IBV_ACCESS_LOCAL_WRITE;
         }
         // A key can be guessed: what no peer is to reach has none that is good for anything.
         if is_remote {
-            flags |= ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
+            flags |= ffi::IBV_ACCESS_REMOTE_READ;
         }
         if is_remote && region.is_writable() {
-            flags |= ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+            flags |= ffi::IBV_ACCESS_REMOTE_WRITE;
         }
         let start = region.mapping().at(offset, bytes).map_err(|e| FabricError::Internal(e.to_string()))?;
         // SAFETY: the mapping lives as long as the region, which is kept here and dropped after the registration.
-        let pointer =
-            unsafe { ffi::ibv_reg_mr(domain.pointer.as_ptr(), start.cast(), bytes as usize, flags.0 as i32) };
+        let pointer = unsafe {
+            (domain.context.library.ibv_reg_mr)(
+                domain.pointer.as_ptr(),
+                start.cast(),
+                bytes as usize,
+                flags as i32,
+            )
+        };
         let pointer = made(pointer, "registering memory with the RDMA device")?;
         Ok(Self { pointer, domain: Arc::clone(domain), region: region.clone(), offset, bytes, is_remote })
     }
@@ -62,7 +68,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         // SAFETY: registered by us, once. The domain and the region are dropped after this.
-        let code = unsafe { ffi::ibv_dereg_mr(self.pointer.as_ptr()) };
+        let code = unsafe { (self.domain.context.library.ibv_dereg_mr)(self.pointer.as_ptr()) };
         let needs = (self.region.clone(), Arc::clone(&self.domain));
         keep_unless_done(code, "taking memory back from an RDMA device", needs);
     }
@@ -85,7 +91,7 @@ impl Receives {
         let attr = ffi::ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
         let mut init = ffi::ibv_srq_init_attr { srq_context: null_mut(), attr };
         // SAFETY: a domain of ours and a complete description.
-        let pointer = unsafe { ffi::ibv_create_srq(domain.pointer.as_ptr(), &mut init) };
+        let pointer = unsafe { (domain.context.library.ibv_create_srq)(domain.pointer.as_ptr(), &mut init) };
         let pointer = made(pointer, &format!("making a shared receive queue of {depth} entries"))?;
         Ok(Arc::new(Self { pointer, domain: Arc::clone(domain) }))
     }
@@ -112,7 +118,7 @@ impl Receives {
 impl Drop for Receives {
     fn drop(&mut self) {
         // SAFETY: ours; the queue pairs on it held it and are gone.
-        let code = unsafe { ffi::ibv_destroy_srq(self.pointer.as_ptr()) };
+        let code = unsafe { (self.domain.context.library.ibv_destroy_srq)(self.pointer.as_ptr()) };
         keep_unless_done(code, "destroying a shared receive queue", Arc::clone(&self.domain));
     }
 }

@@ -2,23 +2,30 @@
 //! right order. All `unsafe` of this driver is below here. Classic post and poll verbs only: the extended ones of the
 //! software provider report success for what they did not do.
 //!
-//! The published `ibverbs` crate (0.9.2) can post one-element sends and receives only, hence its `-sys` half.
+//! `abi` declares the library's interface, `library` loads it at run time: no program links it, and nothing of rdma-core is
+//! compiled. `docs/decisions.md` says why.
 
+mod abi;
+#[cfg(test)]
+mod abi_tests;
 mod chain;
 mod completions;
 mod context;
 mod dmabuf;
 mod events;
 mod keep;
+mod library;
 mod memory;
 mod queue_pair;
 
+pub(super) use abi::ibv_sge;
 pub(super) use chain::{Chain, Request, place};
 pub(super) use completions::{Completions, POLLED_MAX, Work, WorkKind, failure_name, is_flush};
 pub(super) use context::{Context, Domain, Limits, device_names};
 pub(super) use dmabuf::DmabufRegistration;
 pub(super) use events::{Event, Fault};
 pub(super) use keep::kept;
+pub(super) use library::library_path;
 pub(super) use memory::{Receives, Registration};
 pub(super) use queue_pair::{Path, QueuePair};
 

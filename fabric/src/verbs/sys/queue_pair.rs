@@ -1,5 +1,6 @@
 //! Queue pairs: their life from made to connected to ended, and posting.
 
+use super::abi as ffi;
 use super::chain::{Chain, INLINE_BYTES};
 use super::completions::Completions;
 use super::context::Domain;
@@ -8,7 +9,6 @@ use super::memory::Receives;
 use super::{done, made};
 use crate::error::FabricError;
 use crate::verbs::words::Remote;
-use ibverbs_sys as ffi;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
@@ -67,11 +67,11 @@ impl QueuePair {
                     max_recv_sge: 0,
                     max_inline_data: inline_bytes,
                 },
-                qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+                qp_type: ffi::IBV_QPT_RC,
                 sq_sig_all: 0,
             };
             // SAFETY: everything named is ours and kept alive below.
-            made(unsafe { ffi::ibv_create_qp(domain.pointer.as_ptr(), &mut init) }, &what)
+            made(unsafe { (domain.context.library.ibv_create_qp)(domain.pointer.as_ptr(), &mut init) }, &what)
         };
         // Devices do not say beforehand how much they carry inside a request.
         let [most, least] = INLINE_BYTES;
@@ -90,15 +90,15 @@ impl QueuePair {
         self.pointer.ok_or_else(|| FabricError::Internal("a queue pair was used after its end".into()))
     }
 
-    fn modify(
-        &self,
-        mut attributes: ffi::ibv_qp_attr,
-        mask: ffi::ibv_qp_attr_mask,
-        what: &str,
-    ) -> Result<(), FabricError> {
+    fn modify(&self, mut attributes: ffi::ibv_qp_attr, mask: u32, what: &str) -> Result<(), FabricError> {
         let pointer = self.pointer()?;
         // SAFETY: a queue pair of ours and the attributes that the mask names.
-        done(unsafe { ffi::ibv_modify_qp(pointer.as_ptr(), &mut attributes, mask.0 as i32) }, what)
+        done(
+            unsafe {
+                (self.domain.context.library.ibv_modify_qp)(pointer.as_ptr(), &mut attributes, mask as i32)
+            },
+            what,
+        )
     }
 
     /// To "ready to send", towards the peer.
@@ -108,17 +108,14 @@ impl QueuePair {
         remote: &Remote,
         first_packet: u32,
     ) -> Result<(), FabricError> {
-        use ffi::ibv_qp_attr_mask as Mask;
-        let access =
-            ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
+        let access = ffi::IBV_ACCESS_REMOTE_WRITE | ffi::IBV_ACCESS_REMOTE_READ;
         let init = ffi::ibv_qp_attr {
-            qp_state: ffi::ibv_qp_state::IBV_QPS_INIT,
+            qp_state: ffi::IBV_QPS_INIT,
             port_num: path.port,
-            qp_access_flags: access.0,
+            qp_access_flags: access,
             ..Default::default()
         };
-        let mask =
-            Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
+        let mask = ffi::IBV_QP_STATE | ffi::IBV_QP_PKEY_INDEX | ffi::IBV_QP_PORT | ffi::IBV_QP_ACCESS_FLAGS;
         self.modify(init, mask, "preparing a queue pair")?;
         let grh = ffi::ibv_global_route {
             dgid: ffi::ibv_gid { raw: remote.gid },
@@ -128,7 +125,7 @@ impl QueuePair {
             ..Default::default()
         };
         let receive = ffi::ibv_qp_attr {
-            qp_state: ffi::ibv_qp_state::IBV_QPS_RTR,
+            qp_state: ffi::IBV_QPS_RTR,
             path_mtu: path.mtu,
             dest_qp_num: remote.queue_pair,
             rq_psn: remote.first_packet,
@@ -137,16 +134,16 @@ impl QueuePair {
             ah_attr: ffi::ibv_ah_attr { grh, is_global: 1, port_num: path.port, ..Default::default() },
             ..Default::default()
         };
-        let mask = Mask::IBV_QP_STATE
-            | Mask::IBV_QP_AV
-            | Mask::IBV_QP_PATH_MTU
-            | Mask::IBV_QP_DEST_QPN
-            | Mask::IBV_QP_RQ_PSN
-            | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
-            | Mask::IBV_QP_MIN_RNR_TIMER;
+        let mask = ffi::IBV_QP_STATE
+            | ffi::IBV_QP_AV
+            | ffi::IBV_QP_PATH_MTU
+            | ffi::IBV_QP_DEST_QPN
+            | ffi::IBV_QP_RQ_PSN
+            | ffi::IBV_QP_MAX_DEST_RD_ATOMIC
+            | ffi::IBV_QP_MIN_RNR_TIMER;
         self.modify(receive, mask, "connecting a queue pair")?;
         let send = ffi::ibv_qp_attr {
-            qp_state: ffi::ibv_qp_state::IBV_QPS_RTS,
+            qp_state: ffi::IBV_QPS_RTS,
             sq_psn: first_packet,
             timeout: path.timeout,
             retry_cnt: path.retries,
@@ -154,19 +151,19 @@ impl QueuePair {
             max_rd_atomic: path.reads,
             ..Default::default()
         };
-        let mask = Mask::IBV_QP_STATE
-            | Mask::IBV_QP_SQ_PSN
-            | Mask::IBV_QP_TIMEOUT
-            | Mask::IBV_QP_RETRY_CNT
-            | Mask::IBV_QP_RNR_RETRY
-            | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        let mask = ffi::IBV_QP_STATE
+            | ffi::IBV_QP_SQ_PSN
+            | ffi::IBV_QP_TIMEOUT
+            | ffi::IBV_QP_RETRY_CNT
+            | ffi::IBV_QP_RNR_RETRY
+            | ffi::IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify(send, mask, "starting a queue pair")
     }
 
     /// Ends all that is under way, in both directions.
     pub(in crate::verbs) fn fail(&self) -> Result<(), FabricError> {
-        let attributes = ffi::ibv_qp_attr { qp_state: ffi::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
-        self.modify(attributes, ffi::ibv_qp_attr_mask::IBV_QP_STATE, "ending a queue pair")
+        let attributes = ffi::ibv_qp_attr { qp_state: ffi::IBV_QPS_ERR, ..Default::default() };
+        self.modify(attributes, ffi::IBV_QP_STATE, "ending a queue pair")
     }
 
     /// From here on the device neither reads nor writes memory for it. Where it refuses, what the queue pair may reach is
@@ -174,7 +171,7 @@ impl QueuePair {
     pub(in crate::verbs) fn destroy(&mut self, reaches: impl Sized) {
         let Some(pointer) = self.pointer.take() else { return };
         // SAFETY: ours, and taken here so that it happens once.
-        let code = unsafe { ffi::ibv_destroy_qp(pointer.as_ptr()) };
+        let code = unsafe { (self.domain.context.library.ibv_destroy_qp)(pointer.as_ptr()) };
         let made_of = (Arc::clone(&self.completions), Arc::clone(&self.receives), Arc::clone(&self.domain));
         keep_unless_done(code, "destroying a queue pair", (made_of, reaches));
     }

@@ -33,7 +33,7 @@ doctor_of_user() {
 }
 
 doctor
-expect "no device" 0 "^warn  verbs .*rdma link add"
+expect "no device" 0 "^warn  verbs .*rdma link add" "^ok    libibverbs .*found at /"
 doctor --transport verbs
 expect "no device where it is required" 75 "^FAIL  verbs .*rdma link add"
 
@@ -43,6 +43,14 @@ echo 'root:x:0:0::/tmp:/bin/sh' > /etc/passwd
 echo 'nobody:x:65534:65534::/tmp:/bin/sh' >> /etc/passwd
 chmod 666 /dev/infiniband/*
 chmod 1777 /tmp /dev/shm
+
+library=$(find /lib /usr/lib -name libibverbs.so.1 | head -n 1)
+mv "$library" "$library.away"
+doctor
+expect "a device and no library" 0 "^warn  verbs .*rxe0.*libibverbs cannot be loaded.*apt-get install libibverbs1"
+doctor --transport verbs
+expect "no library where a device is required" 75 "^FAIL  verbs .*rxe0.*libibverbs cannot be loaded"
+mv "$library.away" "$library"
 
 doctor
 expect "the device, its address and why not the others" 0 "^ok    verbs .*rxe0, port 1 is up.*address 10.9.0.1" \

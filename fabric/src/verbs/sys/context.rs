@@ -100,10 +100,12 @@ impl Context {
                 let found: Vec<_> = devices.iter().map(|device| device.name()).collect();
                 return Err(FabricError::Misuse(match wanted {
                     Some(name) if found.is_empty() => {
-                        format!("no RDMA device {name:?}: this host has none (`rdma link` lists them)")
+                        format!(
+                            "no RDMA device {name:?} found, and no other (`rdma link` lists the kernel's devices)"
+                        )
                     }
-                    Some(name) => format!("no RDMA device {name:?} here; there are {found:?}"),
-                    None => "no RDMA device here (`rdma link` lists those that the kernel knows)".into(),
+                    Some(name) => format!("no RDMA device {name:?} found; this host has {found:?}"),
+                    None => "no RDMA device found (`rdma link` lists the kernel's devices)".into(),
                 }));
             };
             let Listed { pointer, library } = *device;

@@ -3,7 +3,7 @@
 //! software provider report success for what they did not do.
 //!
 //! `abi` declares the library's interface, `library` loads it at run time: no program links it, and nothing of rdma-core is
-//! compiled. `docs/decisions.md` says why.
+//! compiled. `docs/rdma.md` says why.
 
 mod abi;
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What channels share on a real RDMA device (a lane's queues, a region's registrations): one that ends, or fails,
-//! disturbs no other. Runs where such devices are (`tests/guest`).
+//! What channels share on a real RDMA device (a queue of a lane, registrations of a region): if one channel ends or fails,
+//! the others continue. And how long a request or a registration owns its memory. Needs a device (`tests/guest`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
@@ -114,4 +114,88 @@ fn a_stretch_too_large_to_register_disturbs_nobody_who_uses_a_part_of_it() {
         assert!(failing.join().unwrap() > 0);
     });
     assert_eq!(device.registered_bytes(), before, "what failed left nothing");
+}
+
+/// Whose memory is it, and until when?
+mod ownership {
+    use super::*;
+    use crate::conformance::rig::{bytes_of, filled, pair_with};
+    use fabric::UserBuffer;
+    use std::sync::mpsc::channel;
+    use std::sync::{Arc, OnceLock};
+
+    /// Posted, not started, and let go of by everybody else.
+    #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
+    fn a_request_owns_its_memory_until_it_is_over() {
+        let device = Verbs::open(Place::Near, None);
+        let lent = region(1 << 20);
+        let (mut a, mut b, key) = pair_with::<Verbs>(&lent);
+        for (bytes, seed) in [(64, 1), (1 << 20, 2)] {
+            let ours = filled(seed, 1 << 20);
+            a.post(&[ours.span(0, bytes).unwrap()], at(key, 0), Some(7), Some(1)).unwrap();
+            drop(ours);
+            // Some registration elsewhere sweeps what nobody owns.
+            device.release_unused();
+            a.queue.prepare(&region(4096).all()).unwrap();
+            a.queue.flush();
+            assert_eq!(b.next_with(&mut a), CompletionKind::Received { immediate: 7 });
+            assert_eq!(a.next_with(&mut b), CompletionKind::WriteDone { id: 1 });
+            assert!(bytes_of(&lent, 0, bytes as usize) == conformance::rig::pattern(seed, bytes as usize));
+        }
+    }
+
+    struct Owner(Vec<f32>, Arc<OnceLock<VerbsDevice>>);
+
+    impl AsRef<[f32]> for Owner {
+        fn as_ref(&self) -> &[f32] {
+            &self.0
+        }
+    }
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            let _ = self.1.get().map(VerbsDevice::registered_bytes);
+        }
+    }
+
+    #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
+    fn an_owner_may_use_the_device_when_it_goes() {
+        let (tell, told) = channel();
+        std::thread::spawn(move || {
+            let device = Verbs::open(Place::Near, None);
+            let place = Arc::new(OnceLock::new());
+            let _ = place.set(device.clone());
+            let user = UserBuffer::from(Arc::new(Owner(vec![1.0; 65_536], place)));
+            let region = user.region();
+            device.prepare(&region.all()).unwrap();
+            drop((user, region));
+            device.release_unused();
+            tell.send(device.registered_bytes()).unwrap();
+        });
+        assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(0));
+    }
+
+    #[test]
+    #[ignore = "needs an RDMA device: tests/guest/run.sh"]
+    fn what_does_not_fit_the_budget_leaves_nothing_behind() {
+        let local = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+        let config = fabric::VerbsConfig { registered_bytes_max: 40 << 20, ..fabric::VerbsConfig::default() };
+        let device = VerbsDevice::open(&config, local, local.to_string()).unwrap();
+        let (large, small) = (region(64 << 20), region(1 << 20));
+        let error = device.prepare(&large.all()).unwrap_err().to_string();
+        assert!(error.contains("memory.registered_bytes"), "{error}");
+        assert_eq!(device.registered_bytes(), 0);
+        device.prepare(&small.all()).unwrap();
+        assert_eq!(device.registered_bytes(), 1 << 20);
+        // What the driver itself needs counts, too.
+        let queue = device.queue(4).unwrap();
+        assert_eq!(device.registered_bytes(), (1 << 20) + fabric::VERBS_QUEUE_BYTES);
+        drop(queue);
+        assert_eq!(device.registered_bytes(), 1 << 20);
+        let little = fabric::VerbsConfig { registered_bytes_max: 1024, ..fabric::VerbsConfig::default() };
+        let error = VerbsDevice::open(&little, local, local.to_string()).unwrap_err().to_string();
+        assert!(error.contains("memory.registered_bytes"), "{error}");
+    }
 }

@@ -2,7 +2,7 @@
 # processes.
 . /bin/device.sh
 drivers --ignored over_verbs --skip ::child --test-threads=1 --nocapture || exit
-verbs_faults --ignored one_device:: ownership:: --test-threads=1 --nocapture || exit
+verbs_faults --ignored one_device:: --test-threads=1 --nocapture || exit
 verbs_shared --ignored --test-threads=1 --nocapture || exit
 machine --ignored --test-threads=1 --nocapture over_verbs || exit
 # Beyond loopback machines want to know each other.

@@ -31,7 +31,7 @@ fn trains_under_slurm_with_the_references_bits() {
     }
     let (code, text) = launch(&both, &["--cluster", "slurm", "-n", "1"], &["true"]);
     assert_eq!(code, 74, "{text}");
-    assert!(text.contains("leads to n1"), "a name without an address is told: {text}");
+    assert!(text.contains("towards n1"), "a name without an address is named: {text}");
     until("the jobs to be over", || slurm.idle());
 }
 

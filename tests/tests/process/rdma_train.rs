@@ -176,7 +176,7 @@ fn addresses_of_two_kinds_are_no_way_and_it_is_said() {
     is_refused(closed(&no_shm, &[&required[..], &other].concat()), "verbs.gid_index");
 }
 
-/// Where a wire lies between two devices (`tests/guest/netem.sh`).
+/// Where a wire lies between two devices (`tests/guest/netem-train.sh`).
 mod two_devices {
     use super::*;
 

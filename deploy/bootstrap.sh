@@ -92,6 +92,7 @@ want_package() {
     want_python
     want_program lintian lintian
     want_program rpm rpm
+    want_program rpmlint rpmlint
     want_program file file
     want_program git git
     want_program strip binutils

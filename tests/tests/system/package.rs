@@ -302,6 +302,15 @@ fn the_apptainer_definition_installs_this_package() {
 }
 
 #[test]
+fn rpmlint_accepts_the_rpms() {
+    let mut rpmlint = Command::new("rpmlint");
+    rpmlint.arg("--config").arg(repository().join("deploy/package/rpm/rpmlint.toml"));
+    let output = rpmlint.args(all_made("", ".rpm")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("0 errors, 0 warnings"), "{said}");
+}
+
+#[test]
 fn rpm_reads_the_packages() {
     let packages = all_made("", ".rpm");
     assert_eq!(packages.len(), 3, "{packages:?}");

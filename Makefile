@@ -78,12 +78,12 @@ quick:
 
 ## test      the fast suites of tests/suites.toml: what CI runs [SUITE=NAME for one]
 test:
-	@deploy/bootstrap.sh test
+	@deploy/bootstrap.sh demo
 	@$(RUNNER) $(if $(SUITE),--only $(SUITE))
 
 ## test-all  the slow suites too
 test-all:
-	@deploy/bootstrap.sh test
+	@deploy/bootstrap.sh demo
 	@$(RUNNER) --all
 
 ## check     formatting, lints, documentation, licences, house rules; writes nothing

@@ -15,6 +15,9 @@ const TEST_PREFIX: &str = "test:";
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
+    /// What installs the programs that suites need. It runs beside the common build, except for `make quick`.
+    #[serde(default)]
+    pub prepare: Vec<String>,
     /// In the order of the file.
     #[serde(rename = "suite")]
     pub suites: Vec<Suite>,

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// Lines of a failed suite's log that are shown at once.
 const TAIL_LINES: usize = 60;
+/// Installing programs that takes longer hangs.
+const PREPARE_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// Slow tests that the end of a run names.
 const SLOWEST: usize = 10;
 /// Settings of a user's own cluster must not reach the suites.
@@ -79,7 +81,8 @@ pub fn run_suites(
     let chosen: Vec<_> = manifest.suites.iter().filter(|suite| choice.takes(suite)).collect();
     let hall = Hall { root, logs, choice, stop };
     let mut session = Session { hall: &hall, out, failures: Vec::new(), timings: Vec::new() };
-    let (built, build_fault) = session.build(&chosen)?;
+    let prepare = if choice.quick { &[][..] } else { &manifest.prepare[..] };
+    let (built, build_fault) = session.build(prepare, &chosen)?;
     let verdicts = session.suites(&chosen, &built)?;
     session.report(build_fault.into_iter().chain(verdicts).collect())
 }
@@ -127,8 +130,14 @@ impl Hall<'_> {
 
     /// What suites would otherwise wait for: downloads and such, one after the other, while the common build runs. What fails
     /// here is tried again by the suite.
-    fn prepare(&self, chosen: &[&Suite]) -> Result<()> {
+    fn prepare(&self, first: &[String], chosen: &[&Suite]) -> Result<()> {
         let log = File::create(self.logs.join("prepare.log"))?;
+        if let Some((program, args)) = first.split_first() {
+            writeln!(&log, "$ {program} {}", args.join(" "))?;
+            // With the user's own settings, which say where tools lie.
+            let mut command = process::Command::new(program);
+            run(command.args(args).current_dir(self.root), &log, PREPARE_DEADLINE, self.stop)?;
+        }
         for suite in chosen.iter().filter(|suite| lacking(&suite.needs).is_none()) {
             if let Some((program, args)) = suite.prepare.split_first() {
                 writeln!(&log, "$ {program} {}", args.join(" "))?;
@@ -192,14 +201,14 @@ struct Session<'a> {
 impl Session<'_> {
     /// The common build, and beside it what suites prepare. Where the build fails, what compiled still runs, and the failure is a
     /// verdict.
-    fn build(&mut self, chosen: &[&Suite]) -> Result<(Built, Option<Verdict>)> {
+    fn build(&mut self, prepare: &[String], chosen: &[&Suite]) -> Result<(Built, Option<Verdict>)> {
         let hall = self.hall;
         let log_file = hall.logs.join("build.log");
         writeln!(self.out, "build: all tests and daemons, log in {}", hall.shown(&log_file))?;
         let log = File::create(&log_file)?;
         let start = Instant::now();
         let (built, took) = thread::scope(|scope| {
-            let preparing = scope.spawn(|| hall.prepare(chosen));
+            let preparing = scope.spawn(|| hall.prepare(prepare, chosen));
             let built = build(hall.root, &log, hall.choice.is_strict, hall.stop);
             let took = start.elapsed();
             preparing.join().ok();

@@ -1,8 +1,8 @@
 //! A plot of groups of bars, one bar a subject: for what has names and no order. Makes text, writes no file.
 
-use crate::plot::{self, Axis};
-use daemon::axis::{escape, short};
-use std::fmt::Write as _;
+use crate::plot::{self, Axis, Drawn};
+use daemon::axis::{dress, short};
+use plotters::prelude::*;
 
 /// Bars from zero, below one another, in groups.
 #[derive(Debug, Clone)]
@@ -23,77 +23,55 @@ pub(crate) struct Group {
     pub(crate) values: Vec<Option<f64>>,
 }
 
-const BAR_HEIGHT: f64 = 11.0;
-const GROUP_GAP: f64 = 12.0;
+const BAR_HEIGHT: u32 = 11;
+const GROUP_GAP: u32 = 12;
 /// Room for the names of groups.
-const NAMES: f64 = 170.0;
-/// Of the title, and of one line of the legend.
-const TITLE_HEIGHT: f64 = 60.0;
-const LEGEND_HEIGHT: f64 = 22.0;
-const LEGEND_WIDTH: f64 = 170.0;
-const LEGEND_COLUMNS: usize = 4;
-const BOTTOM: f64 = 50.0;
+const NAMES: u32 = 170;
+/// Room for the number behind the longest bar.
+const NUMBERS: u32 = 40;
 
 impl Bars<'_> {
     /// As SVG.
     pub(crate) fn svg(&self) -> String {
-        let top = TITLE_HEIGHT + LEGEND_HEIGHT * self.subjects.len().div_ceil(LEGEND_COLUMNS) as f64;
-        let group_height = BAR_HEIGHT * self.subjects.len() as f64 + GROUP_GAP;
-        let floor = top + group_height * self.groups.len() as f64;
-        let values = self.groups.iter().flat_map(|group| group.values.iter().copied().flatten());
-        let right = plot::WIDTH - plot::RIGHT - 40.0;
-        let x = Axis::linear(values.filter(|value| value.is_finite()), NAMES, right);
-        let mut svg = plot::start(floor + BOTTOM, self.title, self.subtitle);
-        let colours = plot::colours(self.subjects.iter().map(|(_, is_baseline)| *is_baseline));
-        self.legend(&mut svg, &colours);
-        for mark in &x.marks {
-            let at = x.at(*mark);
-            let _ = writeln!(svg, "<path class=\"grid\" d=\"M{at:.1} {top}V{floor}\"/>");
-            let y = floor + 18.0;
-            let _ =
-                writeln!(svg, "<text x=\"{at:.1}\" y=\"{y}\" text-anchor=\"middle\">{}</text>", short(*mark));
-        }
-        for (number, group) in self.groups.iter().enumerate() {
-            let start = top + group_height * number as f64 + GROUP_GAP / 2.0;
-            let middle = start + (group_height - GROUP_GAP) / 2.0 + 4.5;
-            let (name, name_x) = (escape(&group.name), NAMES - 12.0);
-            let _ = writeln!(svg, "<text x=\"{name_x}\" y=\"{middle:.1}\" text-anchor=\"end\">{name}</text>");
-            for ((place, value), colour) in group.values.iter().enumerate().zip(&colours) {
-                let Some(value) = value.filter(|value| value.is_finite() && *value >= 0.0) else { continue };
-                let (y, width) = (start + BAR_HEIGHT * place as f64, (x.at(value) - NAMES).max(0.5));
-                let height = BAR_HEIGHT - 2.0;
-                let _ = writeln!(
-                    svg,
-                    "<rect class=\"c{colour}\" x=\"{NAMES}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height}\"/>"
-                );
-                let (text_x, text_y) = (NAMES + width + 4.0, y + height);
-                let _ = writeln!(
-                    svg,
-                    "<text class=\"small\" x=\"{text_x:.1}\" y=\"{text_y:.1}\">{}</text>",
-                    three_digits(value)
-                );
-            }
-        }
-        let _ = writeln!(svg, "<path class=\"axis\" d=\"M{NAMES} {top}V{floor}H{right}\"/>");
-        let (middle, y) = ((NAMES + right) / 2.0, floor + 40.0);
-        let _ = writeln!(
-            svg,
-            "<text x=\"{middle}\" y=\"{y}\" text-anchor=\"middle\">{}</text>",
-            escape(self.x_label)
-        );
-        svg.push_str("</svg>\n");
-        svg
+        let mut svg = String::new();
+        let drawn = self.draw(&mut svg);
+        dress(&svg, drawn, &format!("{}: {}", self.title, self.subtitle))
     }
 
-    fn legend(&self, svg: &mut String, colours: &[usize]) {
-        for (place, ((name, _), colour)) in self.subjects.iter().zip(colours).enumerate() {
-            let x = 16.0 + LEGEND_WIDTH * (place % LEGEND_COLUMNS) as f64;
-            let y = TITLE_HEIGHT + LEGEND_HEIGHT * (place / LEGEND_COLUMNS) as f64;
-            let _ =
-                writeln!(svg, "<rect class=\"c{colour}\" x=\"{x}\" y=\"{y}\" width=\"14\" height=\"9\"/>");
-            let (text_x, text_y) = (x + 20.0, y + 9.0);
-            let _ = writeln!(svg, "<text x=\"{text_x}\" y=\"{text_y}\">{}</text>", escape(name));
+    fn draw(&self, svg: &mut String) -> Drawn {
+        let values = self.groups.iter().flat_map(|group| group.values.iter().copied().flatten());
+        let x = Axis::linear(values.filter(|value| value.is_finite()));
+        let colours = plot::colours(self.subjects.iter().map(|(_, is_baseline)| *is_baseline));
+        let names = self.subjects.iter().map(|(name, _)| name.as_str());
+        let legend: Vec<(&str, usize)> = names.zip(colours.iter().copied()).collect();
+        let group_height = BAR_HEIGHT * self.subjects.len() as u32 + GROUP_GAP;
+        let height = plot::heading_height(&legend) + group_height * self.groups.len() as u32 + plot::BELOW;
+        let area = SVGBackend::with_string(svg, (plot::WIDTH, height)).into_drawing_area();
+        let below = plot::heading(&area, self.title, self.subtitle, &legend)?;
+        let mut chart = ChartBuilder::on(&below)
+            .margin_right(plot::RIGHT + NUMBERS)
+            .x_label_area_size(plot::BELOW)
+            .y_label_area_size(NAMES)
+            .build_cartesian_2d(x.range(0.0), plot::rows(self.groups.len()))?;
+        let name =
+            |row: &f64| self.groups.get(*row as usize).map_or_else(String::new, |group| group.name.clone());
+        let x_mark = |place: &f64| short(*place);
+        let mut mesh = chart.configure_mesh();
+        mesh.disable_y_mesh().x_desc(self.x_label);
+        plot::plain(mesh.x_label_formatter(&x_mark).y_label_formatter(&name))?;
+        let bar = f64::from(BAR_HEIGHT) / f64::from(group_height);
+        let gap = f64::from(GROUP_GAP) / f64::from(group_height) / 2.0;
+        for (row, group) in self.groups.iter().enumerate() {
+            for ((place, value), number) in group.values.iter().enumerate().zip(&colours) {
+                let Some(value) = value.filter(|value| value.is_finite() && *value >= 0.0) else { continue };
+                let top = row as f64 + gap + bar * place as f64;
+                let corners = [(0.0, top), (value, top + bar * 0.8)];
+                chart.draw_series([Rectangle::new(corners, plot::colour(*number).filled())])?;
+                let text = Text::new(three_digits(value), (4, -1), plot::words(13));
+                chart.draw_series([EmptyElement::at((value, top)) + text])?;
+            }
         }
+        area.present()
     }
 }
 
@@ -122,7 +100,9 @@ mod tests {
         let svg = bars.svg();
         // Two of the legend, two bars.
         assert_eq!(svg.matches("<rect").count(), 4, "{svg}");
-        for word in ["a &lt; b", ">vgg16<", ">odd<", ">ours<", ">4.00<", ">2.00<", "class=\"c4\"", ">GB/s<"] {
+        for word in
+            ["a &lt; b", "\nvgg16\n", "\nodd\n", "\nours\n", "\n4.00\n", "\n2.00\n", "#707070", "\nGB/s\n"]
+        {
             assert!(svg.contains(word), "{word}: {svg}");
         }
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
@@ -131,6 +111,6 @@ mod tests {
             let width = bar.split("width=\"").nth(1).and_then(|rest| rest.split('"').next());
             width.and_then(|width| width.parse::<f64>().ok()).expect("a width")
         };
-        assert!((width(2) / width(3) - 2.0).abs() < 0.01, "from zero");
+        assert!((width(2) / width(3) - 2.0).abs() < 0.02, "from zero");
     }
 }

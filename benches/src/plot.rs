@@ -1,33 +1,78 @@
 //! Plots as small SVGs that are readable on light and dark pages: lines over a logarithmic axis, and ranges. Makes text,
 //! writes no file. [`crate::bars`] has bars, drawn alike.
 
-use daemon::axis::{self, escape, from_zero, short};
-use std::fmt::Write as _;
+use daemon::axis::{self, COLOURS, WORDS, dress, from_zero, short};
+use plotters::chart::MeshStyle;
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
+use plotters::prelude::*;
 
-pub(crate) const WIDTH: f64 = 720.0;
-const LEFT: f64 = 76.0;
-pub(crate) const RIGHT: f64 = 24.0;
-const TOP: f64 = 92.0;
-/// Of the part that lines are drawn in.
-const PLOT_HEIGHT: f64 = 280.0;
-const BOTTOM: f64 = 56.0;
+pub(crate) const WIDTH: u32 = 720;
+/// Of the space right of a plot.
+pub(crate) const RIGHT: u32 = 24;
+const LEFT: u32 = 76;
+/// Of the part that lines are drawn in, with its axes.
+const PLOT_HEIGHT: u32 = 336;
 /// Powers of ten that a logarithmic axis shows marks between.
 const LOG_POWERS_MAX: usize = 4;
 /// Of one range.
-const ROW_HEIGHT: f64 = 34.0;
+const ROW_HEIGHT: u32 = 34;
 /// Room for the names of ranges.
-const NAMES: f64 = 236.0;
-
-const STYLE: &str = ".line{fill:none;stroke-width:2;stroke-linejoin:round}.base{stroke-dasharray:6 4}\
-.c0{stroke:#0b62c4;fill:#0b62c4}.c1{stroke:#c8501e;fill:#c8501e}.c2{stroke:#2a8f4f;fill:#2a8f4f}\
-.c3{stroke:#8a4fc0;fill:#8a4fc0}.c4{stroke:#777;fill:#777}.c5{stroke:#a8861c;fill:#a8861c}.line{fill:none}.open{fill:none;stroke-width:2}\
-@media(prefers-color-scheme:dark){\
-.c0{stroke:#6cb2ff;fill:#6cb2ff}.c1{stroke:#ff9966;fill:#ff9966}.c2{stroke:#5fcf8a;fill:#5fcf8a}\
-.c3{stroke:#c59bf0;fill:#c59bf0}.c4{stroke:#aaa;fill:#aaa}.c5{stroke:#d9bb5a;fill:#d9bb5a}.line,.open{fill:none}}";
+const NAMES: u32 = 236;
+/// Of the title and the subtitle, and of one line of a legend.
+const HEADING: i32 = 58;
+const LEGEND_LINE: i32 = 18;
+/// Room for the marks and the name of the axis below.
+pub(crate) const BELOW: u32 = 52;
+/// The part of the x axis that stays free on either side of lines.
+const PADDING: f64 = 0.03;
 
 /// The first of the colours of what others are compared with; those before it are the others'.
 const BASELINE_COLOUR: usize = 4;
 const BASELINE_COLOURS: usize = 2;
+
+pub(crate) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// A coordinate with marks of our own. It may go backwards.
+#[derive(Debug, Clone)]
+pub(crate) struct Marked {
+    start: f64,
+    end: f64,
+    marks: Vec<f64>,
+}
+
+impl Ranged for Marked {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
+        let share = (value - self.start) / (self.end - self.start);
+        from + (share * f64::from(to - from)).round() as i32
+    }
+
+    fn key_points<H: KeyPointHint>(&self, hint: H) -> Vec<f64> {
+        // Marks are bold ones; there are no others.
+        if hint.weight().allow_light_points() { Vec::new() } else { self.marks.clone() }
+    }
+
+    fn range(&self) -> std::ops::Range<f64> {
+        self.start..self.end
+    }
+}
+
+pub(crate) fn rgb((red, green, blue): axis::Colour) -> RGBColor {
+    RGBColor(red, green, blue)
+}
+
+/// One of the colours of lines, bars and dots.
+pub(crate) fn colour(number: usize) -> RGBColor {
+    rgb(COLOURS[number % COLOURS.len()])
+}
+
+pub(crate) fn words(size: i32) -> TextStyle<'static> {
+    ("system-ui, sans-serif", size).into_font().color(&rgb(WORDS))
+}
 
 /// The colour of each of several things that are baselines or are not, in turn.
 pub(crate) fn colours(are_baselines: impl IntoIterator<Item = bool>) -> Vec<usize> {
@@ -35,6 +80,60 @@ pub(crate) fn colours(are_baselines: impl IntoIterator<Item = bool>) -> Vec<usiz
         ((0..BASELINE_COLOUR).cycle(), (BASELINE_COLOUR..BASELINE_COLOUR + BASELINE_COLOURS).cycle());
     let next = |is_baseline| if is_baseline { baselines.next() } else { others.next() };
     are_baselines.into_iter().map(next).map(|colour| colour.unwrap_or(0)).collect()
+}
+
+/// Where the names of a legend stand, which goes on in further lines.
+fn legend_places<'a>(names: impl Iterator<Item = &'a str>) -> Vec<(i32, i32)> {
+    let (mut x, mut y) = (16, HEADING);
+    let place = |name: &str| {
+        let width = 36 + 8 * i32::try_from(name.chars().count()).unwrap_or(i32::MAX / 16);
+        if x > 16 && x + width > WIDTH as i32 {
+            (x, y) = (16, y + LEGEND_LINE);
+        }
+        let at = (x, y);
+        x += width;
+        at
+    };
+    names.map(place).collect()
+}
+
+/// How high title, subtitle and legend are together.
+pub(crate) fn heading_height(legend: &[(&str, usize)]) -> u32 {
+    let lowest =
+        legend_places(legend.iter().map(|(name, _)| *name)).last().map_or(HEADING, |at| at.1 + LEGEND_LINE);
+    lowest.unsigned_abs()
+}
+
+/// Draws title, subtitle and legend, names with the numbers of their colours. Returns the area below them.
+pub(crate) fn heading<'a>(
+    area: &Area<'a>,
+    title: &str,
+    subtitle: &str,
+    legend: &[(&str, usize)],
+) -> Result<Area<'a>, DrawingAreaErrorKind<std::io::Error>> {
+    area.draw_text(title, &words(18), (16, 12))?;
+    area.draw_text(subtitle, &words(15), (16, 34))?;
+    for ((name, number), (x, y)) in legend.iter().zip(legend_places(legend.iter().map(|(name, _)| *name))) {
+        area.draw(&Rectangle::new([(x, y + 3), (x + 14, y + 12)], colour(*number).filled()))?;
+        area.draw_text(name, &words(15), (x + 20, y))?;
+    }
+    Ok(area.split_vertically(heading_height(legend)).1)
+}
+
+/// What all plots have in common in their axes.
+pub(crate) fn plain(mesh: &mut MeshStyle<'_, '_, Marked, Marked, SVGBackend<'_>>) -> Drawn {
+    mesh.light_line_style(TRANSPARENT)
+        .bold_line_style(rgb(axis::AXIS).mix(0.3))
+        .axis_style(rgb(axis::AXIS))
+        .label_style(words(15))
+        .draw()
+}
+
+/// Rows below one another, with a mark in the middle of each.
+pub(crate) fn rows(count: usize) -> Marked {
+    let marks = (0..count).map(|row| row as f64 + 0.5).collect();
+    // The y axis of a plot starts at the bottom; rows start at the top.
+    Marked { start: count.max(1) as f64, end: 0.0, marks }
 }
 
 /// One line of a chart.
@@ -81,32 +180,42 @@ pub(crate) struct Ranges<'a> {
     pub(crate) ranges: Vec<Range>,
 }
 
-/// Where values lie between two places of the drawing.
+/// How values of one axis are placed.
 #[derive(Debug, Clone)]
 pub(crate) struct Axis {
     is_log: bool,
     low: f64,
     high: f64,
-    start: f64,
-    end: f64,
-    pub(crate) marks: Vec<f64>,
+    marks: Vec<f64>,
 }
 
 impl Axis {
-    pub(crate) fn at(&self, value: f64) -> f64 {
-        let place = |value: f64| if self.is_log { value.log10() } else { value };
-        let share = (place(value) - place(self.low)) / (place(self.high) - place(self.low));
-        self.start + share * (self.end - self.start)
+    /// Where a value lies on the coordinate.
+    pub(crate) fn place(&self, value: f64) -> f64 {
+        if self.is_log { value.log10() } else { value }
+    }
+
+    /// The value at a place.
+    pub(crate) fn value(&self, place: f64) -> f64 {
+        if self.is_log { 10f64.powf(place) } else { place }
+    }
+
+    /// As a coordinate, with `padding` of its length free at both ends.
+    pub(crate) fn range(&self, padding: f64) -> Marked {
+        let (low, high) = (self.place(self.low), self.place(self.high));
+        let free = (high - low) * padding;
+        let marks = self.marks.iter().map(|mark| self.place(*mark)).collect();
+        Marked { start: low - free, end: high + free, marks }
     }
 
     /// From 0 to a round number that holds all values.
-    pub(crate) fn linear(values: impl Iterator<Item = f64>, start: f64, end: f64) -> Self {
+    pub(crate) fn linear(values: impl Iterator<Item = f64>) -> Self {
         let (marks, high) = from_zero(values);
-        Self { is_log: false, low: 0.0, high, start, end, marks }
+        Self { is_log: false, low: 0.0, high, marks }
     }
 
     /// From a mark to a mark that hold all values: 1, 2 and 5 times powers of ten, or powers only where those are many.
-    fn log(values: impl Iterator<Item = f64>, start: f64, end: f64) -> Self {
+    fn log(values: impl Iterator<Item = f64>) -> Self {
         let (low, high) = extent(values);
         let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
         let factors: &[f64] = if powers.clone().count() > LOG_POWERS_MAX { &[1.0] } else { &[1.0, 2.0, 5.0] };
@@ -115,17 +224,17 @@ impl Axis {
         let low = all.iter().copied().rev().find(|mark| *mark <= low).unwrap_or(low);
         let high = all.iter().copied().find(|mark| *mark >= high && *mark > low).unwrap_or(low * 10.0);
         let marks = all.into_iter().filter(|mark| (low..=high).contains(mark)).collect();
-        Self { is_log: true, low, high, start, end, marks }
+        Self { is_log: true, low, high, marks }
     }
 
     /// With marks at the values themselves.
-    fn of_values(values: &[f64], start: f64, end: f64) -> Self {
+    fn of_values(values: &[f64]) -> Self {
         let (low, high) = extent(values.iter().copied());
         let (low, high) = if low < high { (low, high) } else { (low / 2.0, high * 2.0) };
         let mut marks = values.to_vec();
         marks.sort_by(f64::total_cmp);
         marks.dedup();
-        Self { is_log: true, low, high, start, end, marks }
+        Self { is_log: true, low, high, marks }
     }
 }
 
@@ -134,46 +243,50 @@ fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     if low <= high { (low, high) } else { (1.0, 10.0) }
 }
 
-pub(crate) fn start(height: f64, title: &str, subtitle: &str) -> String {
-    axis::start((WIDTH, height), title, subtitle, STYLE)
-}
-
 impl Chart<'_> {
     /// As SVG.
     pub(crate) fn svg(&self) -> String {
-        let lines: Vec<(&Line, Vec<(f64, f64)>)> =
-            self.lines.iter().map(|line| (line, self.kept(line))).collect();
-        let xs: Vec<f64> = lines.iter().flat_map(|(_, points)| points).map(|point| point.0).collect();
-        let ys = lines.iter().flat_map(|(_, points)| points).map(|point| point.1);
-        let (floor, right) = (TOP + PLOT_HEIGHT, WIDTH - RIGHT);
-        let x = Axis::of_values(&xs, LEFT + 16.0, right - 16.0);
-        let y = if self.has_log_y { Axis::log(ys, floor, TOP) } else { Axis::linear(ys, floor, TOP) };
-        let mut svg = start(floor + BOTTOM, self.title, self.subtitle);
-        self.axes(&mut svg, &x, &y);
-        let (mut legend_x, mut legend_y) = (LEFT, 66.0);
-        let colours = colours(lines.iter().map(|(line, _)| line.is_baseline));
-        for ((line, points), colour) in lines.iter().zip(colours) {
-            let class =
-                if line.is_baseline { format!("c{colour} line base") } else { format!("c{colour} line") };
-            if !line.name.is_empty() {
-                let width = 60.0 + 7.2 * line.name.chars().count() as f64;
-                if legend_x > LEFT && legend_x + width > WIDTH {
-                    (legend_x, legend_y) = (LEFT, legend_y + 17.0);
-                }
-                let _ = writeln!(svg, "<path class=\"{class}\" d=\"M{legend_x} {legend_y}h26\"/>");
-                let (text_x, text_y) = (legend_x + 32.0, legend_y + 4.5);
-                let _ = writeln!(svg, "<text x=\"{text_x}\" y=\"{text_y}\">{}</text>", escape(&line.name));
-                legend_x += width;
-            }
-            let places: Vec<String> =
-                points.iter().map(|point| format!("{:.1},{:.1}", x.at(point.0), y.at(point.1))).collect();
-            let _ = writeln!(svg, "<polyline class=\"{class}\" points=\"{}\"/>", places.join(" "));
-            for (cx, cy) in places.iter().filter_map(|place| place.split_once(',')) {
-                let _ = writeln!(svg, "<circle class=\"c{colour}\" cx=\"{cx}\" cy=\"{cy}\" r=\"3.5\"/>");
-            }
+        let mut svg = String::new();
+        let drawn = self.draw(&mut svg);
+        dress(&svg, drawn, &format!("{}: {}", self.title, self.subtitle))
+    }
+
+    fn draw(&self, svg: &mut String) -> Drawn {
+        let lines: Vec<Vec<(f64, f64)>> = self.lines.iter().map(|line| self.kept(line)).collect();
+        let xs: Vec<f64> = lines.iter().flatten().map(|point| point.0).collect();
+        let ys = lines.iter().flatten().map(|point| point.1);
+        let x = Axis::of_values(&xs);
+        let y = if self.has_log_y { Axis::log(ys) } else { Axis::linear(ys) };
+        let colours = colours(self.lines.iter().map(|line| line.is_baseline));
+        let names = self.lines.iter().map(|line| line.name.as_str()).zip(colours.iter().copied());
+        let legend: Vec<(&str, usize)> = names.filter(|(name, _)| !name.is_empty()).collect();
+        let size = (WIDTH, heading_height(&legend) + PLOT_HEIGHT);
+        let area = SVGBackend::with_string(svg, size).into_drawing_area();
+        let below = heading(&area, self.title, self.subtitle, &legend)?;
+        let mut chart = ChartBuilder::on(&below)
+            .margin_top(8)
+            .margin_right(RIGHT)
+            .x_label_area_size(BELOW)
+            .y_label_area_size(LEFT)
+            .build_cartesian_2d(x.range(PADDING), y.range(0.0))?;
+        let x_mark = |place: &f64| {
+            let value = x.value(*place);
+            if self.x_is_bytes { bytes(value.round()) } else { short(value) }
+        };
+        let y_mark = |place: &f64| short(y.value(*place));
+        let mut mesh = chart.configure_mesh();
+        mesh.disable_x_mesh().x_desc(self.x_label).y_desc(self.y_label);
+        plain(mesh.x_label_formatter(&x_mark).y_label_formatter(&y_mark))?;
+        for ((line, points), number) in self.lines.iter().zip(&lines).zip(colours) {
+            let places: Vec<(f64, f64)> =
+                points.iter().map(|(px, py)| (x.place(*px), y.place(*py))).collect();
+            // A baseline is a thin line with open dots.
+            let width = if line.is_baseline { 1 } else { 2 };
+            chart.draw_series(LineSeries::new(places.iter().copied(), colour(number).stroke_width(width)))?;
+            let dot = if line.is_baseline { colour(number).stroke_width(1) } else { colour(number).filled() };
+            chart.draw_series(places.into_iter().map(|place| Circle::new(place, 4, dot)))?;
         }
-        svg.push_str("</svg>\n");
-        svg
+        area.present()
     }
 
     fn kept(&self, line: &Line) -> Vec<(f64, f64)> {
@@ -181,93 +294,47 @@ impl Chart<'_> {
             |(x, y): &(f64, f64)| x.is_finite() && *x > 0.0 && y.is_finite() && (*y > 0.0 || !self.has_log_y);
         line.points.iter().copied().filter(is_drawn).collect()
     }
-
-    fn axes(&self, svg: &mut String, x: &Axis, y: &Axis) {
-        let (floor, right) = (TOP + PLOT_HEIGHT, WIDTH - RIGHT);
-        for mark in &y.marks {
-            let at = y.at(*mark);
-            let _ = writeln!(svg, "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{right}\"/>");
-            let (text_x, text_y) = (LEFT - 8.0, at + 4.5);
-            let _ = writeln!(
-                svg,
-                "<text x=\"{text_x}\" y=\"{text_y:.1}\" text-anchor=\"end\">{}</text>",
-                short(*mark)
-            );
-        }
-        for mark in &x.marks {
-            let at = x.at(*mark);
-            let label = if self.x_is_bytes { bytes(*mark) } else { short(*mark) };
-            let _ = writeln!(svg, "<path class=\"axis\" d=\"M{at:.1} {floor}v5\"/>");
-            let _ = writeln!(
-                svg,
-                "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>",
-                floor + 20.0
-            );
-        }
-        let _ = writeln!(svg, "<path class=\"axis\" d=\"M{LEFT} {TOP}V{floor}H{right}\"/>");
-        let (middle_x, middle_y) = ((LEFT + right) / 2.0, (TOP + floor) / 2.0);
-        let _ = writeln!(
-            svg,
-            "<text x=\"{middle_x}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-            floor + 43.0,
-            escape(self.x_label)
-        );
-        let turned = format!("text-anchor=\"middle\" transform=\"rotate(-90 22 {middle_y})\"");
-        let _ = writeln!(svg, "<text x=\"22\" y=\"{middle_y}\" {turned}>{}</text>", escape(self.y_label));
-    }
 }
 
 impl Ranges<'_> {
     /// As SVG.
     pub(crate) fn svg(&self) -> String {
-        let top = 64.0;
-        let floor = top + ROW_HEIGHT * self.ranges.len() as f64;
-        let ends = self.ranges.iter().flat_map(|range| [range.from, range.to]);
-        let ends = ends.filter(|end| end.is_finite() && *end > 0.0);
-        let x = Axis::log(ends, NAMES, WIDTH - RIGHT);
-        let mut svg = start(floor + BOTTOM, self.title, self.subtitle);
-        for mark in &x.marks {
-            let at = x.at(*mark);
-            let _ = writeln!(svg, "<path class=\"grid\" d=\"M{at:.1} {top}V{floor}\"/>");
-            let _ = writeln!(
-                svg,
-                "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-                floor + 18.0,
-                short(*mark)
-            );
-        }
+        let mut svg = String::new();
+        let drawn = self.draw(&mut svg);
+        dress(&svg, drawn, &format!("{}: {}", self.title, self.subtitle))
+    }
+
+    fn draw(&self, svg: &mut String) -> Drawn {
+        let is_drawn = |end: &f64| end.is_finite() && *end > 0.0;
+        let x = Axis::log(self.ranges.iter().flat_map(|range| [range.from, range.to]).filter(is_drawn));
+        let height = heading_height(&[]) + ROW_HEIGHT * self.ranges.len() as u32 + BELOW;
+        let area = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
+        let below = heading(&area, self.title, self.subtitle, &[])?;
+        let mut chart = ChartBuilder::on(&below)
+            .margin_right(RIGHT)
+            .x_label_area_size(BELOW)
+            .y_label_area_size(NAMES)
+            .build_cartesian_2d(x.range(0.0), rows(self.ranges.len()))?;
+        let x_mark = |place: &f64| short(x.value(*place));
+        let name =
+            |row: &f64| self.ranges.get(*row as usize).map_or_else(String::new, |range| range.name.clone());
+        let mut mesh = chart.configure_mesh();
+        mesh.disable_y_mesh().x_desc(self.x_label);
+        plain(mesh.x_label_formatter(&x_mark).y_label_formatter(&name))?;
         for (row, range) in self.ranges.iter().enumerate() {
-            let at = top + ROW_HEIGHT * (row as f64 + 0.5);
-            let _ = writeln!(
-                svg,
-                "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
-                NAMES - 12.0,
-                at + 4.5,
-                escape(&range.name)
-            );
-            if !(range.from > 0.0 && range.to.is_finite() && range.from.is_finite() && range.to > 0.0) {
+            if !(is_drawn(&range.from) && is_drawn(&range.to)) {
                 continue;
             }
-            let (from, to) = (x.at(range.from), x.at(range.to));
-            let colour = if range.is_baseline { BASELINE_COLOUR } else { 0 };
-            let _ = writeln!(
-                svg,
-                "<path class=\"c{colour} line\" d=\"M{from:.1} {at}H{:.1}\"/>",
-                (to - 4.5).max(from)
-            );
-            let _ = writeln!(svg, "<circle class=\"c{colour}\" cx=\"{from:.1}\" cy=\"{at}\" r=\"4.5\"/>");
-            let _ = writeln!(svg, "<circle class=\"c{colour} open\" cx=\"{to:.1}\" cy=\"{at}\" r=\"4.5\"/>");
+            let row = row as f64 + 0.5;
+            let (from, to) = ((x.place(range.from), row), (x.place(range.to), row));
+            let shade = colour(if range.is_baseline { BASELINE_COLOUR } else { 0 });
+            chart.draw_series([PathElement::new([from, to], shade.stroke_width(2))])?;
+            chart.draw_series([
+                Circle::new(from, 5, shade.filled()),
+                Circle::new(to, 5, shade.stroke_width(2)),
+            ])?;
         }
-        let _ = writeln!(svg, "<path class=\"axis\" d=\"M{NAMES} {top}V{floor}H{}\"/>", WIDTH - RIGHT);
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-            (NAMES + WIDTH - RIGHT) / 2.0,
-            floor + 42.0,
-            escape(self.x_label)
-        );
-        svg.push_str("</svg>\n");
-        svg
+        area.present()
     }
 }
 
@@ -299,11 +366,19 @@ mod tests {
         .svg()
     }
 
+    /// Lines of data: those that have a colour of data.
+    fn lines(svg: &str) -> usize {
+        let is_data = |line: &&str| {
+            line.starts_with("<polyline") && (line.contains("#0B62C4") || line.contains("#707070"))
+        };
+        svg.lines().filter(is_data).count()
+    }
+
     #[test]
     fn a_chart_has_its_lines_points_and_words() {
         let svg = chart(false, &[(4096.0, 50.0), (1_048_576.0, 80.0)]);
-        assert_eq!((svg.matches("<polyline").count(), svg.matches("<circle").count()), (2, 4));
-        for word in ["a &lt; b", "software", ">ours<", ">theirs<", ">4 KiB<", ">1 MiB<", ">MB/s<", "base"] {
+        assert_eq!((lines(&svg), svg.matches("<circle").count()), (2, 4), "{svg}");
+        for word in ["a &lt; b", "software", "\nours\n", "\ntheirs\n", "\n4 KiB\n", "\n1 MiB\n", "\nMB/s\n"] {
             assert!(svg.contains(word), "{word}: {svg}");
         }
         assert!(svg.contains("prefers-color-scheme:dark"));
@@ -325,14 +400,16 @@ mod tests {
     }
 
     #[test]
-    fn higher_is_up_and_larger_is_right() {
-        let y = Axis::linear([10.0, 80.0].into_iter(), 300.0, 100.0);
-        assert!(y.at(80.0) < y.at(10.0) && y.at(0.0) == 300.0);
-        let x = Axis::of_values(&[1.0, 10.0, 100.0], 0.0, 100.0);
-        assert!((x.at(10.0) - 50.0).abs() < 1e-9 && x.marks.len() == 3);
-        assert_eq!(Axis::log([1.2, 9.0].into_iter(), 0.0, 1.0).marks, [1.0, 2.0, 5.0, 10.0]);
-        assert_eq!(Axis::log([3.0, 2e4].into_iter(), 0.0, 1.0).marks, [1.0, 10.0, 100.0, 1e3, 1e4, 1e5]);
-        assert_eq!(Axis::log([5.0, 5.0].into_iter(), 0.0, 1.0).marks, [5.0, 10.0]);
+    fn axes_hold_their_values_and_have_round_marks() {
+        let y = Axis::linear([10.0, 80.0].into_iter());
+        assert_eq!((y.place(80.0), y.low, y.high), (80.0, 0.0, 80.0));
+        let x = Axis::of_values(&[1.0, 10.0, 100.0]);
+        assert!(
+            (x.place(10.0) - 1.0).abs() < 1e-9 && (x.value(2.0) - 100.0).abs() < 1e-9 && x.marks.len() == 3
+        );
+        assert_eq!(Axis::log([1.2, 9.0].into_iter()).marks, [1.0, 2.0, 5.0, 10.0]);
+        assert_eq!(Axis::log([3.0, 2e4].into_iter()).marks, [1.0, 10.0, 100.0, 1e3, 1e4, 1e5]);
+        assert_eq!(Axis::log([5.0, 5.0].into_iter()).marks, [5.0, 10.0]);
     }
 
     #[test]
@@ -341,19 +418,22 @@ mod tests {
         let ranges = vec![range("push", 10.0, 40.0), range("odd", f64::NAN, 1.0)];
         let svg = Ranges { title: "t", subtitle: "s", x_label: "us", ranges }.svg();
         assert_eq!(svg.matches("<circle").count(), 2);
-        assert!(svg.contains(">push<") && svg.contains(">odd<") && !svg.contains("NaN"));
+        assert!(svg.contains("\npush\n") && svg.contains("\nodd\n") && !svg.contains("NaN"));
     }
 
     #[test]
     fn a_long_legend_goes_on_in_a_second_line_and_baselines_differ() {
-        let line =
-            |name: &str, is_baseline| Line { name: name.into(), points: vec![(1.0, 1.0)], is_baseline };
-        let lines = ["shm", "shm_plain", "unix", "tcp"].map(|name| line(name, false)).into_iter();
-        let lines = lines.chain(["store_and_forward", "grpc"].map(|name| line(name, true))).collect();
-        let (title, subtitle, x_label, y_label) = ("t", "s", "x", "y");
-        let chart = Chart { title, subtitle, x_label, y_label, has_log_y: true, x_is_bytes: true, lines };
-        let svg = chart.svg();
-        assert!(svg.contains(" 66h26") && svg.contains("M76 83h26"), "{svg}");
+        let names = [
+            "shm",
+            "shm_plain",
+            "unix",
+            "tcp",
+            "store_and_forward_over_two_hops",
+            "grpc_with_copies",
+            "grpc",
+        ];
+        let places = legend_places(names.into_iter());
+        assert_eq!((places[0], places[6]), ((16, HEADING), (16 + 36 + 8 * 16, HEADING + LEGEND_LINE)));
         assert_eq!(colours([false, true, false, true, true]), [0, 4, 1, 5, 4]);
     }
 

@@ -1,24 +1,55 @@
-//! What drawings have in common (loss curves, benchmarks, chaos): round numbers for axes and text for them, and how those of
-//! benchmarks and chaos begin. It knows nothing of what is drawn.
+//! What drawings have in common (loss curves, benchmarks, chaos): round numbers for axes and text for them, and the
+//! colours of both. It knows nothing of what is drawn.
 
 /// About how many marks an axis gets.
 pub const MARKS: f64 = 6.0;
 
-/// Of words, axes and grids, readable on light and dark pages.
-const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#6b7078}.title{font-size:15px;font-weight:600}\
-.small{font-size:12px}.grid{stroke:#8884;stroke-width:1}.axis{stroke:#777;stroke-width:1;fill:none}\
-@media(prefers-color-scheme:dark){text{fill:#ccc}.axis{stroke:#999}}";
+/// Red, green and blue.
+pub type Colour = (u8, u8, u8);
 
-/// An SVG's beginning: how large it is, its style (after what all have: `style`), and its two lines of text.
-#[must_use]
-pub fn start((width, height): (f64, f64), title: &str, subtitle: &str, style: &str) -> String {
-    let (title, subtitle) = (escape(title), escape(subtitle));
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\">\n\
-         <title>{title}: {subtitle}</title>\n<style>{STYLE}{style}</style>\n\
-         <text class=\"title\" x=\"16\" y=\"26\">{title}</text>\n\
-         <text class=\"small\" x=\"16\" y=\"46\">{subtitle}</text>\n"
-    )
+/// Of words.
+pub const WORDS: Colour = (0x6b, 0x70, 0x78);
+/// Of axes.
+pub const AXIS: Colour = (0x77, 0x77, 0x77);
+/// Of lines, bars and dots. The last two are those of baselines.
+pub const COLOURS: [Colour; 6] = [
+    (0x0b, 0x62, 0xc4),
+    (0xc8, 0x50, 0x1e),
+    (0x2a, 0x8f, 0x4f),
+    (0x8a, 0x4f, 0xc0),
+    (0x70, 0x70, 0x70),
+    (0xa8, 0x86, 0x1c),
+];
+
+/// The same colours on a dark page.
+const ON_DARK: [(Colour, &str); 8] = [
+    (WORDS, "#ccc"),
+    (AXIS, "#999"),
+    (COLOURS[0], "#6cb2ff"),
+    (COLOURS[1], "#ff9966"),
+    (COLOURS[2], "#5fcf8a"),
+    (COLOURS[3], "#c59bf0"),
+    (COLOURS[4], "#aaa"),
+    (COLOURS[5], "#d9bb5a"),
+];
+
+/// What the plotting library has drawn, with a title for screen readers, and with colours that suit light and dark pages. If the
+/// drawing failed, the text says why.
+pub fn dress(svg: &str, drawn: Result<(), impl std::fmt::Display>, title: &str) -> String {
+    if let Err(error) = drawn {
+        return format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\"><title>cannot draw: {}</title></svg>\n",
+            escape(&error.to_string())
+        );
+    }
+    let Some((head, body)) = svg.split_once('>') else { return svg.to_owned() };
+    let dark = |((red, green, blue), dark): &(Colour, &str)| {
+        let light = format!("#{red:02X}{green:02X}{blue:02X}");
+        format!("[stroke=\"{light}\"]{{stroke:{dark}}}[fill=\"{light}\"]{{fill:{dark}}}")
+    };
+    let dark: String = ON_DARK.iter().map(dark).collect();
+    let style = format!("@media(prefers-color-scheme:dark){{{dark}}}");
+    format!("{head} role=\"img\">\n<title>{}</title>\n<style>{style}</style>{body}", escape(title))
 }
 
 /// Marks from 0 to a round number at or above the highest value that is one, and that number.
@@ -65,10 +96,12 @@ mod tests {
     }
 
     #[test]
-    fn a_drawing_begins_with_its_words() {
-        let svg = start((720.0, 90.5), "a < b", "c", ".x{fill:red}");
-        assert!(svg.contains("viewBox=\"0 0 720 90.5\"") && svg.contains(".x{fill:red}</style>"), "{svg}");
-        assert!(svg.contains("<title>a &lt; b: c</title>"), "{svg}");
+    fn a_drawing_gets_a_title_and_dark_colours_or_says_why_there_is_none() {
+        let fine: Result<(), String> = Ok(());
+        let svg = dress("<svg width=\"7\">\n<path/></svg>", fine, "a < b");
+        assert!(svg.starts_with("<svg width=\"7\" role=\"img\">\n<title>a &lt; b</title>"), "{svg}");
+        assert!(svg.contains("[fill=\"#0B62C4\"]{fill:#6cb2ff}") && svg.ends_with("<path/></svg>"), "{svg}");
+        assert!(dress("", Err("disk"), "t").contains("cannot draw: disk"));
     }
 
     #[test]

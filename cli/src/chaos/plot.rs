@@ -3,132 +3,156 @@
 
 use super::report::Times;
 use super::soak::Soak;
-use daemon::axis::{MARKS, escape, from_zero, nice_step, short, start};
+use daemon::axis::{AXIS, COLOURS, Colour, WORDS, dress, from_zero, short};
+use plotters::coord::Shift;
+use plotters::prelude::*;
 use proto_common::ids::Role;
-use std::fmt::Write as _;
 
-const WIDTH: f64 = 720.0;
-const LEFT: f64 = 76.0;
-const RIGHT: f64 = 24.0;
+const WIDTH: u32 = 720;
+const RIGHT: u32 = 24;
+/// Of the title and the words below it.
+const HEADING: u32 = 60;
 /// Of a row of recoveries.
-const ROW: f64 = 34.0;
+const ROW: u32 = 34;
 /// Room for the names of rows.
-const NAMES: f64 = 290.0;
+const NAMES: u32 = 290;
 /// Of one panel of a soak.
-const PANEL: f64 = 170.0;
+const PANEL: u32 = 190;
 /// Points of all lines of a panel, about: more show nothing.
 const LINE_POINTS_MAX: usize = 4_000;
 
-const STYLE: &str = ".scheduler{stroke:#2a8f4f;fill:#2a8f4f}.server{stroke:#c8501e;fill:#c8501e}\
-.worker{stroke:#0b62c4;fill:#0b62c4}.dot{fill-opacity:.35;stroke:none}\
-.line{fill:none;stroke-width:1.5;stroke-linejoin:round}";
+type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+fn rgb((red, green, blue): Colour) -> RGBColor {
+    RGBColor(red, green, blue)
+}
+
+fn colour(role: Role) -> RGBColor {
+    rgb(match role {
+        Role::Worker => COLOURS[0],
+        Role::Server => COLOURS[1],
+        Role::Scheduler => COLOURS[2],
+    })
+}
+
+fn words(size: i32) -> TextStyle<'static> {
+    ("system-ui, sans-serif", size).into_font().color(&rgb(WORDS))
+}
+
+/// Draws a title and words about it. Returns the area below them.
+fn heading<'a>(
+    area: &Area<'a>,
+    title: &str,
+    about: &str,
+) -> Result<Area<'a>, DrawingAreaErrorKind<std::io::Error>> {
+    area.draw_text(title, &words(18), (16, 12))?;
+    area.draw_text(about, &words(15), (16, 34))?;
+    Ok(area.split_vertically(HEADING).1)
+}
 
 /// A row a fault and role: a dot for each recovery, a stroke at the median.
 pub(super) fn recoveries(title: &str, times: &[Times]) -> String {
-    let (top, rows) = (64.0, times.len() as f64);
-    let floor = top + ROW * rows;
-    let (marks, high) = from_zero(times.iter().map(|times| times.worst_ms));
-    let x = |ms: f64| NAMES + ms / high * (WIDTH - RIGHT - NAMES);
-    let words = "each dot one fault; the stroke is the median";
-    let mut svg = start((WIDTH, floor + 56.0), title, words, STYLE);
-    // Writing to a String cannot fail.
-    for mark in &marks {
-        let (at, label) = (x(*mark), short(*mark));
-        let _ = writeln!(svg, "<path class=\"grid\" d=\"M{at:.1} {top}V{floor}\"/>");
-        let _ =
-            writeln!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", floor + 18.0);
+    let mut svg = String::new();
+    let drawn = draw_recoveries(&mut svg, title, times);
+    dress(&svg, drawn, title)
+}
+
+fn draw_recoveries(svg: &mut String, title: &str, times: &[Times]) -> Drawn {
+    let height = HEADING + ROW * times.len() as u32 + 52;
+    let area = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
+    let below = heading(&area, title, "each dot is one fault; the stroke is the median")?;
+    let (_, high) = from_zero(times.iter().map(|times| times.worst_ms));
+    // Rows start at the top, the axis at the bottom.
+    let last = times.len().saturating_sub(1);
+    let mut chart = ChartBuilder::on(&below)
+        .margin_right(RIGHT)
+        .x_label_area_size(52)
+        .y_label_area_size(NAMES)
+        .build_cartesian_2d(0.0..high, (0..last).into_segmented())?;
+    let name = |segment: &SegmentValue<usize>| match segment {
+        SegmentValue::CenterOf(row) => times
+            .get(last - (*row).min(last))
+            .map_or_else(String::new, |times| format!("{}: {} ({})", times.role, times.fault, times.count)),
+        _ => String::new(),
+    };
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(rgb(AXIS).mix(0.3))
+        .axis_style(rgb(AXIS))
+        .label_style(words(15))
+        .x_desc("milliseconds until training had gone on")
+        .x_label_formatter(&|ms| short(*ms))
+        .y_labels(times.len())
+        .y_label_formatter(&name)
+        .draw()?;
+    for (row, times) in times.iter().rev().enumerate() {
+        let (row, shade) = (SegmentValue::CenterOf(row), colour(times.role));
+        let dots = times.all_ms.iter().map(|ms| Circle::new((*ms, row.clone()), 4, shade.mix(0.35).filled()));
+        chart.draw_series(dots)?;
+        let stroke = PathElement::new([(0, -10), (0, 10)], shade.stroke_width(2));
+        chart.draw_series([EmptyElement::at((times.median_ms, row)) + stroke])?;
     }
-    for (row, times) in times.iter().enumerate() {
-        let (y, role) = (top + ROW * (row as f64 + 0.5), times.role);
-        let name = escape(&format!("{role}: {} ({})", times.fault, times.count));
-        let _ =
-            writeln!(svg, "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{name}</text>", NAMES - 12.0, y + 4.5);
-        for ms in &times.all_ms {
-            let _ = writeln!(svg, "<circle class=\"{role} dot\" cx=\"{:.1}\" cy=\"{y}\" r=\"4\"/>", x(*ms));
-        }
-        let (at, from) = (x(times.median_ms), y - 10.0);
-        let _ = writeln!(svg, "<path class=\"{role} line\" d=\"M{at:.1} {from}v20\"/>");
-    }
-    let _ = writeln!(svg, "<path class=\"axis\" d=\"M{NAMES} {top}V{floor}H{}\"/>", WIDTH - RIGHT);
-    let middle = (NAMES + WIDTH - RIGHT) / 2.0;
-    let label = "milliseconds until training had gone on";
-    let _ =
-        writeln!(svg, "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", floor + 42.0);
-    svg.push_str("</svg>\n");
-    svg
+    area.present()
 }
 
 /// A panel for each quantity, a line for each seat.
 pub(super) fn soak(title: &str, soak: &Soak) -> String {
-    const PANELS: [(&str, f64); 3] =
-        [("resident memory, MiB", 1_048_576.0), ("open files", 1.0), ("registered, MiB", 1_048_576.0)];
-    let words = "a line a life; orange: servers; blue: workers; green: scheduler; strokes above: faults";
-    let mut svg = start((WIDTH, 64.0 + PANEL * 3.0 + 40.0), title, words, STYLE);
-    let end = soak.samples.last().map_or(1.0, |sample| sample.seconds).max(1.0);
-    for (column, (name, unit)) in PANELS.into_iter().enumerate() {
-        let top = 84.0 + PANEL * column as f64;
-        panel(&mut svg, soak, column, name, unit, (top, top + PANEL - 50.0), end);
-    }
-    let middle = (LEFT + WIDTH - RIGHT) / 2.0;
-    let y = 64.0 + PANEL * 3.0 + 22.0;
-    let _ = writeln!(svg, "<text x=\"{middle}\" y=\"{y}\" text-anchor=\"middle\">minutes</text>");
-    svg.push_str("</svg>\n");
-    svg
+    let mut svg = String::new();
+    let drawn = draw_soak(&mut svg, title, soak);
+    dress(&svg, drawn, title)
 }
 
-fn panel(
-    svg: &mut String,
-    soak: &Soak,
-    column: usize,
-    name: &str,
-    unit: f64,
-    (top, floor): (f64, f64),
-    end: f64,
-) {
+fn draw_soak(svg: &mut String, title: &str, soak: &Soak) -> Drawn {
+    const PANELS: [(&str, f64); 3] =
+        [("resident memory, MiB", 1_048_576.0), ("open files", 1.0), ("registered, MiB", 1_048_576.0)];
+    let about =
+        "a line is a process; orange: servers; blue: workers; green: scheduler; strokes above: faults";
+    let area = SVGBackend::with_string(svg, (WIDTH, HEADING + PANEL * 3)).into_drawing_area();
+    let below = heading(&area, title, about)?;
+    for (column, (panel, (name, unit))) in below.split_evenly((3, 1)).iter().zip(PANELS).enumerate() {
+        draw_panel(panel, soak, column, name, unit)?;
+    }
+    area.present()
+}
+
+fn draw_panel(panel: &Area<'_>, soak: &Soak, column: usize, name: &str, unit: f64) -> Drawn {
     let value = |values: &[f64; 3]| values.get(column).copied().unwrap_or(f64::NAN) / unit;
-    let (marks, high) = from_zero(soak.samples.iter().map(|sample| value(&sample.values)));
-    let y = |value: f64| floor - value / high * (floor - top);
-    let x = |seconds: f64| LEFT + seconds / end * (WIDTH - RIGHT - LEFT);
-    let right = WIDTH - RIGHT;
-    let _ = writeln!(svg, "<text class=\"small\" x=\"{LEFT}\" y=\"{}\">{name}</text>", top - 8.0);
-    for mark in marks.iter().step_by(2) {
-        let (at, label) = (y(*mark), short(*mark));
-        let _ = writeln!(svg, "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{right}\"/>");
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
-            LEFT - 8.0,
-            at + 4.5
-        );
-    }
-    let step = nice_step(end / 60.0 / MARKS);
-    for mark in (0..=(end / 60.0 / step) as u32).map(|k| f64::from(k) * step) {
-        let (at, label) = (x(mark * 60.0), short(mark));
-        let _ =
-            writeln!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", floor + 18.0);
-    }
-    for role in [Role::Scheduler, Role::Server, Role::Worker] {
-        let faults = soak.faults.iter().filter(|(_, struck)| *struck == role);
-        let marks: String = faults.map(|(seconds, _)| format!("M{:.1} {top}v-6", x(*seconds))).collect();
-        if !marks.is_empty() {
-            let _ = writeln!(svg, "<path class=\"{role} line\" d=\"{marks}\"/>");
-        }
-    }
+    let (_, high) = from_zero(soak.samples.iter().map(|sample| value(&sample.values)));
+    let minutes = soak.samples.last().map_or(1.0, |sample| sample.seconds).max(1.0) / 60.0;
+    let mut chart = ChartBuilder::on(panel)
+        .margin_top(10)
+        .margin_right(RIGHT)
+        .x_label_area_size(44)
+        .y_label_area_size(76)
+        .build_cartesian_2d(0.0..minutes, 0.0..high)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(rgb(AXIS).mix(0.3))
+        .axis_style(rgb(AXIS))
+        .label_style(words(15))
+        .x_desc("minutes")
+        .y_desc(name)
+        .y_labels(4)
+        .x_label_formatter(&|at| short(*at))
+        .y_label_formatter(&|at| short(*at))
+        .draw()?;
+    let strokes = soak.faults.iter().map(|(seconds, role)| {
+        let stroke = PathElement::new([(0, -6), (0, 0)], colour(*role).stroke_width(2));
+        EmptyElement::at((seconds / 60.0, high)) + stroke
+    });
+    chart.draw_series(strokes)?;
     let every = (soak.samples.len() / LINE_POINTS_MAX).max(1);
     for ((seat, _), samples) in soak.lives() {
-        let pid = samples.first().map_or(0, |sample| sample.pid);
-        let known = samples.iter().filter(|sample| value(&sample.values).is_finite());
-        let points: Vec<String> = known
-            .step_by(every)
-            .map(|sample| format!("{:.1},{:.1}", x(sample.seconds), y(value(&sample.values))))
-            .collect();
-        let (role, points) = (seat.role, points.join(" "));
-        let _ = writeln!(
-            svg,
-            "<polyline class=\"{role} line\" points=\"{points}\"><title>{seat}, process {pid}</title></polyline>"
-        );
+        let known = samples.iter().filter(|sample| value(&sample.values).is_finite()).step_by(every);
+        let points = known.map(|sample| (sample.seconds / 60.0, value(&sample.values)));
+        chart.draw_series(LineSeries::new(points, colour(seat.role).stroke_width(2)))?;
     }
-    let _ = writeln!(svg, "<path class=\"axis\" d=\"M{LEFT} {top}V{floor}H{right}\"/>");
+    Ok(())
 }
 
 #[cfg(test)]
@@ -151,8 +175,10 @@ mod tests {
             all_ms,
         };
         let svg = recoveries("a < b", &[times(vec![10.0, 20.0, 90.0]), times(vec![20.0])]);
-        assert_eq!((svg.matches("<circle").count(), svg.matches("server line").count()), (4, 2));
-        assert!(svg.contains("a &lt; b") && svg.contains("server: kill (3)"), "{svg}");
+        let strokes =
+            svg.lines().filter(|line| line.starts_with("<polyline") && line.contains("#C8501E")).count();
+        assert_eq!((svg.matches("<circle").count(), strokes), (4, 2), "{svg}");
+        assert!(svg.contains("a &lt; b") && svg.contains("\nserver: kill (3)\n"), "{svg}");
         assert!(!recoveries("t", &[]).contains("NaN"));
     }
 
@@ -165,13 +191,15 @@ mod tests {
         }
         drawn.strike(Instant::now(), Role::Worker);
         let svg = soak("t", &drawn);
-        assert_eq!((svg.matches("<polyline").count(), svg.matches("v-6").count()), (6, 3), "{svg}");
-        assert!(svg.contains("<title>worker 2, process 5</title>") && !svg.contains("NaN"), "{svg}");
+        // Two processes and one fault on each of three panels; a process has at least one point on each but the first on none.
+        let of_workers = svg.lines().filter(|line| line.starts_with("<polyline") && line.contains("#0B62C4"));
+        assert_eq!(of_workers.count(), 9, "{svg}");
+        assert!(!svg.contains("NaN"), "{svg}");
     }
 
     #[test]
     fn no_samples_draw_no_lines() {
         let svg = soak("t", &Soak::new());
-        assert!(!svg.contains("NaN") && !svg.contains("inf") && !svg.contains("<polyline"), "{svg}");
+        assert!(!svg.contains("NaN") && !svg.contains("inf") && !svg.contains("#0B62C4\" stroke"), "{svg}");
     }
 }

@@ -230,7 +230,7 @@ def test_the_process_s_client_comes_and_goes(monkeypatch: pytest.MonkeyPatch) ->
         assert (bps.rank(), bps.size(), bps.local_rank(), bps.local_size()) == (0, 1, 0, 1) and bps.initialized()
         with pytest.raises(gradwire.InputError, match="client"):
             bps.DistributedOptimizer(torch.optim.SGD(model().parameters(), 0.1), None, "fp16")
-        with pytest.raises(gradwire.InputError, match="is no client"):
+        with pytest.raises(gradwire.InputError, match="is not a client"):
             bps.broadcast_parameters({}, client=3)
         bps.shutdown()
         bps.shutdown()

@@ -1,8 +1,8 @@
 """MXNet (1.9.1 and 2.0.0b1) over Gradwire: `mx.kv.create("gradwire")`, or "gradwire_async".
 
-A key-value store as gluon's `Trainer`, `Module` and scripts use the distributed ones of MXNet's own: `init`, `push`,
-`pull`, `pushpull`, `broadcast`, `row_sparse_pull`, `set_optimizer` and what belongs to them. `import gradwire.mxnet`
-registers it; `python -m gradwire.run script.py` puts it in the place of "dist_sync" and its kin.
+A key-value store with the interface of MXNet's distributed stores, for gluon's `Trainer`, `Module` and scripts: `init`,
+`push`, `pull`, `pushpull`, `broadcast`, `row_sparse_pull`, `set_optimizer` and related functions. `import gradwire.mxnet`
+registers it; `python -m gradwire.run script.py` uses it instead of "dist_sync" and similar stores.
 """
 
 from ._names import redirect, register

@@ -53,7 +53,7 @@ def pairs(keys: Any, values: Any, known: dict[int, Any] | None = None) -> list[t
     if not isinstance(keys, (list, tuple)):
         return [(keys, flat_list(values, known))]
     if len(keys) != len(values):
-        raise mx.base.MXNetError(f"gradwire: {len(keys)} keys with {len(values)} values")
+        raise mx.base.MXNetError(f"gradwire: {len(keys)} keys, but {len(values)} values: pass one value per key")
     found: dict[Any, list[Any]] = {}
     for key, value in zip(keys, values):
         # A key that is named again has its arrays on several devices.

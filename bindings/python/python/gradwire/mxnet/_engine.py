@@ -31,14 +31,15 @@ def _address(library: ctypes.CDLL, name: str) -> int:
     try:
         function = getattr(library, name)
     except AttributeError as error:
-        raise MXNetError(f"gradwire: MXNet {mx.__version__} has no {name}; use one of {', '.join(TRIED)}") from error
+        text = f"gradwire: unsupported MXNet {mx.__version__} (no function {name}): use one of {', '.join(TRIED)}"
+        raise MXNetError(text) from error
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def start(client: Any) -> _native.MxEngine:
     """The native half for a client."""
     if mx.__version__ not in TRIED:
-        raise MXNetError(f"gradwire: MXNet {mx.__version__} was never tried; use one of {', '.join(TRIED)}")
+        raise MXNetError(f"gradwire: unsupported MXNet {mx.__version__}: use one of {', '.join(TRIED)}")
     addresses = [_address(_LIB, name) for name in _FUNCTIONS]
     addresses.append(_address(ctypes.CDLL("libstdc++.so.6"), _RUNTIME_ERROR))
     return _native.MxEngine(client, addresses, IS_2)

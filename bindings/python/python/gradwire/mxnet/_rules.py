@@ -1,5 +1,5 @@
-"""MXNet's optimizers as the update rules of servers. What has no counterpart is told with the reason, and then runs on
-the workers."""
+"""Maps MXNet's optimizers to update rules of servers. An optimizer without a counterpart is reported with the reason, and
+runs on the workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._engine import IS_2
 
 
 class Unmapped(Exception):
-    """The optimizer has no counterpart on servers; the text says why."""
+    """The optimizer has no counterpart on servers; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _ada_grad(o: Any) -> Any:
 
 def _rms_prop(o: Any) -> Any:
     if o.centered or o.clip_weights:
-        raise Unmapped("RMSProp that is centered, or clips weights")
+        raise Unmapped("RMSProp with centered or clip_weights")
     return {"rms_prop": {"decay": o.rho if IS_2 else o.gamma1, "epsilon": o.epsilon}}
 
 
@@ -95,17 +95,17 @@ _SELDOM = ("FactorScheduler", "MultiFactorScheduler")
 
 
 def rule_of(optimizer: Any, index: Any) -> Rule:
-    """The rule of a parameter, as the optimizer stands now."""
+    """Returns the rule of a parameter for the current state of the optimizer."""
     kind = type(optimizer)
     if kind.__name__ not in _KINDS or not kind.__module__.startswith("mxnet."):
-        raise Unmapped(f"{kind.__name__} is no rule of Gradwire's")
+        raise Unmapped(f"Gradwire has no rule {kind.__name__}")
     if optimizer.clip_gradient is not None:
         raise Unmapped("clip_gradient")
     if optimizer.begin_num_update != 0:
         raise Unmapped("begin_num_update")
     scheduler = optimizer.lr_scheduler
     if scheduler is not None and (type(scheduler).__name__ not in _SELDOM or scheduler.warmup_steps):
-        raise Unmapped(f"the scheduler {type(scheduler).__name__} changes the rate with every step")
+        raise Unmapped(f"the scheduler {type(scheduler).__name__} changes the learning rate at every step")
     make, is_own = _KINDS[kind.__name__]
     rule, decay = make(optimizer), float(optimizer._get_wd(index))
     if "ftrl" in rule:

@@ -1,5 +1,5 @@
-"""The store: what MXNet's trainers and scripts call. Names, defaults and what each call means are MXNet's; see `Key` for
-what moves."""
+"""The store that MXNet's trainers and scripts call. Names, defaults and semantics are those of MXNet; see `Key` for the
+data transfer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _as_mxnet(call: _Call) -> _Call:
-    """Failures of ours are MXNet's errors, as scripts expect them, with ours as the cause."""
+    """Raises errors of Gradwire as MXNetError, as scripts expect, with the original error as the cause."""
 
     @functools.wraps(call)
     def wrapped(*words: Any, **named: Any) -> Any:
@@ -43,8 +43,8 @@ def _advice(optimizer: Any) -> str:
 
 
 class Store(KVStore):  # type: ignore[misc]
-    """A key-value store over Gradwire. It is a `KVStore` because gluon takes no other for sparse weights; nothing of
-    MXNet's own is made."""
+    """A key-value store over Gradwire. It is a subclass of `KVStore` because gluon accepts no other class for sparse weights;
+    no store of MXNet is created."""
 
     #: Each contribution counts by itself.
     is_async = False
@@ -72,31 +72,31 @@ class Store(KVStore):  # type: ignore[misc]
 
     @property
     def type(self) -> str:
-        """Its type; trainers look for "dist", "_sync" and "async" in it."""
+        """The type of the store; trainers look for "dist", "_sync" and "async" in it."""
         return self.type_name
 
     @property
     def rank(self) -> int:
-        """This worker's rank."""
+        """The rank of this worker."""
         return int(self._client.rank)
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """The number of workers of the job."""
         return int(self._client.workers)
 
     @property
     def num_dead_node(self) -> int:
-        """1 once a death has ended the cluster, for this worker at least. Deaths that it survives are not counted."""
+        """1 after a failed member has ended the job for this worker, else 0. Failures that the job survives are not counted."""
         return 0 if self._client.dead is None else 1
 
     def get_num_dead_node(self, node_id: int = 7, timeout: int = 60) -> int:
-        """As `num_dead_node`: groups and time are not told apart."""
+        """Like `num_dead_node`; both arguments are ignored."""
         return self.num_dead_node
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Can it do that? It can update weights."""
+        """Whether the store has a capability. It can update weights."""
         if capability.lower() == KVStoreBase.OPTIMIZER:
             return True
         raise ValueError(f"Unknown capability: {capability}")
@@ -105,17 +105,19 @@ class Store(KVStore):  # type: ignore[misc]
 
     @_as_mxnet
     def init(self, key: Any, value: Any) -> None:
-        """Declares keys with their first values, which are rank 0's. Every worker calls it, with the same keys."""
+        """Declares keys with their initial values. The values of rank 0 are used. Every worker must call it with the same keys."""
         for one, values in pairs(key, value):
             self._declare(one, values[0])
 
     def _declare(self, key: Any, value: Any) -> Key:
         if key in self._keys:
-            raise MXNetError(f"gradwire: key {key!r} is initialised already")
+            raise MXNetError(f"gradwire: key {key!r} is already initialised")
         index = self._index_of(key)
         rule = self._rule(index) or gradwire.Assign()
         if self.is_async and self._updater is not None:
-            raise MXNetError("gradwire: an asynchronous store has no rounds for workers to update by")
+            raise MXNetError(
+                "gradwire: in an asynchronous store workers cannot update weights, because it has no rounds: use a synchronous store"
+            )
         mode = "async" if self.is_async else "sync"
         name = f"mxnet/{self._number}/{key}"
         new = Key(self._connection, name, index, value, rule, self._codec, mode)
@@ -137,20 +139,20 @@ class Store(KVStore):  # type: ignore[misc]
     def _key(self, key: Any) -> Key:
         found = self._keys.get(key)
         if found is None:
-            raise MXNetError(f"gradwire: key {key!r} is not initialised; every worker calls init with it first")
+            raise MXNetError(f"gradwire: key {key!r} is not initialised: call init with it first, on every worker")
         return found
 
     # Moving.
 
     @_as_mxnet
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """`init`, and rank 0's value to `out`."""
+        """Calls `init`, and then pulls the value of rank 0 into `out`."""
         self.init(key, value)
         self.pull(key, out, priority)
 
     @_as_mxnet
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Contributes gradients. Their memory is free once the engine has copied them."""
+        """Contributes gradients. Their memory may be reused once the engine has copied them."""
         for one, arrays in pairs(key, value):
             self._push(one, arrays, priority)
 
@@ -174,14 +176,14 @@ class Store(KVStore):  # type: ignore[misc]
         kinds = {_arrays.is_sparse(array) for array in arrays}
         if len(kinds | ({key.has_rows} - {None})) > 1:
             raise MXNetError(
-                f"gradwire: key {name!r} has row-sparse and dense gradients, and this optimizer updates the rows of the former "
-                f"only; push one kind on every worker{_advice(optimizer)}"
+                f"gradwire: key {name!r} has row-sparse and dense gradients, and this optimizer updates only the rows of "
+                f"row-sparse gradients: push one kind on every worker{_advice(optimizer)}"
             )
         has_rows = kinds.pop()
         if has_rows and self.is_async:
             raise MXNetError(
-                f"gradwire: key {name!r} has row-sparse gradients, this optimizer is to leave other rows alone, and servers of "
-                f"an asynchronous store update them all; push dense gradients, use a synchronous store{_advice(optimizer)}"
+                f"gradwire: key {name!r} has row-sparse gradients and an optimizer that updates only their rows, but servers of "
+                f"an asynchronous store update all rows: push dense gradients, use a synchronous store{_advice(optimizer)}"
             )
         key.has_rows = has_rows
         if has_rows:
@@ -197,14 +199,14 @@ class Store(KVStore):  # type: ignore[misc]
 
     @_as_mxnet
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Brings weights, those of the last round that this worker contributed to."""
+        """Fetches the weights of the last round that this worker contributed to."""
         for one, arrays in pairs(key, out):
             self._pull(self._key(one), arrays, priority, ignore_sparse)
 
     def _pull(self, key: Key, arrays: list[Any], priority: int, ignore_sparse: bool) -> None:
         dense = [array for array in arrays if not _arrays.is_sparse(array)]
         if len(dense) < len(arrays) and not ignore_sparse:
-            raise MXNetError("gradwire: pull rows of sparse weights with row_sparse_pull")
+            raise MXNetError("gradwire: cannot pull into a row-sparse array: use row_sparse_pull")
         if not dense:
             return
         if key.stored is not None:
@@ -214,7 +216,7 @@ class Store(KVStore):  # type: ignore[misc]
 
     @_as_mxnet
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Contributes gradients and brings weights, or the gradients' sum, to `out` or to where the gradients were."""
+        """Contributes gradients, and fetches the weights (or the sum of the gradients) into `out`, or into the gradients."""
         # Nothing is converted twice: the engine must see one array where there is one.
         known: dict[int, Any] = {}
         values = pairs(key, value, known)
@@ -231,42 +233,42 @@ class Store(KVStore):  # type: ignore[misc]
 
     @_as_mxnet
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Brings rows of weights as row-sparse arrays."""
+        """Fetches rows of weights as row-sparse arrays."""
         ids = flat_list(row_ids)
         with mx.autograd.pause():
             for one, arrays in pairs(key, out):
                 if len(ids) not in (1, len(arrays)):
-                    raise MXNetError(f"gradwire: {len(ids)} lists of row ids for {len(arrays)} arrays")
+                    raise MXNetError(f"gradwire: {len(ids)} lists of row ids for {len(arrays)} arrays: pass one list, or one per array")
                 self._key(one).pull_rows(ids, arrays, priority)
 
     # Updating.
 
     @_as_mxnet
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
-        """Keys that are initialised later have their gradients encoded: {"type": "2bit", "threshold": 0.5}, or "1bit"."""
+        """Compresses the gradients of keys that are initialised later: {"type": "2bit", "threshold": 0.5}, or "1bit"."""
         params = dict(compression_params)
         kind = params.get("type")
         if self._keys:
-            raise MXNetError("gradwire: set the compression before keys are initialised")
+            raise MXNetError("gradwire: call set_gradient_compression before keys are initialised")
         if kind == "2bit":
             self._codec = gradwire.TwoBit(threshold=float(params.get("threshold", 0.5)))
         elif kind == "1bit":
             self._codec = gradwire.OneBit()
         else:
-            raise MXNetError(f"gradwire: there is no compression {kind!r}; use 2bit or 1bit")
+            raise MXNetError(f"gradwire: unknown compression {kind!r}: use 2bit or 1bit")
 
     @_as_mxnet
     def set_optimizer(self, optimizer: Any) -> None:
-        """Has weights updated by an optimizer: on servers where they have its rule, else on every worker alike. Servers
-        follow when its learning rate is changed. With MXNET_GRADWIRE_UPDATE=workers it is on workers always."""
+        """Sets the optimizer that updates the weights: on servers if they have its rule, else identically on every worker.
+        Later changes of its learning rate apply on servers as well. With MXNET_GRADWIRE_UPDATE=workers it always runs on workers."""
         self._optimizer, self._updater, self._rows_updater = optimizer, None, None
         self._is_scripts = False
         self._forget_kinds()
         try:
             if os.environ.get(UPDATE_VARIABLE) == "workers" and not self.is_async:
-                raise _rules.Unmapped(f"{UPDATE_VARIABLE} says so")
+                raise _rules.Unmapped(f"{UPDATE_VARIABLE}=workers")
             if any(key.stored is not None for key in self._keys.values()):
-                raise _rules.Unmapped("the weights are on the workers since they were updated there")
+                raise _rules.Unmapped("the workers have held the weights since they updated them")
             for key in self._keys.values():
                 self._check_change(_rules.rule_of(optimizer, key.index), key)
             _rules.rule_of(optimizer, next(iter(self._keys), 0))
@@ -279,15 +281,15 @@ class Store(KVStore):  # type: ignore[misc]
     @staticmethod
     def _check_change(rule: Any, key: Key) -> None:
         if "lamb" in rule.rule and "lamb" not in getattr(key.rule, "rule", {}):
-            raise _rules.Unmapped("LAMB after keys were initialised, which lie elsewhere with it")
+            raise _rules.Unmapped("LAMB was set after keys were initialised, and needs another placement of tensors")
 
     def _update_here(self, updater: Any, why: str, is_scripts: bool = False) -> None:
         if self.is_async:
             raise MXNetError(
-                f"gradwire: this optimizer runs on the workers ({why}), and an asynchronous store has no rounds that they "
-                "could apply alike; use SGD, NAG, Adam, AdaGrad, RMSProp, Ftrl or LAMB without it, or a synchronous store"
+                f"gradwire: this optimizer can run only on the workers ({why}), and an asynchronous store has no rounds for that: "
+                "use SGD, NAG, Adam, AdaGrad, RMSProp, Ftrl or LAMB without that option, or a synchronous store"
             )
-        _log.info("weights are updated on the workers: %s", why)
+        _log.info("workers update the weights: %s", why)
         self._updater, self._is_scripts = updater, is_scripts
         self._forget_kinds()
         for key in self._keys.values():
@@ -316,15 +318,15 @@ class Store(KVStore):  # type: ignore[misc]
             return _rules.rule_of(self._optimizer, index)
         except _rules.Unmapped as why:
             raise MXNetError(
-                f"gradwire: the optimizer was changed to what servers have no rule for ({why}); call set_optimizer with it "
-                "again, which updates on the workers from then on, or undo the change"
+                f"gradwire: the optimizer was changed in a way that servers have no rule for ({why}): undo the change, or call "
+                "set_optimizer with it again, so that the workers update the weights from then on"
             ) from why
 
     def _advance(self, key: Key) -> None:
         """One more update of a key: the optimizer counts it, and servers are told of another learning rate."""
         if self._optimizer is None:
             if self.is_async:
-                raise MXNetError("gradwire: an asynchronous store needs an optimizer: call set_optimizer first")
+                raise MXNetError("gradwire: an asynchronous store needs an optimizer: call set_optimizer before push")
             return
         # MXNet's servers count every worker's contribution to an asynchronous store; workers are taken to keep pace here.
         for _ in range(self.num_workers if self.is_async else 1):
@@ -340,15 +342,15 @@ class Store(KVStore):  # type: ignore[misc]
         key.rule = rule
 
     def _set_updater(self, updater: Any) -> None:
-        """A function of key, gradient and weights, which runs on every worker."""
-        self._update_here(updater, "an updater of the script's own", is_scripts=True)
+        """Sets a function of key, gradient and weights, which runs on every worker."""
+        self._update_here(updater, "the script has its own updater", is_scripts=True)
 
     # The rest.
 
     @_as_mxnet
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Saves what the optimizer keeps, which is the same on every worker. Where servers keep it, they hand it out in
-        rounds of their own: every worker calls this, with names that may differ."""
+        """Saves the state of the optimizer, which is the same on every worker. If servers hold the state, they send it in
+        additional rounds: every worker must call this. File names may differ."""
         updater = self._updater
         if updater is None:
             updater = self._states_of_servers()
@@ -357,13 +359,13 @@ class Store(KVStore):  # type: ignore[misc]
 
     def _states_of_servers(self) -> Any:
         if self._optimizer is None:
-            raise MXNetError("gradwire: no optimizer is set that could have states")
+            raise MXNetError("gradwire: no optimizer is set, so there are no states: call set_optimizer first")
         counts = {name: _rules.kept_by(key.rule) for name, key in self._keys.items()}
         halves = any(key.dtype.name == "float16" for key in self._keys.values())
         if self.is_async or halves or None in counts.values():
             raise MXNetError(
-                "gradwire: servers do not hand out what they keep for LAMB, for halves, or without rounds; set "
-                f"{UPDATE_VARIABLE}=workers for a training whose states are to be saved"
+                "gradwire: optimizer states cannot be saved from servers with LAMB, float16, or an asynchronous store: set "
+                f"{UPDATE_VARIABLE}=workers for this training"
             )
         # One worker's rounds would be completed by the others' gradients: whoever does not come is named at the deadline.
         self._client.barrier("mxnet.states")
@@ -378,12 +380,12 @@ class Store(KVStore):  # type: ignore[misc]
 
     @_as_mxnet
     def load_optimizer_states(self, fname: str) -> None:
-        """Loads what `save_optimizer_states` saved, on every worker; weights are updated there from now on. The file is a
-        pickle: load only what you trust."""
+        """Loads states that `save_optimizer_states` saved, on every worker; the workers update the weights from now on. The file
+        is a pickle: load only files that you trust."""
         if self._optimizer is None:
-            raise MXNetError("gradwire: no optimizer is set that could have states; call set_optimizer first")
+            raise MXNetError("gradwire: no optimizer is set, so there are no states: call set_optimizer first")
         if self._updater is None:
-            self._update_here(mx.optimizer.get_updater(self._optimizer), "its states were loaded")
+            self._update_here(mx.optimizer.get_updater(self._optimizer), "optimizer states were loaded")
         with open(fname, "rb") as file:
             self._updater.set_states(file.read())
         self._optimizer = self._updater.optimizer
@@ -397,4 +399,4 @@ class Store(KVStore):  # type: ignore[misc]
     def _send_command_to_servers(self, head: int, body: Any) -> None:
         # 2 stops servers, which end with their workers; 3 says that rounds are synchronous, which keys say.
         if head not in (2, 3):
-            raise MXNetError(f"gradwire: servers take no command {head}: nothing that is sent to them is executed")
+            raise MXNetError(f"gradwire: unsupported command {head}: servers never execute code that they receive")

@@ -1,10 +1,10 @@
-"""Gradwire under torch: an optimizer wrapper, models whose gradients are averaged, a communication hook for torch's own
-DistributedDataParallel, broadcasts, and tensors by name.
+"""Gradwire for torch: an optimizer wrapper, a model wrapper that averages gradients, a communication hook for torch's own
+DistributedDataParallel, broadcasts, and named tensors.
 
-Gradients are averaged over workers by servers (rule `Assign(average=True)`), in buffers of the library's memory. What lies
-on a CUDA device goes through pinned memory.
+Servers average the gradients of all workers (rule `Assign(average=True)`). Gradients travel in registered memory; gradients
+on a CUDA device are staged through pinned memory.
 
-The names are those of `byteps.torch`, so that its scripts need one other line:
+The names are those of `byteps.torch`, so that its scripts change in one line:
 
     import gradwire.torch as bps
 
@@ -12,8 +12,8 @@ The names are those of `byteps.torch`, so that its scripts need one other line:
     bps.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
 
-Everything takes a client of your own, too: `client=gradwire.connect()`. Broadcasts hold what JSON and tensors hold; nothing
-that is received is ever executed.
+Every function also accepts a client of your own: `client=gradwire.connect()`. Broadcasts transfer JSON values and tensors;
+received data is never executed.
 """
 
 from ._broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters

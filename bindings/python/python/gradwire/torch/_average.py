@@ -1,5 +1,5 @@
-"""Gradients of parameters, averaged over workers as soon as backward has them. Owns the hooks, what of each gradient was
-contributed, and the order; not when it is waited for, which optimizers and models know."""
+"""Averages the gradients of parameters over workers as soon as backward has computed them. Owns the hooks, the record of
+contributed gradients, and their order. Optimizers and models decide when to wait."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..errors import InputError
 from ._exchange import MEAN, Exchange, Named, refuse_strangers, unique
 
 _CHANGED = (
-    "gradients were changed after backward had contributed them, and the change would be lost: call synchronize() after "
-    "backward, and before what changes them (GradScaler's unscale_ and step, clipping, zeroing one)"
+    "gradients were modified after backward had contributed them, and the change would be lost: call synchronize() after "
+    "backward and before the code that modifies them (GradScaler's unscale_ and step, gradient clipping, zeroing a gradient)"
 )
 
 
@@ -24,8 +24,8 @@ _SAMPLE = 16
 
 
 class _Sent:
-    """A gradient as it left. Not all that writes a tensor counts as a change of it (GradScaler's unscaling does not), so some
-    of its numbers are kept, too."""
+    """A gradient as it was sent. Some writes do not change a tensor's version (GradScaler's unscaling), so a sample of its
+    elements is kept as well."""
 
     def __init__(self, gradient: torch.Tensor) -> None:
         self.gradient, self._version = gradient, gradient._version
@@ -36,7 +36,7 @@ class _Sent:
         return flat[:: max(1, flat.numel() // _SAMPLE)]
 
     def is_still(self, gradient: torch.Tensor | None) -> bool:
-        """Is this gradient the same, with the same numbers?"""
+        """Whether this is the same gradient with the same elements."""
         if gradient is not self.gradient or gradient._version != self._version:
             return False
         now = self._sample()
@@ -48,7 +48,7 @@ class Averager:
 
     def __init__(self, named: Named, client: Client, prefix: str, codec: Codec | None, passes: int) -> None:
         if passes < 1:
-            raise InputError("backward_passes_per_step is 1 or more", "backward_passes")
+            raise InputError("backward_passes_per_step must be at least 1", "backward_passes")
         self.names = unique(named)
         chosen = {name: p for name, p in self.names.items() if p.requires_grad and p.numel()}
         declared = _declare(client, [prefix + name for name in chosen], list(chosen.values()), codec)
@@ -75,8 +75,10 @@ class Averager:
         if not self.is_on:
             return
         if self._left[parameter] <= 0:
+            name = next(name for name, one in self.names.items() if one is parameter)
             raise InputError(
-                "a gradient was computed more often than backward_passes_per_step says before step() or zero_grad()",
+                f"the gradient of {name} was computed more than backward_passes_per_step={self._passes} times before step() or zero_grad(): "
+                "call one of them, or raise backward_passes_per_step",
                 "backward_passes",
             )
         self._left[parameter] -= 1
@@ -89,14 +91,14 @@ class Averager:
         self._sent[parameter] = _Sent(gradient)
 
     def set_passes(self, passes: int) -> None:
-        """So many gradients are summed here before they are averaged, from the next ones on."""
+        """Sets how many gradients are summed locally before they are averaged, from the next gradient on."""
         if passes < 1:
-            raise InputError("backward_passes_per_step is 1 or more", "backward_passes")
+            raise InputError("backward_passes_per_step must be at least 1", "backward_passes")
         self._passes = passes
         self._left = dict.fromkeys(self._exchanges, passes)
 
     def synchronize(self) -> None:
-        """Waits until all gradients are the mean over all workers. Those that backward did not make count as zeros here."""
+        """Waits until all gradients are the mean over all workers. Parameters without a gradient contribute zeros."""
         refuse_strangers(self.names, self._exchanges)
         for parameter, exchange in self._exchanges.items():
             if exchange.handle is None:
@@ -110,13 +112,13 @@ class Averager:
         self._again()
 
     def forget(self) -> None:
-        """Waits for what is under way, and drops it."""
+        """Waits for all operations in flight, and discards their results."""
         for exchange in self._exchanges.values():
             exchange.wait()
         self._again()
 
     def abandon(self) -> None:
-        """Ends a round of which only some gradients left: the others count as zeros, and what comes is dropped."""
+        """Completes a round in which only some gradients were sent: contributes zeros for the others, and discards the results."""
         for parameter, exchange in self._exchanges.items():
             if parameter not in self._sent:
                 exchange.begin(torch.zeros_like(parameter))
@@ -127,7 +129,7 @@ class Averager:
         self._left = dict.fromkeys(self._exchanges, self._passes)
 
     def remove_hooks(self) -> None:
-        """Gradients are not averaged any more."""
+        """Stops averaging gradients."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

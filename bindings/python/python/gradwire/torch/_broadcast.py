@@ -1,4 +1,4 @@
-"""Rank 0's tensors, optimizer state and values for every worker."""
+"""Broadcasts of tensors, optimizer state and values from one rank to all workers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def broadcast_parameters(
     *,
     client: Client | None = None,
 ) -> None:
-    """Gives every worker the tensors of `root_rank`, in place: `model.state_dict()`, or `model.named_parameters()`. Every
-    worker calls it with the same names. The sign of a zero is lost where it is not the first time, or another root's."""
+    """Copies the tensors of `root_rank` to every worker, in place: `model.state_dict()`, or `model.named_parameters()`. Every
+    worker must call it with the same names. Negative zeros become positive in a repeated broadcast, and if `root_rank` is
+    not 0."""
     pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
     named = {name: one for name, one in pairs if isinstance(one, torch.Tensor) and one.numel()}
     _broadcast([(prefix + name, one) for name, one in named.items()], client_or_default(client), root_rank)
@@ -36,7 +37,7 @@ def broadcast_parameters(
 
 def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int) -> None:
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < client.workers:
-        raise InputError(f"{root!r} is no worker's rank; pass one from 0 to {client.workers - 1}", "root_rank")
+        raise InputError(f"invalid root_rank {root!r}: pass a worker's rank from 0 to {client.workers - 1}", "root_rank")
     declarations, memories = [], []
     for name, one in named:
         # Types that do not travel go as their bytes.
@@ -81,8 +82,8 @@ def broadcast_optimizer_state(
     *,
     client: Client | None = None,
 ) -> None:
-    """Gives every worker the state of an optimizer that `root_rank` has: its tensors, counts, and the options of its groups. Options have
-    to be what JSON holds; nothing that is received is ever executed."""
+    """Copies the optimizer state of `root_rank` to every worker: tensors, counters, and the options of parameter groups.
+    Options must be JSON values; received data is never executed."""
     client, is_root = client_or_default(client), client_or_default(client).rank == root_rank
     inner = optimizer.optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
     mine = inner.state_dict()
@@ -121,7 +122,7 @@ def _at(state: dict[Any, Any], path: str) -> torch.Tensor:
 
 
 def broadcast_object(value: Any, root_rank: int = 0, name: str = "object", *, client: Client | None = None) -> Any:
-    """Gives every worker the value of `root_rank`, as far as JSON holds it."""
+    """Returns the value of `root_rank` on every worker. It must be a JSON value."""
     client = client_or_default(client)
     text = json.dumps(value).encode() if client.rank == root_rank else b""
     length = torch.tensor([len(text)])

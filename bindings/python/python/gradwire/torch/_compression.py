@@ -1,4 +1,4 @@
-"""What gradients are sent as, under the names that BytePS's scripts use."""
+"""Compression of gradients, under the names that BytePS scripts use."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from ..errors import InputError
 
 
 class _Plain:
-    """As it is."""
+    """No compression."""
 
     codec: Codec | None = None
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """What is sent instead, and what `decompress` has to know."""
+        """Returns the tensor to send, and the context for `decompress`."""
         return tensor, tensor.dtype
 
     def decompress(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What came, as what was passed."""
+        """Converts the received tensor to the type of the original one."""
         return tensor.to(dtype)
 
 
 class _Half(_Plain):
-    """As float16. Gradients of optimizers are encoded on their way: they are summed, and come back, as float32."""
+    """Compression to float16. Gradients of optimizers are compressed only while they are sent: servers sum and return
+    float32."""
 
     codec = Float16()
 
@@ -32,19 +33,19 @@ class _Half(_Plain):
 
 
 class Compression:
-    """`Compression.none` and `Compression.fp16`. Every codec of Gradwire's is an optimizer's `codec=…`."""
+    """`Compression.none` and `Compression.fp16`. Pass any other codec of Gradwire as `codec=…` of an optimizer."""
 
     none = _Plain()
     fp16 = _Half()
 
 
 def codec_of(compression: object, codec: Codec | None) -> Codec | None:
-    """The codec of what a script passed."""
+    """Returns the codec for the `compression` argument of a script."""
     if codec is not None or compression is None:
         return codec
     if not isinstance(compression, _Plain):
         raise InputError(
-            f"{compression!r} is no compression; pass Compression.none or Compression.fp16, a codec as codec=…, and a "
+            f"invalid compression {compression!r}: pass Compression.none or Compression.fp16; pass a codec as codec=…, and a "
             "client as client=…",
             "compression",
         )

@@ -1,4 +1,4 @@
-"""A gradient's way to the servers and back: buffers of the library's memory, and staging for what lies on a device."""
+"""The exchange of gradients with servers: buffers in registered memory, and staging of tensors on a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEAN = Assign(average=True)
 
 
 def empty(client: Client, shape: Iterable[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor in the library's registered memory, which travels without a copy, as do contiguous parts of it."""
+    """Returns a new tensor in registered memory. The tensor and contiguous parts of it travel without a copy."""
     lengths = list(shape)
     memory = client.empty(lengths, dtype)
     # numpy has no bfloat16 of its own.
@@ -30,8 +30,8 @@ def empty(client: Client, shape: Iterable[int], dtype: torch.dtype = torch.float
 
 
 class Exchange:
-    """A gradient's way there and back: one buffer of the library's memory, and what lies elsewhere is copied to it and
-    from it."""
+    """Sends a gradient and receives its mean in one buffer of registered memory. Tensors elsewhere are copied to and from the
+    buffer."""
 
     def __init__(self, client: Client, declared: Declared, like: torch.Tensor) -> None:
         self.client, self.declared, self.priority = client, declared, declared.priority
@@ -44,7 +44,7 @@ class Exchange:
         self.owner: Any = None
 
     def begin(self, gradient: torch.Tensor, priority: int | None = None) -> Handle:
-        """Contributes it. The gradient is free again when this returns."""
+        """Contributes the gradient. The gradient may be modified again when this returns."""
         self.wait()
         flat = gradient.detach().reshape(-1)
         if self.pinned is not None:
@@ -57,12 +57,12 @@ class Exchange:
         return self.handle
 
     def end(self, into: torch.Tensor) -> None:
-        """Waits, and copies the mean to where it belongs."""
+        """Waits, and copies the mean into a tensor."""
         if self.wait():
             self.copy_to(into)
 
     def copy_to(self, into: torch.Tensor) -> None:
-        """Copies the mean, which is there."""
+        """Copies the mean, which has been received, into a tensor."""
         with torch.no_grad():
             mean = self.buffer.view(into.shape)
             if self.pinned is not None:
@@ -74,7 +74,7 @@ class Exchange:
                 wait_for_device(into)
 
     def wait(self) -> bool:
-        """Waits for what is under way; was there anything?"""
+        """Waits for the operation in flight, and returns whether there was one."""
         handle, self.handle = self.handle, None
         if handle is not None:
             handle.wait()
@@ -82,35 +82,35 @@ class Exchange:
 
 
 def refuse_strangers(names: Mapping[str, torch.Tensor], known: Container[torch.Tensor]) -> None:
-    """Refuses parameters that have a gradient and no way to the servers: workers would drift apart."""
+    """Rejects parameters that have a gradient but no tensor at the servers: the weights of workers would diverge."""
     strangers = [name for name, p in names.items() if p.grad is not None and p.numel() and p not in known]
     if strangers:
         raise InputError(
-            f"{', '.join(strangers)}: gradients that no other worker sees, for they needed none when they were wrapped; after "
-            "unfreezing call remove_hooks() and wrap anew, or wrap before freezing",
+            f"parameters {', '.join(strangers)} have gradients that are not averaged, because requires_grad was False when they "
+            "were wrapped: after unfreezing call remove_hooks() and wrap anew, or wrap before freezing",
             "unfrozen",
         )
 
 
 def staging(like: torch.Tensor) -> torch.Tensor | None:
-    """Pinned memory for what lies on a device; None for what does not."""
+    """Returns pinned memory for a tensor on a CUDA device, and None for a tensor on the CPU."""
     if like.device.type == "cpu":
         return None
     if like.device.type != "cuda":
-        raise InputError(f"gradients on {like.device} are not served; move them to the CPU", "wrong_device")
+        raise InputError(f"unsupported device {like.device}: move the gradients to the CPU", "wrong_device")
     return torch.empty(like.numel(), dtype=like.dtype, pin_memory=True)
 
 
 def wait_for_device(tensor: torch.Tensor) -> None:
-    """Copies from and to where the tensor lies are done after it."""
+    """Waits until all copies from and to the device of the tensor have completed."""
     torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def unique(named: Named) -> dict[str, torch.Tensor]:
-    """By name; refuses a name that comes twice."""
+    """Returns the parameters by name; rejects duplicate names."""
     found: dict[str, torch.Tensor] = {}
     for name, parameter in named:
         if name in found:
-            raise InputError(f"the name {name!r} comes twice; names are to be unique", "same_name")
+            raise InputError(f"duplicate name {name!r}: names must be unique", "same_name")
         found[name] = parameter
     return found

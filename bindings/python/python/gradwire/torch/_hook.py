@@ -17,14 +17,14 @@ from ._process import client_or_default
 
 
 class DdpState:
-    """What `ddp_hook` keeps: a buffer for each bucket. One for each model."""
+    """The state of `ddp_hook`: one buffer for each bucket. Create one state for each model."""
 
     def __init__(self, client: Client | None = None, *, prefix: str = "ddp.", codec: Codec | None = None) -> None:
         self.client, self.prefix, self.codec = client_or_default(client), prefix, codec
         self._exchanges: dict[tuple[int, int, torch.dtype], Exchange] = {}
 
     def exchange(self, bucket: Any) -> Exchange:
-        """The bucket's. DDP cuts buckets anew after the first iteration; the same cut on every worker."""
+        """Returns the exchange of a bucket. DDP rebuilds its buckets after the first iteration, identically on every worker."""
         flat = bucket.buffer()
         name = (bucket.index(), flat.numel(), flat.dtype)
         if name not in self._exchanges:
@@ -40,7 +40,7 @@ class DdpState:
 
 
 def ddp_hook(state: DdpState, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """For `DistributedDataParallel.register_comm_hook(DdpState(client), ddp_hook)`: buckets are averaged by servers instead
+    """A hook for `DistributedDataParallel.register_comm_hook(DdpState(client), ddp_hook)`: servers average the buckets, instead
     of an all-reduce."""
     flat = bucket.buffer()
     exchange = state.exchange(bucket)

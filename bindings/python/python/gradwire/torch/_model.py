@@ -1,4 +1,4 @@
-"""A model whose gradients are the mean over workers when backward returns."""
+"""A model wrapper: gradients are the mean over workers when backward returns."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from ._process import client_or_default
 
 
 class DistributedDataParallel(nn.Module):
-    """Wraps a model: parameters and buffers are rank 0's to begin with, gradients are averaged over all workers while
-    backward goes on, and have been when it returns; so any optimizer steps alike everywhere. With `broadcast_buffers`
-    buffers are rank 0's again at each forward in training. Without `client` it is the process's (`init`).
+    """Wraps a model. Parameters and buffers start with the values of rank 0. Gradients are averaged over all workers while
+    backward runs, and the averages are complete when it returns, so that any optimizer takes the same step on every worker.
+    With `broadcast_buffers`, every forward in training mode starts with the buffers of rank 0. The default `client` is the
+    client of the process (`init`).
 
-    Each worker has to come through backward as often as the others. Parameters that one does not use count as zeros there.
-    A backward that fails midway is over at the next forward: what it did not bring counts as zeros, and what it did is dropped.
-    Gradients are the caller's to zero.
+    Every worker must call backward equally often. A worker contributes zeros for parameters that it does not use. If a
+    backward fails midway, the next forward ends it: the missing gradients count as zeros, and the results are discarded.
+    The caller zeroes gradients.
 
-    For torch's own DistributedDataParallel there is `ddp_hook`."""
+    For torch's own DistributedDataParallel use `ddp_hook`."""
 
     def __init__(
         self,
@@ -49,9 +50,9 @@ class DistributedDataParallel(nn.Module):
         broadcast_parameters(module.state_dict(), prefix=prefix + "state.", client=self._client)
 
     def forward(self, *inputs: Any, **words: Any) -> Any:
-        """The model's."""
+        """Calls the wrapped model."""
         if self._is_told and not _in_backward():
-            # A backward failed midway. The others wait for what it did not bring.
+            # A backward failed midway. The other workers wait for the missing gradients.
             self._is_told = False
             self._averager.abandon()
         if self.broadcast_buffers and self.training and self._averager.is_on and torch.is_grad_enabled():
@@ -60,7 +61,7 @@ class DistributedDataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients within are summed here only; the next backward after it averages them with its own."""
+        """Within this context, gradients are only summed locally; the first backward after it averages the sum."""
         before, self._averager.is_on = self._averager.is_on, False
         try:
             yield
@@ -68,7 +69,7 @@ class DistributedDataParallel(nn.Module):
             self._averager.is_on = before
 
     def synchronize(self) -> None:
-        """Waits until all gradients are the mean over all workers; backward does that by itself."""
+        """Waits until all gradients are the mean over all workers. backward calls this itself."""
         self._is_told = False
         self._averager.synchronize()
 

@@ -1,4 +1,4 @@
-"""Tensors by name, summed or averaged over workers: the functions of BytePS's scripts."""
+"""Named tensors, summed or averaged over workers: the functions that BytePS scripts use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ._process import client_or_default
 
 @dataclass
 class _Names:
-    """What a client's scripts have named."""
+    """The names that are in use with a client."""
 
     exchanges: dict[tuple[str, bool], Exchange] = field(default_factory=dict)
     order: dict[str, int] = field(default_factory=dict)
@@ -35,18 +35,18 @@ def _names_of(client: Client) -> _Names:
 
 
 class Operation:
-    """A push_pull under way, for `poll` and `synchronize`."""
+    """A push_pull in flight, for `poll` and `synchronize`."""
 
     def __init__(self, exchange: Exchange, handle: Handle, output: torch.Tensor) -> None:
         self._exchange, self._handle, self._output = exchange, handle, output
         self._is_done = False
 
     def done(self) -> bool:
-        """Has it ended?"""
+        """Whether the operation has ended."""
         return self._is_done or self._handle.done()
 
     def wait(self) -> torch.Tensor:
-        """The tensor that it was to bring. Again tells the same again."""
+        """Waits, and returns the resulting tensor. Each further call returns it again."""
         if not self._is_done:
             self._handle.wait()
             self._exchange.copy_to(self._output)
@@ -56,7 +56,8 @@ class Operation:
 
 
 def declare(name: str, *, client: Client | None = None) -> int:
-    """Says that a name will come. Names go first in the order in which they are declared; every worker declares the same."""
+    """Declares a name for later operations. Names that are declared earlier have a higher priority. Every worker must declare
+    the same names in the same order."""
     names = _names_of(client_or_default(client))
     return names.order.setdefault(name, len(names.order))
 
@@ -70,8 +71,8 @@ def push_pull_async(
     *,
     client: Client | None = None,
 ) -> Operation:
-    """Begins to average (or sum) a tensor over all workers, under a name that is theirs, too; without one it is called by
-    its number among those without. `synchronize` brings a new tensor. `version` is not used."""
+    """Starts to average (or sum) a tensor over all workers. Every worker must use the same name; operations without a name are
+    numbered. `synchronize` returns a new tensor. `version` is not used."""
     return _begin(tensor, torch.empty_like(tensor), average, name, priority, client)
 
 
@@ -84,7 +85,7 @@ def push_pull_async_inplace(
     *,
     client: Client | None = None,
 ) -> Operation:
-    """As `push_pull_async`, into the tensor itself."""
+    """Like `push_pull_async`, but writes the result into the tensor itself."""
     return _begin(tensor, tensor, average, name, priority, client)
 
 
@@ -97,7 +98,7 @@ def push_pull_inplace(
     *,
     client: Client | None = None,
 ) -> torch.Tensor:
-    """Averages (or sums) a tensor over all workers, into itself."""
+    """Averages (or sums) a tensor over all workers, in place."""
     return synchronize(push_pull_async_inplace(tensor, average, name, version, priority, client=client))
 
 
@@ -111,21 +112,22 @@ def push_pull(
     *,
     client: Client | None = None,
 ) -> torch.Tensor:
-    """The average (or sum) of a tensor over all workers. Gradients go back through it, averaged (or summed) likewise."""
+    """Returns the average (or sum) of a tensor over all workers. Gradients are propagated through it, and are averaged (or
+    summed) as well."""
     if name is None:
-        raise InputError("push_pull needs a name, the same on all workers: pass name=…", "unnamed")
+        raise InputError("push_pull needs a name that is the same on all workers: pass name=…", "unnamed")
     sent, context = compression.compress(tensor)
     got: torch.Tensor = _PushPull.apply(sent, average, name, priority, client)  # type: ignore[no-untyped-call]
     return compression.decompress(got, context)
 
 
 def poll(handle: Operation) -> bool:
-    """Has it ended, so that `synchronize` returns at once?"""
+    """Whether the operation has ended, so that `synchronize` returns at once."""
     return handle.done()
 
 
 def synchronize(handle: Operation, busy_wait: bool = False) -> torch.Tensor:
-    """Waits for it, and returns its tensor. Nobody spins, whatever `busy_wait` says."""
+    """Waits for an operation, and returns its tensor. `busy_wait` is ignored: waiting never spins."""
     return handle.wait()
 
 
@@ -148,9 +150,9 @@ def _begin(
     client = client_or_default(client)
     names = _names_of(client)
     if tensor.is_sparse:
-        raise InputError("sparse tensors are not averaged; pass tensor.to_dense(), or use client.table()", "sparse")
+        raise InputError("sparse tensors cannot be averaged: pass tensor.to_dense(), or use client.table()", "sparse")
     if not tensor.numel():
-        raise InputError("a tensor without elements has no sum", "wrong_shape")
+        raise InputError("a tensor without elements cannot be summed", "wrong_shape")
     if name is None:
         name = f"unnamed.{next(names.unnamed)}"
     with names.lock:
@@ -164,8 +166,8 @@ def _begin(
             exchange = names.exchanges[name, average] = Exchange(client, declared, tensor)
         if exchange.buffer.numel() != tensor.numel() or exchange.buffer.dtype != tensor.dtype:
             raise InputError(
-                f"{name!r} was a tensor of {exchange.buffer.numel()} {exchange.buffer.dtype} before; give what has another "
-                "length or type another name",
+                f"{name!r} was a tensor of {exchange.buffer.numel()} {exchange.buffer.dtype} before: use another name for a "
+                "tensor of another length or dtype",
                 "wrong_shape",
             )
         previous = exchange.owner

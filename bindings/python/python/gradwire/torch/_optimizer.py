@@ -19,19 +19,20 @@ from ._weights import Weights
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Wraps an optimizer, and is one: each gradient is averaged over all workers as soon as backward has it, while earlier
-    layers' are still computed, and `step` waits for them all first. Everything else, hooks too, is the wrapped optimizer's,
-    which is what its hooks are called with.
+    """Wraps an optimizer. Each gradient is averaged over all workers as soon as backward has computed it, while the gradients
+    of earlier layers are still being computed; `step` first waits for all of them. Everything else, including hooks, belongs
+    to the wrapped optimizer; its hooks are called with the wrapped optimizer.
 
-    In mode "async" (`mode`, or else the cluster's: BYTEPS_ENABLE_ASYNC=1) nobody waits for others: servers have the weights,
-    which begin as rank 0's before its first step. `step` steps with this worker's own gradients, adds what that changed to
-    the servers' weights, and takes what those are then. `synchronize` does nothing there.
+    In mode "async" (the default is `cluster.mode`, which BYTEPS_ENABLE_ASYNC=1 sets) workers do not wait for each other.
+    Servers hold the weights, which start with the values of rank 0 before its first step. `step` takes a step with this
+    worker's own gradients, adds the change to the weights of the servers, and then uses the new weights of the servers.
+    `synchronize` does nothing in this mode.
 
-    `backward_passes_per_step` gradients of a parameter are summed here before they are averaged. A parameter without a
-    gradient in some step contributes zeros, so that workers may use different parts of a model. Without `named_parameters`
-    parameters are named by their place in the optimizer. Without `client` it is the process's (`init`).
+    `backward_passes_per_step` gradients of a parameter are summed locally before they are averaged. A parameter without a
+    gradient contributes zeros, so that workers may use different parts of a model. Without `named_parameters`, parameters
+    are named by their position in the optimizer. The default `client` is the client of the process (`init`).
 
-    What changes gradients before the step comes after `synchronize`. With torch's GradScaler:
+    Code that modifies gradients before the step must come after `synchronize`. With torch's GradScaler:
 
         scaler.scale(loss).backward()
         optimizer.synchronize()
@@ -61,10 +62,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         known = {id(parameter) for _, parameter in named_parameters}
         missing = sum(id(p) not in known for p in of_optimizer)
         if missing:
-            raise InputError(f"{missing} parameters of the optimizer have no name in named_parameters", "unnamed")
+            raise InputError(
+                f"{missing} parameters of the optimizer are missing in named_parameters: pass all of model.named_parameters()",
+                "unnamed",
+            )
         self.mode = self.client.mode if mode is None else mode
         if self.mode not in ("sync", "async"):
-            raise InputError(f"no optimizer trains in mode {self.mode}; pass mode='sync' or mode='async'", "mode")
+            raise InputError(f"DistributedOptimizer does not support mode {self.mode}; pass mode='sync' or mode='async'", "mode")
         self._averager: Averager | None = None
         self._weights: Weights | None = None
         if self.mode == "async":
@@ -74,20 +78,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._synchronized = self._skips = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """So many gradients are summed here before they are averaged, from the next ones on."""
+        """Sets how many gradients are summed locally before they are averaged, from the next gradient on."""
         if self._averager is None:
             return
         self._averager.set_passes(passes)
 
     def synchronize(self) -> None:
-        """Waits until all gradients are the mean over all workers: before what looks at them, or changes them."""
+        """Waits until all gradients are the mean over all workers. Call it before you read or modify gradients."""
         if self._averager is not None:
             self._averager.synchronize()
         self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A `step` within does not wait for gradients: `synchronize` did."""
+        """Within this context, `step` does not wait for gradients: call `synchronize` first."""
         self._skips = True
         try:
             yield
@@ -95,9 +99,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._skips = False
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Waits for all gradients, unless `synchronize` did, and steps."""
+        """Waits for all gradients, unless `synchronize` has done so, and then takes a step."""
         if closure is not None:
-            raise InputError("a closure computes gradients within the step, which cannot be averaged", "closure")
+            raise InputError(
+                "closures are not supported: gradients that a closure computes within the step cannot be averaged", "closure"
+            )
         if self._weights is not None:
             return self._weights.step(self.optimizer.step)
         if not (self._synchronized or self._skips):
@@ -106,14 +112,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's; gradients under way are waited for, and forgotten."""
+        """Waits for gradients in flight, discards them, and calls `zero_grad` of the wrapped optimizer."""
         if self._averager is not None:
             self._averager.forget()
         self._synchronized = False
         self.optimizer.zero_grad(set_to_none)
 
     def remove_hooks(self) -> None:
-        """Gradients are not averaged any more."""
+        """Stops averaging gradients."""
         if self._averager is not None:
             self._averager.remove_hooks()
 
@@ -127,30 +133,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """Of the wrapped optimizer."""
+        """That of the wrapped optimizer."""
         return self.optimizer.state
 
     @property
     def param_groups(self) -> Any:  # type: ignore[override]
-        """Of the wrapped optimizer."""
+        """That of the wrapped optimizer."""
         return self.optimizer.param_groups
 
     @property
     def defaults(self) -> Any:  # type: ignore[override]
-        """Of the wrapped optimizer."""
+        """That of the wrapped optimizer."""
         return self.optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the wrapped optimizer."""
+        """That of the wrapped optimizer."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of the wrapped optimizer."""
+        """That of the wrapped optimizer."""
         self.optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: its parameters would have no names, and would not be averaged."""
-        raise InputError("add parameters to the optimizer before it is wrapped", "unnamed")
+        """Not supported: the new parameters would have no names, and would not be averaged."""
+        raise InputError(
+            "cannot add a parameter group to a DistributedOptimizer: add it to the optimizer before wrapping", "unnamed"
+        )
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r})"

@@ -1,5 +1,5 @@
-"""The client of the whole process, for scripts that know one library and no clients: `init` makes it. Programs with clients
-of their own pass them as `client=…` and need none of this."""
+"""The client of the process, for scripts that do not handle clients themselves: `init` creates it. Programs with their own
+client pass it as `client=…` and do not need this module."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..errors import InputError, SettingError
 
 
 class _Local(NamedTuple):
-    """This worker among those of its machine."""
+    """The position of this worker among the workers of its machine."""
 
     rank: int
     size: int
 
 
-# Launchers tell a worker its place on its machine by these.
+# Launchers set these variables to the position of a worker on its machine.
 _PLACES = (("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 # Open MPI counts all of its tasks, so that this is a worker's place only where every task is a worker.
 _OF_TASKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -33,8 +33,8 @@ _local: _Local | None = None
 
 
 def init(lazy: bool = True, **settings: Any) -> None:
-    """Joins the cluster that settings name, as `gradwire.connect` does, and makes that client the process's. Again is
-    harmless."""
+    """Joins the cluster, as `gradwire.connect` does, and makes the client the client of the process. A second call does
+    nothing."""
     global _client, _local
     with _lock:
         if _client is None:
@@ -43,7 +43,7 @@ def init(lazy: bool = True, **settings: Any) -> None:
 
 
 def shutdown() -> None:
-    """Leaves in good order. `init` may come again."""
+    """Leaves the cluster. `init` may be called again afterwards."""
     global _client
     with _lock:
         client, _client = _client, None
@@ -52,40 +52,40 @@ def shutdown() -> None:
 
 
 def initialized() -> bool:
-    """Has the process a client?"""
+    """Whether the process has a client."""
     return _client is not None
 
 
 def client_or_default(client: Client | None = None) -> Client:
-    """The client that is given, or the process's."""
+    """Returns the given client, or the client of the process."""
     if client is not None:
         if not isinstance(client, Client):
-            raise InputError(f"{client!r} is no client; pass what gradwire.connect() returned", "client")
+            raise InputError(f"{client!r} is not a client: pass the result of gradwire.connect()", "client")
         return client
     if _client is None:
-        raise InputError("call gradwire.torch.init() first, or pass client=…", "not_initialized")
+        raise InputError("gradwire.torch is not initialized: call gradwire.torch.init() first, or pass client=…", "not_initialized")
     return _client
 
 
 def rank() -> int:
-    """This worker's rank."""
+    """The rank of this worker."""
     return client_or_default().rank
 
 
 def size() -> int:
-    """How many workers the job has."""
+    """The number of workers of the job."""
     return client_or_default().workers
 
 
 def local_rank() -> int:
-    """This worker's number among the workers of its machine, as its launcher says (BYTEPS_LOCAL_RANK, LOCAL_RANK); 0 where
-    nothing launched it. Raises SettingError in tasks of Slurm and MPI that do not tell."""
+    """The number of this worker among the workers of its machine, from the launcher (BYTEPS_LOCAL_RANK, LOCAL_RANK); 0 without
+    a launcher. Raises SettingError in Slurm and MPI tasks if it cannot be determined."""
     return _known_place().rank
 
 
 def local_size() -> int:
-    """How many workers this machine has, as its launcher says (BYTEPS_LOCAL_SIZE, LOCAL_WORLD_SIZE); 1 where nothing
-    launched it. Raises SettingError in tasks of Slurm and MPI that do not tell."""
+    """The number of workers on this machine, from the launcher (BYTEPS_LOCAL_SIZE, LOCAL_WORLD_SIZE); 1 without a launcher.
+    Raises SettingError in Slurm and MPI tasks if it cannot be determined."""
     return _known_place().size
 
 
@@ -93,8 +93,8 @@ def _known_place() -> _Local:
     client_or_default()
     if _local is None:
         raise SettingError(
-            "which worker of its machine this is cannot be told from what its tasks are given; set BYTEPS_LOCAL_RANK and "
-            "BYTEPS_LOCAL_SIZE, or have consecutive tasks on each machine (mpirun --map-by slot)",
+            "cannot determine local_rank: set BYTEPS_LOCAL_RANK and BYTEPS_LOCAL_SIZE, start workers with `gradwire launch` "
+            "or `torchrun`, or place consecutive tasks on each machine (mpirun --map-by slot)",
             "unknown_place",
             _EXIT_CONFIG,
         )
@@ -107,8 +107,8 @@ def _number(name: str) -> int | None:
 
 
 def _place(workers: int) -> _Local | None:
-    """The place that the environment tells; none where tasks of several workers are not told theirs, as whoever takes a device
-    by a wrong number shares it silently."""
+    """The position from the environment, or None if it cannot be determined. If it were guessed wrongly, two workers would
+    share a device without notice."""
     tasks = [count for count in map(_number, _TASKS) if count is not None]
     of_tasks = [_OF_TASKS] if _number("OMPI_COMM_WORLD_SIZE") == workers else []
     for rank_name, size_name in [*_PLACES, *of_tasks]:

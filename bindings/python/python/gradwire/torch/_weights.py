@@ -1,5 +1,5 @@
-"""Weights that workers change without waiting for each other. Owns what asynchronous training exchanges; when is the
-optimizer's to say."""
+"""Weights that workers update without waiting for each other. Owns the exchanges of asynchronous training; the optimizer
+decides when they happen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._exchange import Exchange, Named, refuse_strangers, unique
 
 
 class Weights:
-    """The weights of named parameters, which servers have: each worker adds its steps to them, whenever it has one."""
+    """The weights of named parameters, held by servers. Each worker adds its steps to them whenever it has one."""
 
     def __init__(self, named: Named, client: Client, prefix: str, codec: Codec | None) -> None:
         self.names, self._client = unique(named), client
@@ -30,7 +30,7 @@ class Weights:
         self._is_set = False
 
     def _set(self) -> None:
-        """Servers begin with rank 0's, as they are before its first step."""
+        """Sets the initial weights of the servers to those of rank 0 before its first step."""
         if self._is_set:
             return
         for parameter, exchange in self._exchanges.items():
@@ -38,7 +38,7 @@ class Weights:
         self._is_set = True
 
     def step(self, step: Callable[[], Any]) -> Any:
-        """Steps here, adds what that changed to the servers' weights, and takes what those are then."""
+        """Takes a local step, adds the change to the weights of the servers, and replaces the local weights by the result."""
         refuse_strangers(self.names, self._exchanges)
         self._set()
         before = {p: p.detach().clone() for p in self._exchanges}

@@ -1,4 +1,4 @@
-"""Where BytePS's scripts look for DistributedDataParallel."""
+"""The module in which BytePS scripts look for DistributedDataParallel."""
 
 from ._model import DistributedDataParallel
 

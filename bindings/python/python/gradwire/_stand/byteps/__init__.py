@@ -1,1 +1,1 @@
-"""Stands for BytePS under `python -m gradwire.run`: scripts import `byteps.torch`."""
+"""Replaces BytePS under `python -m gradwire.run`: scripts import `byteps.torch`."""

@@ -1,3 +1,3 @@
-"""Stands for `byteps.torch`: all of it is `gradwire.torch`."""
+"""Replaces `byteps.torch`: everything comes from `gradwire.torch`."""
 
 from gradwire.torch import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Stands for `byteps.torch.compression`."""
+"""Replaces `byteps.torch.compression`."""
 
 from gradwire.torch import Compression
 

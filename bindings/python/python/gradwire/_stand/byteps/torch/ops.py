@@ -1,4 +1,4 @@
-"""Stands for `byteps.torch.ops`."""
+"""Replaces `byteps.torch.ops`."""
 
 from gradwire.torch import (
     declare,

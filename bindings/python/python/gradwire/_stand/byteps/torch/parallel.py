@@ -1,4 +1,4 @@
-"""Stands for `byteps.torch.parallel`."""
+"""Replaces `byteps.torch.parallel`."""
 
 from gradwire.torch.parallel import DistributedDataParallel
 

@@ -37,7 +37,7 @@ pub enum FabricError {
         fix: &'static str,
     },
     /// The system, a library or a device has no such thing.
-    #[error("{what} is not to be had here: {why}")]
+    #[error("{what} is not available here: {why}")]
     Unsupported {
         /// What was asked for.
         what: String,
@@ -74,17 +74,17 @@ pub enum PostError {
     Closed,
     /// The region cannot be handed to another process.
     #[error(
-        "no other process can map this memory, which is not the library's or has huge pages: grant it over tcp, or use a buffer of a pool with normal pages"
+        "other processes cannot map this memory, because it was not allocated by the library or has huge pages: grant it over tcp, or use a buffer of a pool with normal pages"
     )]
     NotShareable,
     /// The region is only for reading, and this would write it.
-    #[error("this memory was adopted for reading: land in a buffer of a pool, or in one that may be written")]
+    #[error("this memory is read-only: receive into a buffer of a pool, or into writable memory")]
     ReadOnly,
     /// The peer has not granted this remote key, or the stretch is out of its bounds.
-    #[error("remote key or bounds refused")]
+    #[error("remote access refused: unknown key, or out of bounds")]
     RemoteAccess,
     /// Memory of ours cannot be registered with the device.
-    #[error("memory cannot be registered with the device (the log says why)")]
+    #[error("cannot register memory with the device (the log has the reason)")]
     Unregistered,
     /// More gather entries than the driver takes.
     #[error("too many gather entries")]

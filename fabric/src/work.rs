@@ -60,7 +60,7 @@ pub enum DisconnectReason {
 impl fmt::Display for DisconnectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::PeerClosed => f.write_str("the peer closed it or died"),
+            Self::PeerClosed => f.write_str("the peer closed it or failed"),
             Self::PeerMisbehaved(what) => write!(f, "the peer misbehaved: {what}"),
             Self::Failed(why) => f.write_str(why),
         }
@@ -106,7 +106,7 @@ mod tests {
     fn why_a_channel_ended_is_said_for_people() {
         let misbehaved = DisconnectReason::PeerMisbehaved("it talked".into());
         assert_eq!(misbehaved.to_string(), "the peer misbehaved: it talked");
-        assert_eq!(DisconnectReason::PeerClosed.to_string(), "the peer closed it or died");
+        assert_eq!(DisconnectReason::PeerClosed.to_string(), "the peer closed it or failed");
         assert_eq!(DisconnectReason::Failed("no answer".into()).to_string(), "no answer");
     }
 }

@@ -95,7 +95,7 @@ fn keys_that_were_not_exposed_on_this_channel_are_refused(carrier: Carrier) {
 
 fn answers_must_fit_a_question(carrier: Carrier) {
     let answer = |length, id| [Frame::ReadResponse { length, id }.encode().to_vec(), vec![7; 64]].concat();
-    assert!(refused(carrier, |_, _| answer(16, 0)).contains("no read of ours"));
+    assert!(refused(carrier, |_, _| answer(16, 0)).contains("an unknown read"));
     for (length, id) in [(15, 0), (17, 0), (u64::MAX, 0), (16, 1)] {
         let why = refused(carrier, |end, _| {
             let local = region(16).span(0, 16).unwrap();
@@ -103,7 +103,7 @@ fn answers_must_fit_a_question(carrier: Carrier) {
             end.queue.post_read(end.channel, &read).unwrap();
             answer(length, id)
         });
-        assert!(why.contains("no read of ours"), "{why}");
+        assert!(why.contains("an unknown read"), "{why}");
     }
     // The second answer to one question.
     let why = refused(carrier, |end, key| {
@@ -111,7 +111,7 @@ fn answers_must_fit_a_question(carrier: Carrier) {
         end.queue.post_read(end.channel, &Read { id: 0, local: &local, remote: at(key, 0) }).unwrap();
         [Frame::ReadResponse { length: 16, id: 0 }.encode().to_vec(), vec![7; 16], answer(16, 0)].concat()
     });
-    assert!(why.contains("no read of ours"), "{why}");
+    assert!(why.contains("an unknown read"), "{why}");
 }
 
 fn a_peer_that_asks_and_never_takes_the_answers_is_cut_off(carrier: Carrier) {

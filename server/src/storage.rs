@@ -55,7 +55,7 @@ pub enum StorageError {
     #[error("internal error: the sum of chunk {0} is not lent")]
     NotLent(u32),
     /// Changes of a rule wait for rounds that do not come.
-    #[error("{0} changes of this tensor's rule wait for their rounds already; contribute to those first")]
+    #[error("{0} changes of this tensor's optimizer are already pending; contribute to their rounds first")]
     TooManyChanges(usize),
     /// A buffer that is not a whole number of elements: a bug.
     #[error("internal error: chunk bytes are not whole elements of {0}")]

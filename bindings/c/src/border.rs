@@ -71,7 +71,7 @@ fn check<T>(start: *const T, name: &str) -> Result<(), Failure> {
     match start.is_aligned() {
         true => Ok(()),
         false => Err(Failure::argument(format!(
-            "{name} does not lie at a multiple of {} bytes, as its elements have to",
+            "{name} is not aligned: its address must be a multiple of {} bytes",
             align_of::<T>()
         ))),
     }
@@ -80,7 +80,9 @@ fn check<T>(start: *const T, name: &str) -> Result<(), Failure> {
 fn length<T>(count: u64, name: &str) -> Result<usize, Failure> {
     let bytes = count.checked_mul(size_of::<T>() as u64);
     bytes.filter(|bytes| *bytes <= isize::MAX as u64).map(|_| count as usize).ok_or_else(|| {
-        Failure::argument(format!("{name} is said to have {count} elements, which no memory has"))
+        Failure::argument(format!(
+            "{name} cannot have {count} elements: that is more than the address space holds"
+        ))
     })
 }
 

@@ -67,7 +67,7 @@ impl GradwireBuffer {
     pub(crate) fn take(&self, name: &str) -> Result<Taken, Failure> {
         if self.0.is_taken.swap(true, Ordering::AcqRel) {
             let text = format!(
-                "{name} belongs to an operation that has not been waited for, or that failed; wait for it, or allocate another"
+                "{name} belongs to an operation that has not been waited for, or that failed; wait for the operation, or allocate another buffer"
             );
             return Err(Failure::new(GradwireCode::BufferInUse, text));
         }

@@ -159,8 +159,12 @@ pub extern "C" fn gradwire_call_wait(
 ) -> GradwireCode {
     guard(|| {
         let place = reply.ok_or_else(|| Failure::null("reply"))?;
-        let waited =
-            || Failure::new(GradwireCode::AlreadyWaited, "the call was waited for already; wait once");
+        let waited = || {
+            Failure::new(
+                GradwireCode::AlreadyWaited,
+                "the call has already been waited for; wait once per call",
+            )
+        };
         let call = object(handle, "handle")?.lock().take().ok_or_else(waited)?;
         put(Some(place), "reply", Some(Box::new(GradwireReply(call.wait()?))))
     })

@@ -45,7 +45,9 @@ pub enum GradwireGroup {
 pub(crate) fn group(number: u32) -> Result<NodeGroup, Failure> {
     let has = |group: GradwireGroup| number & group as u32 != 0;
     if number == 0 || number > 7 {
-        return Err(Failure::argument(format!("group {number} is none; add up GRADWIRE_GROUP_ constants")));
+        return Err(Failure::argument(format!(
+            "invalid group {number}; pass a sum of GRADWIRE_GROUP_ constants"
+        )));
     }
     Ok(NodeGroup {
         scheduler: has(GradwireGroup::Scheduler),

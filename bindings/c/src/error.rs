@@ -59,7 +59,7 @@ impl Failure {
     }
 
     pub(crate) fn null(name: &str) -> Self {
-        Self::new(GradwireCode::NullArgument, format!("{name} is null; pass a pointer to one"))
+        Self::new(GradwireCode::NullArgument, format!("{name} is null; pass a valid pointer"))
     }
 
     pub(crate) fn argument(text: impl Into<String>) -> Self {
@@ -240,7 +240,7 @@ mod tests {
     fn messages_are_of_their_thread_and_stay() {
         assert_eq!(guard(|| Err(Failure::null("client"))), GradwireCode::NullArgument);
         let other = std::thread::spawn(last).join().expect("no panic");
-        assert_eq!((other.as_str(), last().as_str()), ("", "client is null; pass a pointer to one"));
+        assert_eq!((other.as_str(), last().as_str()), ("", "client is null; pass a valid pointer"));
         assert_eq!(guard(|| Ok(())), GradwireCode::Ok);
         assert!(last().starts_with("client"), "a success does not hide why something failed before");
     }

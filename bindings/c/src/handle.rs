@@ -170,7 +170,7 @@ impl GradwireHandle {
             };
             if !done && !self.notice.wait(Duration::from_millis(timeout_ms)) {
                 let text =
-                    format!("the operation has not ended within {timeout_ms} ms; it goes on, wait again");
+                    format!("the wait timed out after {timeout_ms} ms; the operation continues, wait again");
                 return Err(Failure::new(GradwireCode::NotDone, text));
             }
         }
@@ -186,7 +186,7 @@ impl GradwireHandle {
 
 fn waited() -> Failure {
     let text =
-        "the handle was waited for already, or another thread waits for it; wait once for each operation";
+        "the handle has already been waited for, or another thread waits for it; wait once per operation";
     Failure::new(GradwireCode::AlreadyWaited, text)
 }
 

@@ -79,7 +79,11 @@ fn receivers(group: u32, rank: u32) -> Result<PostTo, Failure> {
         (true, false, false) => Role::Scheduler,
         (false, true, false) => Role::Server,
         (false, false, true) => Role::Worker,
-        _ => return Err(Failure::argument("a rank needs one group; or pass GRADWIRE_EVERYONE")),
+        _ => {
+            return Err(Failure::argument(
+                "a rank needs exactly one group; pass one group, or GRADWIRE_EVERYONE",
+            ));
+        }
     };
     Ok(PostTo::One(MemberId { role, rank: Rank(rank) }))
 }
@@ -184,7 +188,7 @@ pub extern "C" fn gradwire_messages_register(
         let handler = Handler { call: handler.ok_or_else(|| Failure::null("handler"))?, context };
         match posts.register(app, move |post| handler.take(post)) {
             true => Ok(()),
-            false => Err(Failure::argument(format!("a handler of messages to {app} is registered already"))),
+            false => Err(Failure::argument(format!("a handler of messages to {app} is already registered"))),
         }
     })
 }
@@ -283,7 +287,7 @@ pub extern "C" fn gradwire_message_reply(
     guard(|| {
         let body = bytes(body.cast(), body_bytes, "body")?.to_vec();
         let message = object(message, "message")?;
-        let answered = || Failure::argument("the message was answered already; answer once");
+        let answered = || Failure::argument("the message has already been answered; answer once");
         let reply =
             message.reply.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(answered)?;
         Ok(reply.send(head, body)?)

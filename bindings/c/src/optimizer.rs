@@ -103,7 +103,7 @@ pub struct GradwireOptimizer {
 impl GradwireOptimizer {
     fn usual(rule: i32) -> Result<Self, Failure> {
         if !(GradwireRule::Sum as i32..=GradwireRule::Ftrl as i32).contains(&rule) {
-            return Err(Failure::argument(format!("rule {rule} is none; use a GRADWIRE_RULE_ constant")));
+            return Err(Failure::argument(format!("invalid rule {rule}; use a GRADWIRE_RULE_ constant")));
         }
         let adds = rule <= GradwireRule::Assign as i32;
         let is_ftrl = rule == GradwireRule::Ftrl as i32;
@@ -142,7 +142,7 @@ impl GradwireOptimizer {
             |it| Rule::Lamb(it.moments()),
             |it| Rule::Ftrl { beta: it.beta1, l1: it.l1, l2: it.l2 },
         ];
-        let none = || Failure::argument(format!("rule {} is none; use a GRADWIRE_RULE_ constant", self.rule));
+        let none = || Failure::argument(format!("invalid rule {}; use a GRADWIRE_RULE_ constant", self.rule));
         let rule = usize::try_from(self.rule).ok().and_then(|at| RULES.get(at)).ok_or_else(none)?;
         Ok(Optimizer {
             rule: rule(self),
@@ -163,7 +163,7 @@ impl GradwireOptimizer {
         match self.form {
             0 => Ok(Form::Published),
             1 => Ok(Form::Mxnet),
-            form => Err(Failure::argument(format!("form {form} is none; use a GRADWIRE_FORM_ constant"))),
+            form => Err(Failure::argument(format!("invalid form {form}; use a GRADWIRE_FORM_ constant"))),
         }
     }
 
@@ -177,7 +177,7 @@ impl GradwireOptimizer {
             4 => Decay::Cosine { rounds, last: factor },
             kind => {
                 return Err(Failure::argument(format!(
-                    "decay_kind {kind} is none; use a GRADWIRE_DECAY_ constant"
+                    "invalid decay_kind {kind}; use a GRADWIRE_DECAY_ constant"
                 )));
             }
         })

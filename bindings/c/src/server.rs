@@ -224,7 +224,7 @@ pub extern "C" fn gradwire_request_reply(
         let lent = Lent::take(slice(pieces, piece_count, "pieces")?)?;
         let head = bytes(head.cast(), head_bytes, "head")?;
         let request = object(request, "request")?;
-        let answered = || Failure::argument("the request was answered already; answer once");
+        let answered = || Failure::argument("the request has already been answered; answer once");
         let reply =
             request.reply.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(answered)?;
         let body = body_of(&reply, lent)?;
@@ -254,7 +254,8 @@ fn body_of(reply: &Reply, mut lent: Vec<Lent<'_>>) -> Result<ReplyBody, Failure>
         copy(&mut body);
         return Ok(body.into());
     }
-    let no_memory = |error| Failure::new(GradwireCode::Memory, format!("the reply's body: {error}"));
+    let no_memory =
+        |error| Failure::new(GradwireCode::Memory, format!("no memory for the body of the reply: {error}"));
     let mut body = reply.allocate(total as u64).map_err(no_memory)?;
     copy(&mut body);
     Ok(body.into())

@@ -62,7 +62,7 @@ impl GradwireTableSpec {
             0 => Initial::Constant(self.low),
             1 => Initial::Uniform { low: self.low, high: self.high, seed: self.seed },
             initial => {
-                let text = format!("initial {initial} is none; use a GRADWIRE_INITIAL_ constant");
+                let text = format!("invalid initial {initial}; use a GRADWIRE_INITIAL_ constant");
                 return Err(Failure::argument(text));
             }
         };
@@ -167,7 +167,7 @@ pub extern "C" fn gradwire_pull_rows(
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_rows_wait(handle: Option<&GradwireRowsHandle>) -> GradwireCode {
     guard(|| {
-        let text = "the rows were waited for already; wait once for each push";
+        let text = "the rows have already been waited for; wait once per push";
         let waited = || Failure::new(GradwireCode::AlreadyWaited, text);
         Ok(object(handle, "handle")?.lock().take().ok_or_else(waited)?.wait()?)
     })

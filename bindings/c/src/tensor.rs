@@ -96,7 +96,7 @@ impl GradwireTensorSpec {
     fn typed(&self) -> Result<TensorSpec, Failure> {
         let dtype = u8::try_from(self.dtype).ok().and_then(Dtype::from_wire);
         let no_dtype =
-            || Failure::argument(format!("dtype {} is none; use a GRADWIRE_DTYPE_ constant", self.dtype));
+            || Failure::argument(format!("invalid dtype {}; use a GRADWIRE_DTYPE_ constant", self.dtype));
         let optional = |given: *const c_char, name| if given.is_null() { Ok("") } else { text(given, name) };
         let codec = match optional(self.codec, "codec")? {
             "" => Codec::default(),
@@ -106,7 +106,7 @@ impl GradwireTensorSpec {
             0 => Compression::of(codec).feedback,
             1 => true,
             -1 => false,
-            other => return Err(Failure::argument(format!("feedback {other} is none; use 0, 1 or -1"))),
+            other => return Err(Failure::argument(format!("invalid feedback {other}; use 0, 1 or -1"))),
         };
         let mode = match self.mode {
             0 => None,
@@ -114,7 +114,7 @@ impl GradwireTensorSpec {
             2 => Some(Mode::Bounded(self.staleness)),
             3 => Some(Mode::Async),
             mode => {
-                let text = format!("mode {mode} is none; use a GRADWIRE_MODE_ constant");
+                let text = format!("invalid mode {mode}; use a GRADWIRE_MODE_ constant");
                 return Err(Failure::argument(text));
             }
         };
@@ -231,14 +231,16 @@ pub extern "C" fn gradwire_checkpoint(
         let tensors = slice(tensors, count, "tensors")?.iter().map(tensor);
         let tensors = tensors.collect::<Result<Vec<Tensor>, Failure>>()?;
         if !place.is_empty() && place.len() < NAME_BYTES_MIN {
-            let what = format!("name_bytes is {name_bytes}; a checkpoint's name may need {NAME_BYTES_MIN}");
+            let what =
+                format!("name_bytes is {name_bytes}, but the name of a checkpoint may need {NAME_BYTES_MIN}");
             return Err(Failure::argument(what));
         }
         let written = client.checkpoint(&tensors, Duration::from_millis(timeout_ms))?;
         if !place.is_empty() {
             let bytes = written.as_bytes();
             let place = place.get_mut(..=bytes.len());
-            let place = place.ok_or_else(|| Failure::argument(format!("there is no room for {written}")))?;
+            let place =
+                place.ok_or_else(|| Failure::argument(format!("the buffer has no room for {written}")))?;
             place[..bytes.len()].copy_from_slice(bytes);
             place[bytes.len()] = 0;
         }

@@ -46,7 +46,9 @@ fn plain(tensor: &Tensor, into: *mut u8, into_bytes: u64) -> Result<Landing, Fai
     let (start, width) = (into, dtype.bytes());
     slice_mut(start, into_bytes, "into")?;
     if !(start as usize).is_multiple_of(width) {
-        return Err(Failure::argument(format!("into does not lie at a multiple of {width} bytes")));
+        return Err(Failure::argument(format!(
+            "into is not aligned: its address must be a multiple of {width} bytes"
+        )));
     }
     Ok(Landing::Plain(Plain { start, dtype }))
 }

@@ -45,7 +45,7 @@ def test_steps_only_grow(one: gradwire.Client) -> None:
     rows = np.ones((3, 2), np.float32)
     for step in (4, 4, 5):
         table.push_rows([1, 2, 3], rows, step=step).wait()
-    with pytest.raises(gradwire.Error, match="step 4 is an earlier one"):
+    with pytest.raises(gradwire.Error, match="step 4 is smaller than step"):
         table.push_rows([1, 2, 3], rows, step=4).wait()
     with pytest.raises(gradwire.InputError):
         table.push_rows([1, 2, 3], rows, step=-1)

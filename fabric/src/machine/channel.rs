@@ -86,7 +86,7 @@ impl Channel {
             return refuse(on_done, text);
         }
         if local.is_empty() {
-            return refuse(on_done, "a copy of nothing".into());
+            return refuse(on_done, "a copy of zero bytes".into());
         }
         let stretch = match remote.stretch(offset, local.len()) {
             Ok(stretch) => stretch,
@@ -95,7 +95,7 @@ impl Channel {
         if !on_done.count(&self.attached.pending) {
             return refuse(
                 on_done,
-                format!("{COPIES_MAX} copies of this channel have not ended: wait for some"),
+                format!("{COPIES_MAX} copies of this channel are in flight, the maximum: wait for some"),
             );
         }
         let begun = Instant::now();

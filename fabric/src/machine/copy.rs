@@ -116,7 +116,7 @@ impl OnDone {
             && catch_unwind(AssertUnwindSafe(|| callback(result))).is_err()
         {
             // Its polling thread serves others, too.
-            tracing::error!("what a copy was to call at its end panicked");
+            tracing::error!("the completion callback of a copy panicked");
         }
     }
 }

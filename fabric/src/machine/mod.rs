@@ -122,10 +122,10 @@ impl Machine {
         let no_verbs = match (&devices.verbs, lacking) {
             (Some(_), _) => None,
             (None, Some(error)) => Some(error.to_string()),
-            (None, None) => Some("not asked for".into()),
+            (None, None) => Some("not requested".into()),
         };
         if let (Some(Driver::Verbs), Some(why)) = (config.driver, &no_verbs) {
-            return Err(FabricError::Misuse(format!("verbs is asked for and cannot be had: {why}")));
+            return Err(FabricError::Misuse(format!("verbs is required but not available: {why}")));
         }
         let host = host_identity().map_err(|e| FabricError::os("reading this host's identity", e))?;
         let uid = rustix::process::geteuid().as_raw();
@@ -134,7 +134,7 @@ impl Machine {
             FabricError::os(format!("listening on {} (is it a free port of this host?)", config.endpoint), e)
         })?;
         let endpoint =
-            listener.local_addr().map_err(|e| FabricError::os("asking for a listener's port", e))?;
+            listener.local_addr().map_err(|e| FabricError::os("reading the port of a listener", e))?;
         let poller = |index| Poller::start(index, devices.lane(config.send_depth)?, config.spin);
         let pollers = (0..usize::from(config.num_cqs)).map(poller).collect::<Result<_, _>>()?;
         let inner = Arc::new(Inner {
@@ -224,7 +224,7 @@ impl Machine {
         let most = self.inner.num_qps_per_peer;
         if qp_index >= most {
             return Err(FabricError::Misuse(format!(
-                "queue pair {qp_index}: this machine has {most} a peer"
+                "invalid queue pair {qp_index}: this machine has {most} per peer"
             )));
         }
         let deadline = Instant::now() + within.min(WITHIN_MAX);
@@ -286,7 +286,7 @@ impl Inner {
             Driver::Verbs => self
                 .devices
                 .verbs()
-                .ok_or_else(|| FabricError::Misuse("there is no RDMA device in use here".into())),
+                .ok_or_else(|| FabricError::Misuse("no RDMA device is in use here".into())),
         }
     }
 
@@ -296,7 +296,7 @@ impl Inner {
         let noted = stream.try_clone().ok()?;
         let mut guests = locked(&self.guests);
         if guests.len() >= reception::PEERS_MAX {
-            tracing::warn!(most = reception::PEERS_MAX, "a machine has too many peers; one is sent away");
+            tracing::warn!(most = reception::PEERS_MAX, "too many peers; rejecting one");
             return None;
         }
         let number = self.next_guest.fetch_add(1, Ordering::Relaxed);

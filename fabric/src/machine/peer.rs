@@ -96,7 +96,7 @@ impl Peer {
             Some((stream, _)) => {
                 send(stream, &Question::Attached, deadline).and_then(|()| next(stream, deadline))
             }
-            None => Err(FabricError::Internal("a connection went away while it was used".into())),
+            None => Err(FabricError::Internal("a connection was closed while in use".into())),
         };
         match answer {
             Ok(Answer::Connected) => Ok((at, attached)),
@@ -154,7 +154,7 @@ impl Peer {
     ) -> Result<Answer, FabricError> {
         let answer = match &self.link {
             Some((stream, _)) => send(stream, question, deadline).and_then(|()| next(stream, deadline)),
-            None => Err(FabricError::Internal("a machine that was not greeted is asked".into())),
+            None => Err(FabricError::Internal("a request was sent before the greeting".into())),
         };
         if answer.is_err() {
             self.hang_up(inner);

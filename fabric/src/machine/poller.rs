@@ -204,7 +204,7 @@ impl Polling {
         self.flows.insert(id, Flow { waiting: VecDeque::new(), ended: Arc::clone(&ended) });
         for region in regions {
             if let Err(error) = self.expose(id, region) {
-                self.end(id, "its peer cannot be let reach a region");
+                self.end(id, "cannot grant its peer access to a region");
                 return Err(FabricError::Misuse(error.to_string()));
             }
         }

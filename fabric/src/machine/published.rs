@@ -25,10 +25,12 @@ impl Published {
         match regions.entry(name.to_owned()) {
             Entry::Occupied(known) if known.get().id() == region.id() => {}
             Entry::Occupied(_) => {
-                return Err(FabricError::Misuse(format!("another region is published as {name:?}")));
+                return Err(FabricError::Misuse(format!("another region is already published as {name:?}")));
             }
             Entry::Vacant(_) if full => {
-                return Err(FabricError::Misuse(format!("{PUBLISHED_MAX} regions are published already")));
+                return Err(FabricError::Misuse(format!(
+                    "{PUBLISHED_MAX} regions are already published, the maximum"
+                )));
             }
             Entry::Vacant(place) => {
                 place.insert(region.clone());

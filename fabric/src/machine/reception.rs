@@ -30,7 +30,7 @@ pub(super) fn serve(inner: &Arc<Inner>, listener: &TcpListener) {
             Ok((stream, _)) => welcome(inner, stream),
             Err(error) => {
                 // A shortage, mostly of open files: it passes when a peer goes, of which nothing tells here.
-                tracing::warn!(%error, "a machine cannot take a connection");
+                tracing::warn!(%error, "cannot accept a connection");
                 // Sleep: the shortage would else be met again at once.
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -92,9 +92,9 @@ impl Visit<'_> {
         match question {
             Question::Hello { version: VERSION, secret, means } => {
                 if !self.inner.secret.is(&secret) {
-                    tracing::warn!("a stranger at a machine's endpoint does not know its secret");
+                    tracing::warn!("rejected a peer with a wrong secret at this machine's endpoint");
                     return Err(FabricError::Peer(
-                        "it does not know this machine's secret (set the same one at both)".into(),
+                        "its secret is not this machine's secret (set the same secret at both)".into(),
                     ));
                 }
                 let ours = self.inner.means.clone();

@@ -29,7 +29,7 @@ impl Floats {
     /// huge ones behind, where the system has some.
     pub fn zeroed(count: usize, small_bytes: usize) -> Result<Self, FabricError> {
         let what = |step: &str| format!("allocating {count} numbers: {step}");
-        let too_many = || FabricError::Internal("more numbers than memory has addresses".into());
+        let too_many = || FabricError::Internal("more elements than the address space holds".into());
         let bytes = count.max(1).checked_mul(size_of::<f32>()).ok_or_else(too_many)?;
         let whole = bytes.checked_next_multiple_of(HUGE_PAGE_BYTES).ok_or_else(too_many)?;
         let mapped_bytes = whole.checked_add(HUGE_PAGE_BYTES).ok_or_else(too_many)?;

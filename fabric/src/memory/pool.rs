@@ -15,7 +15,7 @@ const ALIGN: u64 = 64;
 pub enum PoolError {
     /// No free stretch is long enough.
     #[error(
-        "no {wanted} free bytes in one piece: {used} of {capacity} bytes of registered memory are in use; drop buffers or raise memory.pool_bytes"
+        "no {wanted} contiguous free bytes: {used} of {capacity} bytes of registered memory are in use; drop buffers or raise memory.pool_bytes"
     )]
     Exhausted {
         /// Bytes asked for.

@@ -16,9 +16,7 @@ use thiserror::Error;
 /// A stretch that is not inside its region: the caller's mistake, or a peer's lie. Of a region that is only for
 /// reading, no bytes can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error(
-    "{bytes} bytes at {offset} are not within the {region_bytes} bytes of the region that can be used so"
-)]
+#[error("out of bounds: {bytes} bytes at offset {offset} of a region of {region_bytes} bytes")]
 pub struct OutOfBounds {
     /// Offset asked for.
     pub offset: u64,
@@ -75,7 +73,7 @@ impl Mapping {
         let size = fstat(fd).map_err(|e| FabricError::os("reading the size of shared memory", e))?.st_size;
         if bytes == 0 || u64::try_from(size).unwrap_or(0) < bytes as u64 {
             return Err(FabricError::Peer(format!(
-                "its shared memory has {size} bytes, {bytes} were announced"
+                "its shared memory has {size} bytes, but {bytes} bytes were announced"
             )));
         }
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
@@ -238,7 +236,7 @@ impl Region {
                 Err(error) => NO_HUGE_PAGES.call_once(|| {
                     tracing::warn!(
                         %error,
-                        "too few huge pages are free, so normal ones are used; raise vm.nr_hugepages (`sysctl vm.nr_hugepages=N`), or set memory.huge_pages = false"
+                        "too few free huge pages, using normal pages; raise vm.nr_hugepages (`sysctl vm.nr_hugepages=N`), or set memory.huge_pages = false"
                     );
                 }),
             }

@@ -202,7 +202,7 @@ pub(super) fn receive_greeting(link: BorrowedFd<'_>) -> Received<(Greeting, Owne
     match receive(link, &mut buffer) {
         Received::Message((bytes, [Some(bell), Some(ring)])) => match Greeting::decode(&buffer[..bytes]) {
             Some(greeting) => Received::Message((greeting, bell, ring)),
-            None => Received::Garbage("its first message is no greeting"),
+            None => Received::Garbage("its first message is not a greeting"),
         },
         Received::Message(_) => Received::Garbage("its first message came without its memory"),
         Received::Nothing => Received::Nothing,

@@ -98,7 +98,7 @@ pub(super) struct ShmOffer {
 /// Opens the socket and says what the peer must know.
 pub(super) fn open(queues: &[CqHandle]) -> Result<(Vec<u8>, ShmOffer), FabricError> {
     if queues.is_empty() || queues.len() > CHANNELS_MAX {
-        let why = format!("an offer of {} channels: 1 to {CHANNELS_MAX} are possible", queues.len());
+        let why = format!("invalid offer of {} channels: use 1 to {CHANNELS_MAX}", queues.len());
         return Err(FabricError::Misuse(why));
     }
     let offer = Offer { channels: queues.len() as u16, name: random()?, secret: Secret(random()?) };
@@ -219,7 +219,9 @@ impl PendingOffer for ShmOffer {
                         Some(place) if place.is_none() => *place = Some(self.admit(candidate.link, &peer)?),
                         _ => return Err(FabricError::Peer("it asked for a channel that is not free".into())),
                     },
-                    Err(why) => tracing::debug!(why, "turned a stranger away from a shared-memory offer"),
+                    Err(why) => {
+                        tracing::debug!(why, "rejected an unauthenticated peer at a shared-memory offer")
+                    }
                 }
             }
             candidates = waiting;
@@ -238,7 +240,7 @@ impl ShmOffer {
             Err(e) => return Err(FabricError::os("accepting a shared-memory connection", e)),
         };
         if !is_of_our_user(link.as_fd()) {
-            tracing::debug!("turned a process of another user away from a shared-memory offer");
+            tracing::debug!("rejected a process of another user at a shared-memory offer");
             return Ok(());
         }
         if candidates.len() == self.queues.len() + STRANGERS_MAX {
@@ -294,7 +296,9 @@ fn dial(offer: &Offer, started: Instant, deadline: Instant) -> Result<OwnedFd, F
         }
     }
     if !is_of_our_user(link.as_fd()) {
-        return Err(FabricError::Peer("it runs as another user, with whom memory is not shared".into()));
+        return Err(FabricError::Peer(
+            "it runs as another user, and memory is shared only within one user".into(),
+        ));
     }
     rustix::io::ioctl_fionbio(&link, true)
         .map_err(|e| FabricError::os("making a shared-memory socket non-blocking", e))?;

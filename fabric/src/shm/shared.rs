@@ -27,7 +27,7 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// Maps memory a peer handed over, after making sure that it cannot be taken away under us.
 pub(super) fn map_peer_memory(memfd: BorrowedFd<'_>, bytes: usize) -> Result<Mapping, FabricError> {
-    let kind = fstatfs(memfd).map_err(|e| FabricError::os("looking at a peer's shared memory", e))?.f_type;
+    let kind = fstatfs(memfd).map_err(|e| FabricError::os("inspecting a peer's shared memory", e))?.f_type;
     if kind as u64 != TMPFS_MAGIC {
         return Err(FabricError::Peer("what it handed over is not a memfd".into()));
     }

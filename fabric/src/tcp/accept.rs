@@ -54,7 +54,7 @@ impl HalfOpen {
     fn advance(&mut self, secret: &Secret) -> Preamble {
         while self.have < PREAMBLE_BYTES {
             match self.socket.read(&mut self.bytes[self.have..]) {
-                Ok(0) => return Preamble::Refused("closed before it said anything useful"),
+                Ok(0) => return Preamble::Refused("it closed the connection before its first message"),
                 Ok(bytes) => self.have += bytes,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Preamble::Incomplete,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -91,7 +91,7 @@ impl Round {
                     self.missing -= 1;
                     return;
                 }
-                Some(_) => "a channel that is connected already",
+                Some(_) => "a channel that is already connected",
                 None => "a channel that was not offered",
             },
             Preamble::Refused(why) => why,

@@ -278,7 +278,7 @@ impl Channel {
                 Ok(())
             }
             Err(Errno::INTR) => Ok(()),
-            Err(Errno::BADMSG) => Err(misbehaved("a record that it has not sealed".into())),
+            Err(Errno::BADMSG) => Err(misbehaved("a record with an invalid seal".into())),
             Err(e) if is_peer_gone(e) => Err(DisconnectReason::PeerClosed),
             Err(e) => Err(DisconnectReason::Failed(format!("receiving: {e}"))),
         }
@@ -296,7 +296,7 @@ impl Channel {
                 let on_landed = immediate.map_or(OnLanded::Nothing, OnLanded::Received);
                 let span = self.exposed("write", key, offset, length)?;
                 if span.as_ref().is_some_and(|span| span.writable().is_err()) {
-                    return Err(misbehaved(format!("a write with key {key}, which is only for reading")));
+                    return Err(misbehaved(format!("a write with key {key}, which is read-only")));
                 }
                 (span, on_landed)
             }
@@ -308,9 +308,7 @@ impl Channel {
                         (Some(read.local.clone()), OnLanded::ReadDone(read.id))
                     }
                     _ => {
-                        return Err(misbehaved(format!(
-                            "{length} bytes in answer to no read of ours ({id})"
-                        )));
+                        return Err(misbehaved(format!("{length} bytes for an unknown read ({id})")));
                     }
                 }
             }

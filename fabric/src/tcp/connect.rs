@@ -74,7 +74,7 @@ fn connect_tcp(
     }
     Err(match failure {
         Some(e) if e.kind() == io::ErrorKind::TimedOut => late(),
-        Some(e) => FabricError::os(format!("{} (has the peer died, or taken its offer back?)", what()), e),
+        Some(e) => FabricError::os(format!("{} (has the peer failed, or withdrawn its offer?)", what()), e),
         None => FabricError::os(what(), io::Error::from(io::ErrorKind::AddrNotAvailable)),
     })
 }
@@ -125,6 +125,6 @@ fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAdd
     match answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         Ok(found) => found,
         Err(mpsc::RecvTimeoutError::Timeout) => Err(io::Error::from(io::ErrorKind::TimedOut)),
-        Err(mpsc::RecvTimeoutError::Disconnected) => Err(io::Error::other("the resolver's thread died")),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(io::Error::other("the resolver thread panicked")),
     }
 }

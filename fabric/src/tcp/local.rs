@@ -36,7 +36,7 @@ pub(super) fn listen() -> Option<(Name, Socket)> {
         io::Result::Ok(socket)
     };
     let opened = Name::random().map_err(io::Error::other).and_then(|name| Ok((name, open(&name)?)));
-    opened.inspect_err(|error| tracing::debug!(%error, "an offer without a unix socket")).ok()
+    opened.inspect_err(|error| tracing::debug!(%error, "cannot open a unix socket; offering tcp only")).ok()
 }
 
 /// Connects to a name, at once or not at all: nobody has it on another host or in another network namespace,

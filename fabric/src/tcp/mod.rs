@@ -99,13 +99,13 @@ impl TcpDevice {
         if self.advertise.is_empty() || self.advertise.len() > HOST_BYTES_MAX {
             let advertise = &self.advertise;
             return Err(FabricError::Misuse(format!(
-                "{advertise:?} is no host name that peers could be told"
+                "invalid host name {advertise:?}: peers cannot connect to it"
             )));
         }
         let (tcp, choice) = self.listen().map_err(|e| {
             FabricError::os(format!("listening on {} (is it an address of this host?)", self.bind), e)
         })?;
-        let address = tcp.local_addr().map_err(|e| FabricError::os("asking for a listener's port", e))?;
+        let address = tcp.local_addr().map_err(|e| FabricError::os("reading the port of a listener", e))?;
         let address = address
             .as_socket()
             .ok_or_else(|| FabricError::Internal("a tcp port without an address".into()))?;

@@ -17,10 +17,10 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum RegisterError {
     /// The number is reserved for tables.
-    #[error("handler {0} has a number that tables have; use one below {TABLE_APPS}")]
+    #[error("handler number {0} is reserved for tables; use a number below {TABLE_APPS}")]
     OfTables(u32),
     /// This number has a handler already.
-    #[error("handler {0} is registered already; unregister it first")]
+    #[error("handler {0} is already registered; unregister it first")]
     Taken(u32),
     /// Its thread cannot be started.
     #[error("cannot start the thread of handler {app}: {source}")]
@@ -35,7 +35,7 @@ pub enum RegisterError {
 /// A handler that did not return in time. Its thread is abandoned, and ends when the handler returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "handler {app} has not returned from a call within {waited_ms} ms, so its thread is left behind; look what it waits for, or raise deadlines.drain_ms"
+    "handler {app} has not returned from a call within {waited_ms} ms, so its thread is abandoned; check what it waits for, or raise deadlines.drain_ms"
 )]
 pub struct StuckHandler {
     /// Its number.
@@ -156,7 +156,7 @@ impl Apps {
                 if catch_unwind(AssertUnwindSafe(|| handler.call(call))).is_err() {
                     tracing::error!(
                         app,
-                        "a handler panicked and is gone; calls to it wait for another one, until their deadline"
+                        "a handler panicked and was removed; calls to it wait for a new handler until their deadline"
                     );
                     break;
                 }

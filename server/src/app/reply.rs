@@ -11,12 +11,12 @@ use thiserror::Error;
 pub enum ReplyError {
     /// The head is too long.
     #[error(
-        "the reply's head has {0} bytes, at most {CALL_HEAD_BYTES_MAX} are allowed; put the rest into the body"
+        "the reply's head has {0} bytes, but at most {CALL_HEAD_BYTES_MAX} are allowed; put the rest into the body"
     )]
     LongHead(usize),
     /// The body is longer than the memory of a lane for calls.
     #[error(
-        "the reply's body has {bytes} bytes, at most {most} are kept; raise memory.call_bytes, or answer in parts"
+        "the reply's body has {bytes} bytes, but at most {most} are allowed; raise memory.call_bytes, or answer in parts"
     )]
     LongBody {
         /// Its bytes.
@@ -26,7 +26,7 @@ pub enum ReplyError {
     },
     /// There is no memory for the body beside other bodies.
     #[error(
-        "there are no {bytes} bytes in one piece for the reply's body beside those of other calls; raise memory.call_bytes, or answer in parts"
+        "no {bytes} contiguous free bytes for the reply's body, because other calls occupy memory.call_bytes; raise it, or answer in parts"
     )]
     NoRoom {
         /// Its bytes.

@@ -47,7 +47,7 @@ impl Restorer {
         let Some(tensor) = self.0.manifest().tensor(key) else {
             if chunk.id.chunk.0 == 0 {
                 let name = &self.0.manifest().name;
-                tracing::warn!(tensor = %key, checkpoint = name, "a tensor is not in the checkpoint, and begins with zeros");
+                tracing::warn!(tensor = %key, checkpoint = name, "a tensor is missing in the checkpoint, and starts with zeros");
             }
             return Ok(None);
         };
@@ -86,7 +86,7 @@ impl Restorer {
             tracing::warn!(
                 table = ours.key,
                 checkpoint = name,
-                "a table is not in the checkpoint, and begins empty"
+                "a table is missing in the checkpoint, and starts empty"
             );
             return Ok(());
         };
@@ -109,7 +109,7 @@ impl Restorer {
         });
         read.map_err(|error| error.to_string())?;
         if is_odd {
-            return Err(format!("checkpoint {name} has rows of it of another length: it is damaged"));
+            return Err(format!("checkpoint {name} is damaged: it has rows of another length"));
         }
         if is_full {
             let fix = "raise memory.table_bytes, or give the table a rows_max";

@@ -236,10 +236,7 @@ impl Drop for Saver {
         if self.ended.recv_timeout(self.drain) == Err(RecvTimeoutError::Timeout) {
             // A file system that does not answer: the process ends without it.
             let waited_ms = self.drain.as_millis() as u64;
-            tracing::error!(
-                waited_ms,
-                "the thread that writes checkpoints still waits for the disk, and is left"
-            );
+            tracing::error!(waited_ms, "the checkpoint thread still waits for the disk, and is abandoned");
             return;
         }
         if thread.join().is_err() {
@@ -287,7 +284,7 @@ impl Writer {
     ) {
         // What a panic leaves half done is the lane's part, which is dropped then.
         let panicked = |_| {
-            let what = "its writing panicked; please report it with what the log says before";
+            let what = "writing it panicked; please report it with the log lines before";
             Err(CheckpointError::Plan(what.into()))
         };
         if let Err(error) = catch_unwind(AssertUnwindSafe(|| work(self))).unwrap_or_else(panicked) {
@@ -378,7 +375,7 @@ impl Writer {
         let Some(store) = &self.store else { return };
         let name = checkpoint::name_beside(round, self.restore.as_deref());
         if let Err(error) = store.forget(&name) {
-            tracing::debug!(round, %error, "the directory of a checkpoint that was given up stays");
+            tracing::debug!(round, %error, "cannot remove the directory of an abandoned checkpoint");
         }
     }
 
@@ -402,14 +399,14 @@ impl Writer {
             round = written.round,
             lane = written.lane,
             bytes = written.bytes,
-            "a checkpoint's part is written"
+            "wrote a part of a checkpoint"
         );
         let _ = self.news.send(CheckpointNews::Part(written));
         Ok(())
     }
 
     fn fail(&mut self, lane: u16, round: u64, error: &CheckpointError) {
-        tracing::warn!(round, lane, %error, "a checkpoint cannot be written");
+        tracing::warn!(round, lane, %error, "cannot write a checkpoint");
         // It may write another one's part by now, which nobody would miss.
         if self.parts.get(&lane).is_some_and(|part| part.round == round) {
             self.parts.remove(&lane);

@@ -69,7 +69,7 @@ impl LaneEngine {
         };
         let operation = block.operation.0;
         if block.view || operation == 0 || !matches!(block.status, Status::None | Status::Corrupt) {
-            return expel("its call asks for what no call can");
+            return expel("its call has invalid fields");
         }
         if self.calls.line(peer, app).is_none() {
             self.send_back(peer, block, Status::Refused, Vec::new());
@@ -80,7 +80,7 @@ impl LaneEngine {
         }
         let Some(line) = self.calls.line(peer, app) else { return true };
         if operation < line.acked || operation >= line.acked.saturating_add(CALLS_IN_FLIGHT_MAX) {
-            return expel("it has more calls under way than it may");
+            return expel("it has more calls in flight than allowed");
         }
         let slot = batch.slot.slot;
         let from = Source::Slot { slot, offset: batch.header.payload_offset.saturating_add(offset) };

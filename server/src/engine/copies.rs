@@ -109,7 +109,7 @@ impl LaneEngine {
             OpKind::CopyUpdate => self.update(record, block, out),
             OpKind::CopyState => self.image_part(record, block, out),
             OpKind::CopyRules => self.rules(record, block, out),
-            _ => Err("its record is none"),
+            _ => Err("its record is invalid"),
         });
         match judged {
             // The update's part says it by itself, before it is applied; an image when it is loaded.
@@ -135,7 +135,7 @@ impl LaneEngine {
             return Err("its record carries the wrong lane");
         }
         // Its epoch is not judged: it may hear of a new scheduler later than we do. That it is deposed our own role says.
-        blocks.first().filter(|_| blocks.len() <= 2).ok_or("its record has not one or two blocks")
+        blocks.first().filter(|_| blocks.len() <= 2).ok_or("its record does not have one or two blocks")
     }
 
     /// The copy that a record is about.
@@ -237,10 +237,10 @@ impl LaneEngine {
         chunk.filled = 0;
         // What follows it is counted on from there.
         if chunk.is_loose() && block.operation.0 >= COUNT_END {
-            return Err("its update counts more contributions than anybody can make");
+            return Err("its update counts more contributions than possible");
         }
         if !chunk.contributed.set_words(record.contributors, workers) {
-            return Err("its update has no contributors, or some that there are not");
+            return Err("its update has no contributors, or unknown ones");
         }
         if chunk.is_loose() {
             let rank = chunk.contributed.first().unwrap_or_default();
@@ -303,7 +303,7 @@ impl LaneEngine {
         self.leave_group(index);
         let restored = state.is_some_and(|(state, into)| self.restore(index, state, into).is_ok());
         if !restored {
-            return end(from, "its image is none of this chunk", out);
+            return end(from, "its image is not of this chunk", out);
         }
         let life = self.copy_incarnation(from);
         let chunk = &mut self.chunks[index as usize];
@@ -361,7 +361,7 @@ fn record_source(record: &RecordContext<'_>, offset: u64) -> Source {
 /// Where a record's part lies, and what it is a part of.
 fn part_of(record: &RecordContext<'_>, block: &Block) -> Result<(Source, Landing), &'static str> {
     let (BlockData::Inline { offset }, Some(landing)) = (block.data, block.landing) else {
-        return Err("its record does not say what it is a part of");
+        return Err("its record does not name what it is a part of");
     };
     let end = landing.offset.checked_add(block.bytes);
     if end.is_none_or(|end| end > landing.bytes) {

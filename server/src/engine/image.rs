@@ -38,7 +38,7 @@ pub struct ChunkState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StateError {
     /// Counts of other workers than there are.
-    #[error("the image counts contributions of {got} workers, this chunk of {want}")]
+    #[error("the image counts contributions of {got} workers, but the chunk has {want} workers")]
     Workers {
         /// As the image has it.
         got: usize,
@@ -46,7 +46,7 @@ pub enum StateError {
         want: usize,
     },
     /// Longer than the chunk.
-    #[error("the image's weights have {got} bytes, the chunk {most} at most")]
+    #[error("the weights in the image have {got} bytes, but the chunk has at most {most} bytes")]
     Bytes {
         /// As the image has it.
         got: u64,
@@ -54,7 +54,7 @@ pub enum StateError {
         most: u64,
     },
     /// Versions that do not follow one another.
-    #[error("the image's versions do not fit one another")]
+    #[error("the versions in the image are inconsistent")]
     Versions,
 }
 

@@ -254,7 +254,7 @@ impl LaneEngine {
                 Ok(())
             }
             Notice::Probe | Notice::ProbeReply => Ok(()),
-            _ => Err("its notice is none that a server with copies sends"),
+            _ => Err("its notice is not one that a replica sends"),
         };
         if let Err(reason) = result {
             out.push(Command::EndStream { peer: to, ours: true, reason: reason.to_owned() });
@@ -264,10 +264,7 @@ impl LaneEngine {
     fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {
         let Some(stream) = self.copying.stream(to) else { return Ok(()) };
         let Some(at) = stream.used.iter().position(|(used, _)| used.slot == slot.slot) else {
-            return stream
-                .heard_before(slot, 1)
-                .then_some(())
-                .ok_or("it returned a slot that we did not use");
+            return stream.heard_before(slot, 1).then_some(()).ok_or("it returned an unused slot");
         };
         let (used, item) = stream.used[at];
         if slot.generation != used.generation.wrapping_add(1) {
@@ -277,7 +274,7 @@ impl LaneEngine {
             };
         }
         if item.is_some() {
-            return Err("it returned a slot without a word on the record in it");
+            return Err("it returned a slot without a result for its record");
         }
         stream.used.remove(at);
         stream.free.push_back(slot);
@@ -299,7 +296,7 @@ impl LaneEngine {
         let written = stream.used.iter_mut().find(|(used, _)| *used == slot);
         let Some(item) = written.and_then(|(_, item)| item.take()) else {
             let is_repeated = stream.heard_before(slot, 0);
-            return is_repeated.then_some(()).ok_or("it judged a record that we did not send");
+            return is_repeated.then_some(()).ok_or("it confirmed a record that was not sent");
         };
         let can_begin = item.op == OpKind::CopyCheck && can_begin(chunks, groups, item.chunk, to);
         let Some(chunk) = chunks.get_mut(item.chunk as usize) else { return Ok(()) };

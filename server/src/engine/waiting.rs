@@ -144,11 +144,11 @@ impl fmt::Display for Waiting {
             let on = on.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             write!(f, "worker {rank} waits for round {round} of chunk {chunk}, ")?;
             return match cause {
-                WaitCause::Copies => write!(f, "not confirmed by the copies at servers: {on}"),
-                WaitCause::Readers => write!(f, "whose old weights are read by workers: {on}"),
+                WaitCause::Copies => write!(f, "not confirmed by replicas at servers: {on}"),
+                WaitCause::Readers => write!(f, "old weights are still read by workers: {on}"),
                 WaitCause::Bound => write!(f, "too far ahead of workers: {on}"),
-                WaitCause::Checkpoint => f.write_str("which is first copied for a checkpoint"),
-                WaitCause::Lane => f.write_str("which everybody has contributed to"),
+                WaitCause::Checkpoint => f.write_str("which is being copied for a checkpoint"),
+                WaitCause::Lane => f.write_str("which has all contributions"),
                 _ => write!(f, "missing workers: {on}"),
             };
         };

@@ -91,8 +91,8 @@ pub(super) async fn receive(
     let caller = match link.receive_within::<ToServer>(handshake).await {
         Ok(Some(ToServer::Hello(hello))) => Caller::of(Role::Worker, hello),
         Ok(Some(ToServer::Replica(hello))) => Caller::of_server(hello),
-        Ok(Some(ToServer::Inboxes(_))) => return Err("it did not say hello first".into()),
-        Ok(None) => return Err("it closed the connection before saying hello".into()),
+        Ok(Some(ToServer::Inboxes(_))) => return Err("its first message is not a hello".into()),
+        Ok(None) => return Err("it closed the connection before its hello".into()),
         Err(error) => return Err(error.to_string()),
     };
     let id = caller.id;
@@ -128,7 +128,7 @@ pub(super) async fn receive(
     let carriers = ChannelSetup::carriers(&setups);
     let theirs = match link.receive_within::<ToServer>(reception.connect).await {
         Ok(Some(ToServer::Inboxes(inboxes))) => inboxes,
-        Ok(_) => return Err(format!("{id}: it did not tell its inboxes")),
+        Ok(_) => return Err(format!("{id}: it did not send its inboxes")),
         Err(error) => return Err(format!("{id}: {error}")),
     };
     let (life, shared) = (caller.incarnation, reception.clone());
@@ -168,7 +168,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 async fn check(reception: &Reception, caller: &Caller) -> Result<(), String> {
     if caller.protocol != PROTOCOL_VERSION {
         return Err(format!(
-            "protocol version {} is not that of this server, {}: all processes of a job run the same release; see docs/upgrading.md",
+            "protocol version {} does not match version {} of this server; run the same release in all processes of a job (docs/upgrading.md)",
             caller.protocol,
             Build::own()
         ));
@@ -178,7 +178,7 @@ async fn check(reception: &Reception, caller: &Caller) -> Result<(), String> {
     }
     if caller.server_incarnation != reception.incarnation {
         return Err(
-            "it looks for an earlier life of this server; it is to look into the newest roster".into()
+            "it wants to connect to an earlier process of this server; it must use the newest roster".into(),
         );
     }
     // What the scheduler decided may reach the peer a little earlier than us.
@@ -205,13 +205,11 @@ fn admits(peers: &Peers, caller: &Caller) -> Result<(), String> {
     if id.role == Role::Server {
         if caller.epoch.term < peers.epoch.term {
             let (theirs, ours) = (caller.epoch, peers.epoch);
-            return Err(format!(
-                "{id} obeys a scheduler that is deposed: its epoch is {theirs}, ours {ours}"
-            ));
+            return Err(format!("{id} follows a deposed scheduler: its epoch is {theirs}, ours is {ours}"));
         }
         if !peers.copies_of.contains(&id.rank) {
             return Err(format!(
-                "by the shard map of epoch {} this server has no copies of {id}'s",
+                "by the shard map of epoch {} this server has no replica of {id}",
                 peers.epoch
             ));
         }
@@ -223,7 +221,7 @@ fn is_in_roster(peers: &Peers, id: MemberId, incarnation: Incarnation) -> Result
     let all = if id.role == Role::Worker { &peers.workers } else { &peers.servers };
     match all.get(&id.rank) {
         Some(life) if *life == incarnation => Ok(()),
-        Some(_) => Err(format!("{id} of the roster is another process")),
+        Some(_) => Err(format!("{id} in the roster is another process")),
         None => Err(format!("{id} is not in the roster")),
     }
 }
@@ -246,7 +244,7 @@ fn attach(
     // Of a server none are told: what lanes say to it needs no slots.
     let wanted = if id.role == Role::Worker { setups.len() } else { 0 };
     if theirs.len() != wanted || setups.len() != reception.lanes.len() {
-        return Err("it told the wrong number of inboxes".into());
+        return Err("it sent the wrong number of inboxes".into());
     }
     let inboxes = theirs.into_iter().map(worker_inbox).collect::<Result<Vec<_>, _>>()?;
     let (mut inboxes, mut answers) = (inboxes.into_iter(), Vec::with_capacity(setups.len()));
@@ -255,7 +253,7 @@ fn attach(
     is_in_roster(peers.as_ref().ok_or("there is no roster")?, id, incarnation)?;
     // Lanes take messages in order: what a later try sends to this one comes after what this try does.
     if !reception.tries.is_last(id, number) {
-        return Err("it has asked to be connected again meanwhile".into());
+        return Err("it has meanwhile requested a new connection".into());
     }
     for (setup, (lane, _)) in setups.into_iter().zip(&reception.lanes) {
         let (reply, answer): (SyncSender<_>, _) = sync_channel(1);
@@ -272,7 +270,7 @@ fn attach(
 fn worker_inbox(inbox: InboxGrant) -> Result<WorkerInbox, String> {
     let grants = inbox.grants.iter().map(|wire| SlotGrant::from_wire(*wire)).collect::<Option<Vec<_>>>();
     let InboxGrant { region, offset, slot_bytes, .. } = inbox;
-    let grants = grants.ok_or("its first grants are malformed")?;
+    let grants = grants.ok_or("its first credit grants are malformed")?;
     Ok(WorkerInbox { region, offset, slot_bytes, grants })
 }
 
@@ -296,13 +294,13 @@ pub(super) fn answers_while<T>(
                 (deadline, seen) = (Instant::now() + within, read());
             }
             Err(_) if seen > before => {
-                let what = "of the checkpoint, and then nothing more";
+                let what = "of the checkpoint, and then no more";
                 let (chunks, within_ms) = (seen - before, within.as_millis());
                 return Err(format!(
-                    "lane {index} of this server does not answer: {chunks} chunks were read {what} for {within_ms} ms; look at the disk that checkpoint.directory is on"
+                    "lane {index} of this server does not respond: {chunks} chunks were read {what} for {within_ms} ms; check the disk of checkpoint.directory"
                 ));
             }
-            Err(_) => return Err(format!("lane {index} of this server does not answer")),
+            Err(_) => return Err(format!("lane {index} of this server does not respond")),
         }
     };
     answers.into_iter().enumerate().map(&mut take).collect()
@@ -383,7 +381,7 @@ mod tests {
         assert_eq!(why(&peers, caller(Role::Worker, 0, 7, 1)), "");
         assert!(why(&peers, caller(Role::Worker, 0, 8, 2)).contains("another process"));
         assert!(why(&peers, caller(Role::Worker, 1, 8, 2)).contains("not in the roster"));
-        assert!(why(&peers, caller(Role::Server, 1, 8, 2)).contains("no copies"));
+        assert!(why(&peers, caller(Role::Server, 1, 8, 2)).contains("no replica of"));
         peers.copies_of.insert(Rank(1));
         assert_eq!(why(&peers, caller(Role::Server, 1, 8, 2)), "");
         assert!(why(&peers, caller(Role::Server, 1, 8, 1)).contains("deposed"));

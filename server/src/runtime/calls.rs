@@ -368,7 +368,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             let mut buffer = match self.calls.allocate(taken.bytes) {
                 Ok(buffer) => buffer,
                 Err(error) => {
-                    tracing::error!(worker = peer.0, app, %error, "there is no memory for a call's body");
+                    tracing::error!(worker = peer.0, app, %error, "no memory for the body of a call");
                     self.engine.call_failed(call, &mut self.commands);
                     return Ok(());
                 }

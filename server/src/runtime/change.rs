@@ -34,7 +34,7 @@ impl Changed {
     ) -> Option<Result<(), NotTaken>> {
         let key = self.key;
         if moved {
-            let what = "it moved to another server while its rule was changed; change it again";
+            let what = "it moved to another server during the change of its optimizer; change it again";
             return Some(Err(format!("tensor {key}: {what}").into()));
         }
         let lacking: BTreeSet<u32> = lacking.map(|server| server.0).collect();
@@ -44,7 +44,7 @@ impl Changed {
         (waited >= CONFIRMED_WITHIN).then(|| {
             let waited_ms = waited.as_millis();
             Err(format!(
-                "tensor {key}: its rule was changed here, but servers {lacking:?}, which have copies, have not confirmed it for {waited_ms} ms; look at them, and change it again"
+                "tensor {key}: its optimizer was changed here, but servers {lacking:?} with replicas have not confirmed the change for {waited_ms} ms; check these servers, and change it again"
             )
             .into())
         })

@@ -19,14 +19,14 @@ use tokio::net::TcpListener;
 #[derive(Debug, Error)]
 pub enum StartError {
     /// It ended before the scheduler had assigned a rank.
-    #[error("the server ended before it had a rank: {0:#}")]
+    #[error("the server ended before it got a rank: {0:#}")]
     Ended(anyhow::Error),
     /// Its thread cannot be started.
     #[error("cannot start the server's thread: {0}")]
     Thread(#[from] std::io::Error),
     /// The scheduler assigned no rank in time.
     #[error(
-        "the scheduler at {scheduler} gave this server no rank within {waited_ms} ms; start it, or look at its log"
+        "the scheduler at {scheduler} did not assign a rank within {waited_ms} ms; start the scheduler, or check its log"
     )]
     NoRank {
         /// The scheduler's address.
@@ -129,7 +129,7 @@ impl Server {
 
     /// Leaves the cluster in good order. If a handler does not return within `deadlines.drain_ms`, the error names it.
     pub fn close(mut self) -> anyhow::Result<()> {
-        self.role.stop("it was closed");
+        self.role.stop("it was closed by this process");
         self.role.wait()
     }
 }

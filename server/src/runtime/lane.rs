@@ -57,7 +57,7 @@ pub enum LaneError {
     Bounds(#[from] OutOfBounds),
     /// A new rule for rounds that are over: parts of the tensor would have it earlier than others.
     #[error(
-        "tensor {key} has finished round {round}, so its rule cannot change from then on; name a round to come"
+        "tensor {key} has completed round {round}, so its optimizer cannot change from that round on; pass a later round"
     )]
     RuleTooLate {
         /// Which tensor.
@@ -69,16 +69,16 @@ pub enum LaneError {
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::CheckpointError),
     /// Rows that this server has copies of cannot be what their server has.
-    #[error("rows of sparse tables cannot be kept up as a copy: {0}")]
+    #[error("cannot update the replica of the rows of sparse tables: {0}")]
     Copy(String),
     /// Its thread panicked.
-    #[error("the data thread of lane {lane} panicked; please report it with what the log says before")]
+    #[error("the data thread of lane {lane} panicked; please report it with the log lines before")]
     Panicked {
         /// Which lane.
         lane: u16,
     },
     /// A worker cannot be attached.
-    #[error("worker {rank} cannot be attached: {reason}")]
+    #[error("cannot attach worker {rank}: {reason}")]
     Attach {
         /// Which worker.
         rank: Rank,
@@ -260,11 +260,17 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if inbox.slot_bytes < RESULT_SLOT_BYTES {
             return refuse(
                 &mut self.queue,
-                format!("its inbox slots have {} bytes, {RESULT_SLOT_BYTES} are needed", inbox.slot_bytes),
+                format!(
+                    "its inbox slots have {} bytes, but {RESULT_SLOT_BYTES} are needed",
+                    inbox.slot_bytes
+                ),
             );
         }
         if !self.engine.admits(rank, incarnation) {
-            return refuse(&mut self.queue, "its life is over: the scheduler has said so since".into());
+            return refuse(
+                &mut self.queue,
+                "its process has ended, as the scheduler reported meanwhile".into(),
+            );
         }
         self.detach(rank);
         // Before there is another channel of that worker: none of it is for that one.
@@ -474,7 +480,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 if sound {
                     self.engine.batch(&context, now_ms, &mut self.commands);
                 } else {
-                    tracing::debug!(worker = rank.0, "a batch's payload changed on its way");
+                    tracing::debug!(worker = rank.0, "the payload of a batch was corrupted in transit");
                     self.engine.corrupt_batch(&context, &mut self.commands);
                 }
             }
@@ -507,7 +513,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return Ok(());
         };
         if matches!(post, Post::Notice(_)) && link.backlog.len() >= BACKLOG_MAX {
-            self.expel(peer, "it makes us answer, and takes no answers");
+            self.expel(peer, "it sends operations, but accepts no answers");
             return Ok(());
         }
         link.backlog.push_back(post);
@@ -543,7 +549,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Some(error @ PostError::Unregistered) => {
                 return Err(LaneError::Unregistered(self.queue.explain(error)));
             }
-            Some(error) => self.expel(peer, &format!("a place that it granted cannot be reached: {error}")),
+            Some(error) => self.expel(peer, &format!("memory that it granted cannot be accessed: {error}")),
             None => {}
         }
         Ok(())

@@ -95,7 +95,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             let Move { call, at, remote: from, left: bytes } = piece;
             let Some(span) = self.calls.body_span(call, at, bytes) else { continue };
             if let Err(error) = self.queue.prepare(&span?) {
-                tracing::error!(worker = peer.0, call, %error, "there is no memory for a call's body");
+                tracing::error!(worker = peer.0, call, %error, "no memory for the body of a call");
                 self.moves(peer).into_iter().for_each(|moves| moves.reading_bytes -= bytes);
                 self.engine.call_failed(call, &mut self.commands);
                 self.calls.drop_call(call);
@@ -136,7 +136,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             let Some((Move { call, at, remote, left: bytes }, is_last)) = next else { return Ok(()) };
             let Some(span) = self.calls.reply_span(call) else { continue };
             if let Err(error) = self.queue.prepare(&span.slice(at, bytes)?) {
-                tracing::error!(worker = peer.0, call, %error, "a reply cannot be sent");
+                tracing::error!(worker = peer.0, call, %error, "cannot send a reply");
                 self.moves(peer).into_iter().for_each(|moves| moves.writing_bytes -= bytes);
                 self.engine.call_landed(call, false, &mut self.commands);
                 self.calls.drop_call(call);

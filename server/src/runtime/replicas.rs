@@ -297,7 +297,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let header = match header {
             Ok(header) => header,
             Err(error) => {
-                tracing::warn!(server = from.0, %error, "a record of a server's stream is malformed");
+                tracing::warn!(server = from.0, %error, "malformed record in the replication stream of a server");
                 self.end_stream(from, false);
                 return Ok(());
             }
@@ -347,7 +347,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                     tracing::warn!(
                         server = to.0,
                         error,
-                        "no memory to send a chunk's whole copy from; it is tried again"
+                        "no memory to send the whole copy of a chunk; retrying"
                     );
                     self.end_stream(to, true);
                     return Ok(());
@@ -406,7 +406,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
         });
         let Some(prefix_bytes) = encoded else {
             // Slots that have no room for a part and the largest table were not taken.
-            tracing::warn!(server = to.0, bytes, "internal error: a record does not fit a server's slots");
+            tracing::warn!(
+                server = to.0,
+                bytes,
+                "internal error: a record does not fit into the slots of a server"
+            );
             self.end_stream(to, true);
             return Ok(());
         };
@@ -451,7 +455,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 Payload::Sum => match storage.sum_part(chunk, at, bytes) {
                     Ok(part) => Some(part),
                     Err(error) => {
-                        tracing::info!(server = to.0, %error, "a record's chunk is not here any more");
+                        tracing::info!(server = to.0, %error, "the chunk of a record is no longer here");
                         self.end_stream(to, true);
                         return Ok(());
                     }
@@ -484,7 +488,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 // Without memory for copies this server may have what nobody else has: it lives, and tries again.
                 Err(error) => {
                     let error = self.queue.explain(error);
-                    tracing::warn!(server = to.0, error, "a server's slots for records cannot be written");
+                    tracing::warn!(server = to.0, error, "cannot write to the record slots of a server");
                     self.end_stream(to, true);
                     return Ok(());
                 }
@@ -497,7 +501,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let link = self.replicas.copies.iter_mut().find(|link| link.from == from && !link.is_over);
         let Some(link) = link else { return Ok(()) };
         if link.backlog.len() >= BACKLOG_MAX {
-            tracing::warn!(server = from.0, "a server streams to us, and takes no answers");
+            tracing::warn!(server = from.0, "a server streams records, but accepts no answers");
             self.end_stream(from, false);
             return Ok(());
         }
@@ -517,7 +521,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 Ok(()) => drop(link.backlog.pop_front()),
                 Err(PostError::Full | PostError::Closed) => return Ok(()),
                 Err(error) => {
-                    tracing::warn!(server = from.0, %error, "a server that streams to us cannot be answered");
+                    tracing::warn!(server = from.0, %error, "cannot answer a server that streams records");
                     self.end_stream(from, false);
                     return Ok(());
                 }

@@ -23,7 +23,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         // The engine was told how many blocks are free; if it sends more all the same, the results are dropped
         // with their channel rather than lost silently.
         let Some(block) = self.blocks.take() else {
-            self.expel(peer, "too many results are under way to it");
+            self.expel(peer, "too many results to it are in flight");
             return Ok(());
         };
         let header = self.header(peer, sequence);

@@ -57,7 +57,7 @@ pub enum RunError {
     Refused(RefusalReason),
     /// The scheduler has declared this life dead: others serve what it had.
     #[error(
-        "the scheduler has declared this server dead, in epoch {epoch}: it was silent for too long, or its connection broke; start it again, and it comes back as a new one"
+        "the scheduler has declared this server dead in epoch {epoch}: it sent no heartbeat for deadlines.silence_ms, or its connection broke; restart it, and it rejoins as a new process"
     )]
     Deposed {
         /// Since when.
@@ -65,7 +65,7 @@ pub enum RunError {
     },
     /// It was to go, and others have not taken over in time what it has.
     #[error(
-        "this server was to go, and after {waited_ms} ms others have not taken over {chunks} of its chunks; start another server where none is left that could, look at the scheduler's status for copies that do not become complete, or raise deadlines.move_ms"
+        "draining this server timed out: after {waited_ms} ms other servers have not taken over {chunks} of its chunks; start another server if none is left, check the scheduler's status for copies that do not become complete, or raise deadlines.move_ms"
     )]
     NotDrained {
         /// Chunks that it still has.
@@ -142,7 +142,7 @@ pub(super) async fn run_with(
     let connected = tokio::select! {
         connected = SchedulerLink::connect((&settings, &security), register, heartbeat, resume) => connected,
         reason = shutdown.wait() => {
-            tracing::info!(reason, "leaving before the scheduler has answered");
+            tracing::info!(reason, "leaving before the scheduler answered");
             return Ok(());
         }
     };
@@ -266,7 +266,7 @@ fn checkpoints(
     let open = |name: &String| {
         if place.is_empty() {
             let text = format!(
-                "the job begins from checkpoint {name}, and checkpoint.directory is not set at this server; set it to the scheduler's"
+                "the job starts from checkpoint {name}, but checkpoint.directory is not set at this server; set it to that of the scheduler"
             );
             return Err(Failure::message(ExitCode::Config, text));
         }
@@ -348,7 +348,7 @@ fn inbox_slots(settings: &Settings, shape: &ClusterShape, devices: &Devices) -> 
     if slots < wanted {
         let (why, kib) = (lowered_by(limit), limit.bytes() / 1024);
         tracing::warn!(
-            "memory.inbox_slots is lowered from {wanted} to {slots}, because this process may {} {kib} KiB only; {}",
+            "memory.inbox_slots is reduced from {wanted} to {slots}, because this process may only {} {kib} KiB; {}",
             why.0,
             why.1
         );
@@ -382,7 +382,7 @@ fn serve_http(
     let ready = move || match (known.borrow().is_some(), standing.away_ms()) {
         (true, None) => Ok(()),
         (true, Some(away_ms)) => Err(format!(
-            "the scheduler is lost, for {away_ms} ms; data goes on, and the next one is looked for"
+            "the scheduler has been lost for {away_ms} ms; training continues, and this server waits for a new scheduler"
         )),
         (false, _) => Err("waiting for the scheduler to announce the roster".to_owned()),
     };
@@ -409,7 +409,7 @@ async fn accept(listener: TcpListener, reception: Arc<Reception>) {
                         }
                         Err(reason) => {
                             if let Some(others) = refused.may_speak() {
-                                tracing::warn!(%peer, reason, others, "a connection to the data plane was refused");
+                                tracing::warn!(%peer, reason, others, "refused a data connection");
                             }
                         }
                     }

@@ -115,7 +115,7 @@ impl Serving<'_> {
         if let Some(last) = last
             && let Err(error) = self.link.finish(&last, drain).await
         {
-            tracing::debug!(%error, "telling the scheduler of our end");
+            tracing::debug!(%error, "cannot notify the scheduler that this server leaves");
         }
         result
     }
@@ -133,7 +133,11 @@ impl Serving<'_> {
         if !lock(&self.member).drain(&mut out) {
             return End::Orderly(reason);
         }
-        tracing::info!(reason, within_ms = deadlines.move_ms, "others are to take over what this server has");
+        tracing::info!(
+            reason,
+            within_ms = deadlines.move_ms,
+            "draining: other servers take over the chunks of this server"
+        );
         if let Some(end) = self.execute(out) {
             return end;
         }
@@ -177,11 +181,11 @@ impl Serving<'_> {
 
     /// A word was not sent. One that is too large for a frame is never: the scheduler must not wait for it.
     fn unsaid(&mut self, word: Option<ToScheduler>, error: &LinkError) {
-        tracing::warn!(%error, "a word to the scheduler was not sent");
+        tracing::warn!(%error, "cannot send a message to the scheduler");
         if let (Some(ToScheduler::Checkpoint(CheckpointNews::Part(part))), LinkError::Message(_)) =
             (word, error)
         {
-            let reason = format!("lane {} covers more than one message can say: {error}", part.lane);
+            let reason = format!("lane {} has more ranges than fit into one message: {error}", part.lane);
             let failed = CheckpointNews::Failed { round: part.round, reason };
             self.work.unsaid.push_front(ToScheduler::Checkpoint(failed));
         }
@@ -195,14 +199,14 @@ impl Serving<'_> {
                 self.message(message)
             }
             Some(LinkEvent::Away { since, why }) => {
-                tracing::warn!(error = %why, "going on without a scheduler");
+                tracing::warn!(error = %why, "lost the scheduler; continuing without it");
                 self.flight.note("away", format!("no scheduler: {why}"));
                 self.standing.set_away(Some(since));
                 None
             }
             Some(LinkEvent::Back(welcome)) => {
-                tracing::info!(epoch = %welcome.epoch, "there is a scheduler again");
-                self.flight.note("back", format!("a scheduler again, epoch {}", welcome.epoch));
+                tracing::info!(epoch = %welcome.epoch, "scheduler reconnected");
+                self.flight.note("back", format!("scheduler reconnected, epoch {}", welcome.epoch));
                 self.standing.set_away(None);
                 self.posts.back();
                 let mut out = Vec::new();
@@ -264,7 +268,7 @@ impl Serving<'_> {
                     lock(&self.member).seeded(lane, to, epoch, &mut out);
                 }
                 LaneNews::StreamDown { lane, to, number } => {
-                    tracing::warn!(lane, server = to.0, "the stream to a server with copies has ended");
+                    tracing::warn!(lane, server = to.0, "replication stream to a server ended");
                     self.flight.note("stream down", format!("lane {lane} to server {to}"));
                     self.standing.stream_down(to, number);
                     lock(&self.member).stream_down(to, number, &mut out);
@@ -281,7 +285,10 @@ impl Serving<'_> {
         match done {
             Done::Lanes { number, result } => {
                 if let Err(NotTaken { reason, .. }) = &result {
-                    tracing::error!(reason, "this server cannot have what it was to have");
+                    tracing::error!(
+                        reason,
+                        "this server cannot take the chunks that the shard map assigns to it"
+                    );
                 }
                 lock(&self.member).lanes_answered(number, result, &mut out);
             }
@@ -292,7 +299,7 @@ impl Serving<'_> {
                 tracing::error!(
                     worker = rank.0,
                     reason,
-                    "asking again from which round on a worker could count"
+                    "asking again from which round on a worker can contribute"
                 );
                 self.ask_rounds(rank, incarnation);
             }
@@ -302,7 +309,11 @@ impl Serving<'_> {
                         tracing::info!(server = to.0, driver = %choice.driver, why = choice.why, "stream ready");
                     }
                     Err(reason) => {
-                        tracing::warn!(server = to.0, reason, "no stream to a server that is to have copies");
+                        tracing::warn!(
+                            server = to.0,
+                            reason,
+                            "cannot open the replication stream to a server"
+                        );
                     }
                 }
                 let is_up = result.is_ok();
@@ -320,7 +331,7 @@ impl Serving<'_> {
             match command {
                 MemberCommand::Say(message) => {
                     if let ToScheduler::Seeded { epoch, to } = &message {
-                        tracing::info!(server = to.0, %epoch, "the copies made there are complete");
+                        tracing::info!(server = to.0, %epoch, "the replicas at a server are complete");
                     }
                     self.work.unsaid.push_back(message);
                 }
@@ -337,13 +348,13 @@ impl Serving<'_> {
                 }
                 MemberCommand::AskRounds { rank, incarnation } => self.ask_rounds(rank, incarnation),
                 MemberCommand::EndServer { rank } => {
-                    tracing::info!(server = rank.0, "a server's life is over: its channels are closed");
+                    tracing::info!(server = rank.0, "server process has ended: closed its channels");
                     self.standing.hang_up(rank);
                 }
                 MemberCommand::Roles { epoch, .. } => {
                     let Holdings { served, copies, arriving, .. } = lock(&self.member).holdings();
                     let (served, copies, arriving) = (served.chunks, copies.chunks, arriving.chunks);
-                    tracing::info!(%epoch, served, copies, arriving, "what this server has chunks for");
+                    tracing::info!(%epoch, served, copies, arriving, "chunks of this server");
                 }
                 MemberCommand::Leave(departure) => end = end.or(Some(end_of(departure))),
                 MemberCommand::Assign { .. }
@@ -465,7 +476,7 @@ fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers>
 fn end_of(departure: Departure) -> End {
     match departure {
         Departure::Over { reason } => End::Orderly(reason),
-        Departure::Drained => End::Orderly("others have taken over all that this server had".into()),
+        Departure::Drained => End::Orderly("other servers have taken over all chunks of this server".into()),
         Departure::Died(death) => End::Failed(RunError::Died(death)),
         Departure::Refused(reason) => End::Failed(RunError::Refused(reason)),
         Departure::Deposed { epoch } => End::Failed(RunError::Deposed { epoch }),

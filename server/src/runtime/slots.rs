@@ -25,7 +25,7 @@ pub(super) fn lend_cells<Q: CompletionQueue>(
 pub(super) fn slots_of(inbox: &InboxGrant, least_bytes: u64) -> Result<Vec<SlotGrant>, String> {
     if inbox.slot_bytes < least_bytes {
         return Err(format!(
-            "its slots for records have {} bytes, {least_bytes} are needed",
+            "its slots for records have {} bytes, but {least_bytes} are needed",
             inbox.slot_bytes
         ));
     }

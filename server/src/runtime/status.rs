@@ -85,7 +85,7 @@ impl ServerStatus {
         let away = self.scheduler_away_ms.map(|ms| format!("; no scheduler for {} s", ms / 1000));
         let rank = self.rank;
         let away = away.unwrap_or_default();
-        format!("server {rank}: {served} chunks served, copies of {copies}, round {}{away}", self.newest)
+        format!("server {rank}: {served} chunks served, replicas of {copies}, round {}{away}", self.newest)
     }
 }
 

@@ -44,7 +44,11 @@ pub(super) async fn dial(reception: Arc<Reception>, target: Target) -> Result<Ch
         }
     };
     let Some(left) = left else { return Err(reason) };
-    tracing::warn!(server = target.to.0, reason, "no way to this server over the RDMA device");
+    tracing::warn!(
+        server = target.to.0,
+        reason,
+        "cannot reach this server over the RDMA device; using another transport"
+    );
     attempt(&reception, &target, &left).await.map_err(|(failed, _)| failed.reason)
 }
 
@@ -111,7 +115,7 @@ fn attach(
     // Held until all lanes are told, so that no channel comes after the end of its server.
     let peers = reception.peers.borrow();
     if peers.as_ref().and_then(|peers| peers.servers.get(&to)) != Some(&incarnation) {
-        return Err("it is not in the roster any more".into());
+        return Err("it is no longer in the roster".into());
     }
     let mut answers = Vec::with_capacity(setups.len());
     for ((setup, inbox), (lane, _)) in setups.into_iter().zip(inboxes).zip(&reception.lanes) {

@@ -20,7 +20,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         for rank in (0..self.config.engine.workers).map(Rank) {
             let life = self.engine.peer_incarnation(rank);
             if self.connected(rank) && !present.contains(&(rank, life)) {
-                tracing::info!(worker = rank.0, %epoch, "its life is over: its data channel is closed");
+                tracing::info!(worker = rank.0, %epoch, "worker process has ended: closed its data channel");
                 self.detach(rank);
             }
         }

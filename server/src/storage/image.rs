@@ -28,7 +28,7 @@ pub enum ImageError {
     #[error("not a chunk's image of form {FORM}; upgrade the older member")]
     Form,
     /// Cut short, or longer than it says.
-    #[error("a chunk's image has {got} bytes, it says {want}")]
+    #[error("the image of a chunk has {got} bytes, but its header states {want}")]
     Length {
         /// Bytes there.
         got: usize,
@@ -39,7 +39,9 @@ pub enum ImageError {
     #[error("a chunk's image has a malformed head: {0}")]
     Head(String),
     /// An image of another chunk.
-    #[error("a chunk's image is of {got} of {got_bytes} bytes, the chunk of {want} of {want_bytes}")]
+    #[error(
+        "the image is of {got} with {got_bytes} bytes, but the chunk is of {want} with {want_bytes} bytes"
+    )]
     Shape {
         /// The image's elements.
         got: Dtype,
@@ -51,7 +53,7 @@ pub enum ImageError {
         want_bytes: u64,
     },
     /// A rule that the chunk cannot have.
-    #[error("a chunk's image has a rule that this tensor cannot have")]
+    #[error("the image of a chunk has an optimizer that this tensor cannot have")]
     Rule,
 }
 

@@ -289,7 +289,7 @@ mod tests {
         one.plan(home(), &mut bytes, &|_, _| Ok(()));
         assert_eq!(one.apply(home(), &bytes, &|_, _| Ok(())), Applied::Done);
         let lacking = copy.apply(home(), &bytes, &|_, _| Ok(()));
-        assert_eq!(lacking, Applied::Lacking("there is no memory for rows of table 3".into()));
+        assert_eq!(lacking, Applied::Lacking("no memory for rows of table 3".into()));
         // A server says so itself, to whoever pushes.
         one = declared(home(), &spec());
         one.tables.values_mut().for_each(Rows::starve);

@@ -165,7 +165,7 @@ impl Tables {
                 let bytes = Rows::new(spec, parts).bytes_of(1);
                 if bytes > self.free_bytes() {
                     let why =
-                        format!("the table takes {bytes} bytes with its first row; raise memory.table_bytes");
+                        format!("the table needs {bytes} bytes with its first row; raise memory.table_bytes");
                     return Told::Status(RowStatus::Full, why);
                 }
                 Told::Status(RowStatus::Undeclared, String::new())

@@ -96,7 +96,7 @@ impl Tables {
         }
         self.refused = None;
         if let Err(why) = begin(&mut rows, home, room, refill) {
-            tracing::error!(table = head.key, why, "a table cannot begin with what a checkpoint has of it");
+            tracing::error!(table = head.key, why, "cannot restore a table from the checkpoint");
             self.refused = Some((home, head.key, why));
             return None;
         }
@@ -180,7 +180,7 @@ impl Tables {
         rows.push(&self.ids, &values, &mut self.scratch);
         self.bytes += rows.bytes() - before;
         if rows.is_wanting() {
-            return Applied::Lacking(format!("there is no memory for rows of table {}", head.key));
+            return Applied::Lacking(format!("no memory for rows of table {}", head.key));
         }
         if rows.without_room() == without_room {
             return Applied::Done;

@@ -71,7 +71,7 @@ fn workers_that_join_while_a_server_does_not_answer_come_in_later() {
     cluster.add_trainer(&[&TRAIN[..], &["--set", "deadlines.connect_ms=500"]].concat());
     // The first connection fails, and one that follows it: nothing of this is the first one's.
     for _ in 0..2 {
-        cluster.workers[0].expect_line("a server cannot be connected", PATIENCE);
+        cluster.workers[0].expect_line("cannot connect to a server", PATIENCE);
     }
     cluster.servers[0].signal(Signal::CONT);
     for process in cluster.everyone() {

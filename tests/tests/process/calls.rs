@@ -153,7 +153,7 @@ fn a_handler_that_is_not_there_is_waited_for_and_told(driver: Driver) {
     assert_eq!(early.wait().unwrap().head, b"late");
     assert_eq!(order.recv_timeout(PATIENCE).unwrap(), 100_000);
     let taken = bed.servers[0].register(5, echo).unwrap_err();
-    assert!(taken.to_string().contains("registered already"), "{taken}");
+    assert!(taken.to_string().contains("already registered"), "{taken}");
     bed.end();
 }
 
@@ -319,7 +319,7 @@ fn callbacks_run_and_bad_requests_are_refused(driver: Driver) {
         let error = client.call(ECHO, server, call).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     };
-    refused(1, request(b"", vec![]), "there are 1 servers");
+    refused(1, request(b"", vec![]), "the job has 1 servers");
     refused(0, request(&[0; 513], vec![]), "at most 512");
     let body = (0..17).map(|_| Piece::Bytes(vec![])).collect();
     refused(0, CallRequest { body, ..CallRequest::default() }, "at most 16");

@@ -42,7 +42,7 @@ fn one_comes(cluster: &mut Cluster, carrier: Carrier) {
     let mut command = cluster.member("gradwire-server", &[], None, carrier.0);
     let name = format!("server {}, which came", cluster.servers.len());
     let server = Process::start(name, &mut command);
-    let serves = |line: &str| line.contains("what this server has chunks for") && !line.contains("served=0 ");
+    let serves = |line: &str| line.contains("chunks of this server") && !line.contains("served=0 ");
     assert!(server.log().wait_for(serves, PATIENCE).is_some(), "it got nothing:\n{}", server.log().text());
     cluster.servers.push(server);
 }
@@ -51,7 +51,12 @@ fn one_comes(cluster: &mut Cluster, carrier: Carrier) {
 fn one_goes(cluster: &mut Cluster, server: usize) {
     cluster.servers[server].signal(Signal::TERM);
     assert_eq!(cluster.servers[server].expect_end(PATIENCE), 0);
-    assert!(cluster.servers[server].log().text().contains("others have taken over all that this server had"));
+    assert!(
+        cluster.servers[server]
+            .log()
+            .text()
+            .contains("other servers have taken over all chunks of this server")
+    );
 }
 
 fn all_end_well(cluster: &mut Cluster) -> String {

@@ -52,7 +52,7 @@ fn ends_as_undisturbed(cluster: &mut Cluster, killed: &[usize]) {
 fn one_is_killed(carrier: Carrier, servers: u32) {
     let mut cluster = training(carrier, servers, &COPIES);
     cluster.servers[1].kill();
-    cluster.servers[0].expect_line("a server's life is over: its channels are closed server=1", PATIENCE);
+    cluster.servers[0].expect_line("server process has ended: closed its channels server=1", PATIENCE);
     assert!(cluster.workers[0].is_running(), "it was killed too late to prove anything");
     ends_as_undisturbed(&mut cluster, &[1]);
 }
@@ -86,15 +86,15 @@ fn one_of_three_servers_is_killed_over_unix_sockets() {
 fn spare_servers_take_over_from_all_that_die() {
     let mut cluster = training(SHM, 2, &COPIES);
     cluster.servers[1].kill();
-    cluster.servers[0].expect_line("a server's life is over: its channels are closed server=1", PATIENCE);
+    cluster.servers[0].expect_line("server process has ended: closed its channels server=1", PATIENCE);
     // It gets the free rank.
     let mut command = cluster.member("gradwire-server", &[], None, SHM.0);
     cluster.servers.push(Process::start("the spare server", &mut command));
-    cluster.servers[0].expect_line("the copies made there are complete server=1", PATIENCE);
+    cluster.servers[0].expect_line("the replicas at a server are complete server=1", PATIENCE);
     // The scheduler has heard of that, and says so: a copy that it does not know of takes over nothing.
     cluster.servers[2].expect_line("copies=15 arriving=0", PATIENCE);
     cluster.servers[0].kill();
-    cluster.servers[2].expect_line("a server's life is over: its channels are closed server=0", PATIENCE);
+    cluster.servers[2].expect_line("server process has ended: closed its channels server=0", PATIENCE);
     assert!(cluster.workers[0].is_running(), "it was killed too late to prove anything");
     ends_as_undisturbed(&mut cluster, &[0, 1]);
 }
@@ -114,7 +114,9 @@ fn one_is_told_to_go(carrier: Carrier, scheduler: &[&str]) {
     let mut cluster = training(carrier, 3, scheduler);
     cluster.servers[1].signal(Signal::TERM);
     assert_eq!(cluster.servers[1].expect_end(PATIENCE), 0);
-    assert!(cluster.servers[1].log().text().contains("others have taken over all that this server had"));
+    assert!(
+        cluster.servers[1].log().text().contains("other servers have taken over all chunks of this server")
+    );
     assert!(cluster.workers[0].is_running(), "it went too late to prove anything");
     ends_as_undisturbed(&mut cluster, &[]);
 }

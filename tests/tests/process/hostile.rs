@@ -538,7 +538,7 @@ fn helloes_that_are_not_the_rosters() {
     let refused: [(&str, Edit); 6] = [
         ("protocol version", |hello| hello.protocol += 1),
         ("job", |hello| hello.job.0 += 1),
-        ("earlier life of this server", |hello| hello.server_incarnation.0 ^= 1),
+        ("earlier process of this server", |hello| hello.server_incarnation.0 ^= 1),
         ("is another process", |hello| hello.incarnation.0 ^= 1),
         ("is another process", |hello| hello.rank.0 = 0),
         ("is not in the roster", |hello| hello.rank.0 = 7),

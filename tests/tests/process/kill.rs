@@ -242,7 +242,7 @@ fn sigterm_ends_a_server_that_waits_for_its_scheduler() {
     server.expect_line("no RDMA device", PATIENCE);
     server.signal(Signal::TERM);
     assert_eq!(server.expect_end(Duration::from_secs(20)), 0);
-    assert!(server.log().text().contains("leaving before the scheduler has answered"));
+    assert!(server.log().text().contains("leaving before the scheduler answered"));
 }
 
 /// Command lines of the processes whose environment holds the marker.

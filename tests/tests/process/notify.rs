@@ -62,7 +62,7 @@ fn readiness_state_life_and_stop_are_told() {
     cluster.place = worker.place();
     let train = ["--epochs", "100000", "--jitter-us", "500"];
     cluster.add_trainers(1, &train);
-    let said = worker.until("STATUS=worker 0: waiting for the others");
+    let said = worker.until("STATUS=worker 0: waiting for the other members");
     assert!(said.contains(&"READY=1".to_owned()), "registered, and one is missing: {said:?}");
     cluster.place = Place::default();
     cluster.add_trainers(1, &train);
@@ -92,7 +92,7 @@ fn a_trainer_that_has_left_the_cluster_is_not_watched_any_more() {
     cluster.add_servers(1, &[]);
     cluster.place = manager.place();
     cluster.add_trainers(1, &TRAIN);
-    let said = manager.until("STATUS=out of the cluster");
+    let said = manager.until("STATUS=left the cluster");
     assert_eq!(said[said.len() - 2], "WATCHDOG_USEC=0", "{said:?}");
     cluster.everyone().for_each(|process| assert_eq!(process.expect_end(PATIENCE), 0));
 }

@@ -124,7 +124,7 @@ impl Bed {
 
 fn kill(cluster: &mut Cluster, server: usize, witness: usize, rank: u32) {
     cluster.servers[server].kill();
-    let line = format!("a server's life is over: its channels are closed server={rank}");
+    let line = format!("server process has ended: closed its channels server={rank}");
     cluster.servers[witness].expect_line(&line, PATIENCE);
 }
 
@@ -189,7 +189,7 @@ fn what_a_worker_that_comes_again_repeats_of_a_step_counts_once(driver: Driver) 
         push(client, table, 8, &some).unwrap();
     }
     let early = push(&clients[1], &tables[1], 7, &some).unwrap_err();
-    assert!(early.to_string().contains("step 7 is an earlier one"), "{early}");
+    assert!(early.to_string().contains("step 7 is smaller than step"), "{early}");
     clients.pop().unwrap().fail("as if it had died");
     cluster.servers[0].kill();
     let mut settings = cluster.settings();
@@ -221,7 +221,7 @@ fn a_spare_server_gets_the_copies_and_then_takes_over(driver: Driver) {
         kill(cluster, 1, 0, 1);
         let mut command = cluster.member("gradwire-server", &[], None, words);
         cluster.servers.push(Process::start("the spare server", &mut command));
-        cluster.servers[0].expect_line("the copies made there are complete server=1", PATIENCE);
+        cluster.servers[0].expect_line("the replicas at a server are complete server=1", PATIENCE);
     });
     bed.check(first);
     let second = bed.train(|cluster, _| kill(cluster, 0, 2, 0));
@@ -238,7 +238,7 @@ fn a_server_with_rows_is_emptied_before_it_goes(driver: Driver) {
             cluster.servers[server].signal(Signal::TERM);
             assert_eq!(cluster.servers[server].expect_end(PATIENCE), 0);
             let said = cluster.servers[server].log().text();
-            assert!(said.contains("others have taken over all that this server had"), "{said}");
+            assert!(said.contains("other servers have taken over all chunks of this server"), "{said}");
         });
         bed.check(sum);
     }

@@ -136,8 +136,11 @@ fn what_cannot_be_is_told(driver: Driver) {
     };
     told(other.declare_table(&spec(1, Optimizer::assign())).unwrap_err(), "declared before");
     told(client.declare_table(&TableSpec { width: 0, ..spec(1, Optimizer::sum()) }).unwrap_err(), "width");
-    told(client.push_rows(&table, &[1, 2], &[0.0; WIDTH]).unwrap_err(), "2 rows of 64 are not 64");
-    told(client.pull_rows(&table, &[1], &mut [0.0; 3]).unwrap_err(), "pass as many");
+    told(
+        client.push_rows(&table, &[1, 2], &[0.0; WIDTH]).unwrap_err(),
+        "2 rows of 64 elements do not match an array of 64",
+    );
+    told(client.pull_rows(&table, &[1], &mut [0.0; 3]).unwrap_err(), "do not match an array of 3");
     told(other.pull_rows(&table, &[1], &mut [0.0; WIDTH]).unwrap_err(), "another client");
     let call = client.call(TABLE_APPS, 0, gradwire_worker::CallRequest::default()).unwrap_err();
     assert!(call.to_string().contains("tables"), "{call}");

@@ -179,13 +179,17 @@ impl Client {
     /// that names handler and server, at the call's deadline at the latest.
     pub fn call(&self, app: u32, server: u32, request: CallRequest) -> Result<CallHandle, ClientError> {
         if app >= TABLE_APPS {
-            let reason =
-                format!("numbers from {TABLE_APPS} on are tables'; register the handler with another one");
+            let reason = format!(
+                "handler numbers from {TABLE_APPS} on are reserved for tables; register the handler with a smaller number"
+            );
             return Err(ClientError::BadCall { app, server: Rank(server), reason });
         }
         if server >= self.0.shape.servers {
-            let reason =
-                format!("there are {} servers, 0 to {}", self.0.shape.servers, self.0.shape.servers - 1);
+            let reason = format!(
+                "the job has {} servers; use a rank from 0 to {}",
+                self.0.shape.servers,
+                self.0.shape.servers - 1
+            );
             return Err(ClientError::BadCall { app, server: Rank(server), reason });
         }
         self.call_any(app, server, request)
@@ -253,7 +257,7 @@ impl Client {
         // The order is settled; starting takes no lock of the line's.
         drop(next);
         if !(lane.kick() && open) {
-            return Err(OpError::Closed("its data threads have ended".into()).into());
+            return Err(OpError::Closed("its data threads have stopped".into()).into());
         }
         let started = Instant::now();
         let (states, lane) = (self.0.states.clone(), lane.clone());
@@ -279,20 +283,22 @@ impl Client {
         if request.head.len() > CALL_HEAD_BYTES_MAX {
             let bytes = request.head.len();
             return bad(format!(
-                "its head has {bytes} bytes, at most {CALL_HEAD_BYTES_MAX} are allowed; put the rest into the body"
+                "its head has {bytes} bytes, but at most {CALL_HEAD_BYTES_MAX} are allowed; put the rest into the body"
             ));
         }
         if request.body.len() > CALL_PIECES_MAX {
             let pieces = request.body.len();
             return bad(format!(
-                "its body has {pieces} pieces, at most {CALL_PIECES_MAX} are allowed; join some"
+                "its body has {pieces} pieces, but at most {CALL_PIECES_MAX} are allowed; join some"
             ));
         }
         let foreign = |buffer: &TensorBuffer| !buffer.is_of(self.0.pool.region());
         let pieces =
             request.body.iter().any(|piece| matches!(piece, Piece::Buffer(buffer) if foreign(buffer)));
         if pieces || request.reply_into.as_ref().is_some_and(foreign) {
-            return bad("a buffer of it belongs to another client; pass one that this client's own `allocate` returned".into());
+            return bad(
+                "a buffer belongs to another client; pass one that `allocate` of this client returned".into(),
+            );
         }
         Ok(())
     }

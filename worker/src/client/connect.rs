@@ -290,7 +290,10 @@ fn wait_for_servers(members: &Members, within: Duration, steps: &Receiver<Step>)
             Ok(Step::Dead(error)) => return Err(error.into()),
             Err(_) => {
                 let ranks: Vec<String> = missing.iter().map(Rank::to_string).collect();
-                let why = format!("connecting to servers {} said nothing for {patience:?}", ranks.join(", "));
+                let why = format!(
+                    "the connections to servers {} made no progress for {patience:?}",
+                    ranks.join(", ")
+                );
                 return Err(ClientError::Internal(why));
             }
         }

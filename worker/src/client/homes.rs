@@ -72,7 +72,7 @@ impl Stepped {
         if step < self.step {
             let last = self.step;
             return Err(format!(
-                "its rows were pushed to in step {last} before, and step {step} is an earlier one; steps only grow"
+                "step {step} is smaller than step {last}, which was pushed before; use a larger step for each push"
             ));
         }
         if step > self.step || self.made.is_empty() {
@@ -150,7 +150,7 @@ impl Client {
         request: CallRequest,
     ) -> Result<CallHandle, ClientError> {
         let server = self.0.members.with_map(|map| map.server_of(home.id())).flatten();
-        let closed = || ClientError::from(OpError::Closed("it was closed before".into()));
+        let closed = || ClientError::from(OpError::Closed("it was closed by this process".into()));
         self.call_any(table_app(key, home.lane), server.ok_or_else(closed)?.0, request)
     }
 
@@ -170,7 +170,7 @@ impl Client {
             if Instant::now() >= until {
                 let part = home_of(home.tensor.key()).unwrap_or_default();
                 let reason = format!(
-                    "no server answers for its rows of part {part}, which the map gives to {:?}; look at that server's log, and whether its copies are reached (`gradwire status`)",
+                    "no server answers for its rows of part {part}, which the shard map assigns to {:?}; check the log of that server, and whether its replicas are reachable (`gradwire status`)",
                     self.0.members.with_map(|map| map.server_of(home.id())).flatten()
                 );
                 return Err(ClientError::Table { key, reason });

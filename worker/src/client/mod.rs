@@ -211,7 +211,7 @@ impl Client {
         let counts = self.counts(within)?;
         let update = self.requests()?.declare(specs.to_vec(), within).map_err(|error| named(error, specs))?;
         let new = self.0.members.with_map(|map| self.add(&update, map, (most, &counts)));
-        self.place(&new.ok_or_else(|| OpError::Closed("it was closed before".into()))??, false);
+        self.place(&new.ok_or_else(|| OpError::Closed("it was closed by this process".into()))??, false);
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
     }
 
@@ -377,7 +377,7 @@ impl Client {
     /// Whoever waits for an answer keeps nobody from asking, or from leaving: that ends the wait.
     fn requests(&self) -> Result<Requests, ClientError> {
         let requests = lock(&self.0.control).as_ref().map(Control::requests);
-        requests.ok_or_else(|| OpError::Closed("it was closed before".into()).into())
+        requests.ok_or_else(|| OpError::Closed("it was closed by this process".into()).into())
     }
 }
 

@@ -30,7 +30,7 @@ impl Client {
         for (tensor, planned) in tensors.iter().zip(plan(&subjects, &self.facts())) {
             if tensor.placement() != planned.placement {
                 let (key, placement) = (tensor.key(), planned.placement);
-                tracing::info!(%key, %placement, why = planned.why, "a tensor's placement");
+                tracing::info!(%key, %placement, why = planned.why, "placement of a tensor");
             }
             tensor.set_placement(planned.placement);
             self.0.planned_bytes.fetch_add(planned.buffer_bytes, Ordering::Relaxed);

@@ -20,11 +20,11 @@ impl Reported {
         if name.is_empty() || name.len() > METRIC_NAME_BYTES_MAX || name.chars().any(char::is_control) {
             let most = METRIC_NAME_BYTES_MAX;
             return refused(format!(
-                "a name has 1 to {most} bytes and no control characters; choose another"
+                "a name must have 1 to {most} bytes and no control characters; choose another name"
             ));
         }
         if !value.is_finite() {
-            return refused(format!("its value is {value}; report finite numbers only"));
+            return refused(format!("invalid value {value}; report only finite numbers"));
         }
         let mut known = lock(&self.0);
         if let Some(kept) = known.get_mut(name) {
@@ -32,7 +32,7 @@ impl Reported {
             return Ok(());
         }
         if known.len() >= METRICS_MAX {
-            return refused(format!("{METRICS_MAX} names are in use already; report fewer"));
+            return refused(format!("{METRICS_MAX} names are already in use, the maximum; report fewer"));
         }
         known.insert(name.to_owned(), value);
         Ok(())
@@ -72,7 +72,7 @@ mod tests {
             reported.set(&number.to_string(), 1.0).unwrap();
         }
         let error = reported.set("one more", 1.0).unwrap_err();
-        assert!(error.to_string().contains("16 names are in use"), "{error}");
+        assert!(error.to_string().contains("16 names are already in use"), "{error}");
         assert_eq!(reported.all().len(), METRICS_MAX);
     }
 }

@@ -154,7 +154,7 @@ impl Late {
     /// In one line, for the service manager.
     pub(super) fn line(&self) -> String {
         if !self.links.are_ready() {
-            return "waiting for the others, and connecting to the servers".into();
+            return "waiting for the other members, and connecting to the servers".into();
         }
         let all = self.collect();
         let (round, in_flight, servers) = (all.stats.round, all.in_flight, self.links.all().len());
@@ -162,7 +162,7 @@ impl Late {
         let oldest =
             oldest.map(|oldest| format!("; waits for {} s: {}", oldest.waited_ms / 1000, describe(&oldest)));
         let oldest = oldest.unwrap_or_default();
-        format!("round {round}, {servers} servers connected, {in_flight} operations under way{oldest}")
+        format!("round {round}, {servers} servers connected, {in_flight} operations in flight{oldest}")
     }
 
     pub(super) fn ready(&self) -> Result<(), String> {
@@ -184,7 +184,7 @@ fn describe(oldest: &OldestOp) -> String {
     let on = on.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let why = match cause {
         WaitCause::Links => format!("; no connection to {on}"),
-        WaitCause::Credits => format!("; no slot to send it in at {on}"),
+        WaitCause::Credits => format!("; no free slot at {on}"),
         _ => String::new(),
     };
     format!("{} of tensor {}, waiting for server {}{why}", oldest.what, oldest.key, servers.join(", "))

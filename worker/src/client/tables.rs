@@ -78,7 +78,7 @@ impl Pushed {
             Ok(ended) => Ok(ended.source),
             Err(ClientError::Op(OpError::BadValue { .. })) => Err(refused(
                 key,
-                "a server has no memory for more rows, so pushes to new ones were left out; give its tables a rows_max, or raise the server's memory.table_bytes",
+                "a server has no memory for more rows, so pushes to new rows were ignored; set rows_max of the table, or raise memory.table_bytes of the server",
             )),
             Err(error) => Err(error),
         }
@@ -159,7 +159,7 @@ impl Client {
         let row_bytes = PUSH_HEAD_BYTES + ID_BYTES + spec.row_bytes();
         if row_bytes > most_bytes {
             let reason = format!(
-                "a row of it takes {row_bytes} bytes on its way, and a chunk has {most_bytes}; raise cluster.chunk_bytes"
+                "a row needs {row_bytes} bytes in a message, but a chunk has only {most_bytes} bytes; raise cluster.chunk_bytes"
             );
             return Err(ClientError::Table { key: spec.key, reason });
         }
@@ -402,7 +402,7 @@ impl Client {
         if table.of != self.0.incarnation {
             return Err(refused(
                 key,
-                "it is another client's; pass one that this client's own declare_table returned",
+                "it belongs to another client; pass one that declare_table of this client returned",
             ));
         }
         if u32::try_from(ids.len()).is_err() {
@@ -412,7 +412,9 @@ impl Client {
             Some(want) if want == numbers => Ok(()),
             _ => {
                 let count = ids.len();
-                Err(refused(key, &format!("{count} rows of {width} are not {numbers} numbers; pass as many")))
+                let what =
+                    format!("{count} rows of {width} elements do not match an array of {numbers} elements");
+                Err(refused(key, &what))
             }
         }
     }
@@ -423,7 +425,7 @@ fn refused(key: u32, reason: &str) -> ClientError {
 }
 
 fn unknown_table(key: u32) -> ClientError {
-    refused(key, "a server does not know it; call declare_table first")
+    refused(key, "it is not declared at a server; call declare_table first")
 }
 
 fn request(op: RowOp, count: usize, home: ChunkId, body: Piece, reply_bytes: u64) -> CallRequest {

@@ -28,7 +28,7 @@ pub(super) fn fits_alone(spec: &TensorSpec, chunk_bytes: u64, most: usize) -> Re
         return Ok(());
     }
     let what =
-        format!("lamb has all of its {chunks} chunks under way at once, and memory.operations is {most}");
+        format!("lamb needs all of its {chunks} chunks in flight at once, but memory.operations is {most}");
     Err(full(spec, what))
 }
 

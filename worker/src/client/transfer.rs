@@ -325,7 +325,7 @@ impl Client {
         }
         open &= self.kick(used);
         if !open {
-            return Err(crate::error::OpError::Closed("its data threads have ended".into()).into());
+            return Err(crate::error::OpError::Closed("its data threads have stopped".into()).into());
         }
         Ok(Handle::new(
             (state, self.0.states.clone()),

@@ -43,7 +43,7 @@ impl LaneEngine {
         let (id, mut spec) = (op.id, part.spec);
         let mut close = |reason: &str| out.list.push(Command::Close { server, reason: reason.to_owned() });
         if op.kind != OpKind::Call {
-            return close("it answered something else as if it were a call");
+            return close("it answered an operation that is not a call as a call");
         }
         match (block.status, block.data, block.landing.map(|landing| landing.bytes)) {
             (Status::ReplyRoom, _, None) if block.round > spec.bytes => {
@@ -68,7 +68,7 @@ impl LaneEngine {
                 self.end_part(index, spec, 0, None, out);
             }
             (Status::Done | Status::ReplyRoom | Status::Granted, ..) => {
-                close("it answered a call with what no call asks for");
+                close("it answered a call with an invalid result");
             }
             (status, ..) => {
                 let failure =

@@ -160,7 +160,7 @@ impl Member {
                 out.push(MemberCommand::Leave(OpError::Closed(why)));
             }
             FromScheduler::Refused(reason) => {
-                let why = format!("the scheduler refused us: {reason}");
+                let why = format!("the scheduler refused this worker: {reason}");
                 out.push(MemberCommand::Leave(OpError::Closed(why)));
             }
             FromScheduler::Welcome(_)

@@ -108,7 +108,7 @@ impl LaneEngine {
             (BlockData::Announced { .. } | BlockData::ByReference { .. }, None) => {
                 KeyBuffer::Refused { until_ms: self.now_ms + ASK_AGAIN_MS }
             }
-            _ => return Err("it granted a buffer that was not asked for"),
+            _ => return Err("it granted a buffer that was not requested"),
         };
         // Of a server that has given the chunk up meanwhile it is worth nothing, also where the chunk is there again.
         let stays = self.chunks.get_mut(&spec.id).is_some_and(|chunk| {

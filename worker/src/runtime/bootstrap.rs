@@ -50,7 +50,11 @@ pub(crate) fn connect_server(
     };
     let between = "this worker and this server";
     let Some(offer) = reach::without(&connector.offer, driver, between, &reason) else { return Err(error) };
-    tracing::warn!(server = server.id.rank.0, reason, "no way to this server over the RDMA device");
+    tracing::warn!(
+        server = server.id.rank.0,
+        reason,
+        "cannot reach this server over the RDMA device; using another transport"
+    );
     attempt(connector, (server, number), epoch, &offer).map_err(|failed| failed.error)
 }
 
@@ -131,7 +135,7 @@ fn attach_lanes(
         let attach = |reply| LaneMessage::Attach { server: server.id.rank, number, setup, reply };
         inboxes.push(
             lane.ask(left, attach)
-                .ok_or_else(|| format!("lane {index} of this process does not answer"))??,
+                .ok_or_else(|| format!("lane {index} of this process does not respond"))??,
         );
     }
     Ok((inboxes, carriers))
@@ -150,7 +154,7 @@ fn activate_lanes(
             region: inbox.region,
             offset: inbox.offset,
             slot_bytes: inbox.slot_bytes,
-            grants: grants.ok_or("its first grants are malformed")?,
+            grants: grants.ok_or("its first credit grants are malformed")?,
         };
         let left = deadline.saturating_duration_since(Instant::now());
         let (server, incarnation) = (server.id.rank, server.incarnation);

@@ -36,7 +36,7 @@ impl Connections {
         self.probes.retain(|(other, reply)| {
             let stays = *other != server;
             if !stays {
-                let _ = reply.try_send(Err("the server's life is over".into()));
+                let _ = reply.try_send(Err("the server process has ended".into()));
             }
             stays
         });
@@ -47,7 +47,7 @@ impl Connections {
     pub(super) fn check(&self, server: Rank, number: u64) -> Result<(), String> {
         match self.wanted.get(&server) == Some(&number) {
             true => Ok(()),
-            false => Err("this connection was given up meanwhile".into()),
+            false => Err("this connection was abandoned meanwhile".into()),
         }
     }
 

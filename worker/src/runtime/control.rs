@@ -138,7 +138,7 @@ impl Control {
             Ok(Err(error)) => Err(error),
             Err(RecvTimeoutError::Timeout) => {
                 let reason =
-                    "the scheduler did not announce the roster; see its status page for who is missing"
+                    "the scheduler has not announced the roster; `gradwire status` lists the missing members"
                         .into();
                 Err(ClientError::Assemble { waited_ms: within.as_millis() as u64, reason })
             }
@@ -199,7 +199,7 @@ impl Requests {
                 lock(&self.shared).asked.remove(&request);
                 let waited = within + GRACE;
                 let text = format!(
-                    "the scheduler did not answer within {} ms; it is stuck or overloaded, or was lost and is not back",
+                    "the scheduler did not answer within {} ms: it is stuck or overloaded, or has failed and was not restarted",
                     waited.as_millis()
                 );
                 Err(ClientError::Scheduler(text, ExitCode::Deadline))
@@ -278,7 +278,7 @@ fn run(
             let _ = ready.try_send(Err(ClientError::Internal(format!("cannot start a runtime: {error}"))));
         }
     }
-    notify.unwatch("out of the cluster");
+    notify.unwatch("left the cluster");
     posts.lose("the link to the scheduler has ended");
     // Callers that still wait see their channel end.
     lock(shared).asked.clear();
@@ -359,7 +359,7 @@ async fn session(
 /// What became of a message: too large a one is the caller's; a lost link reports itself.
 fn heard(said: Result<(), LinkError>, message: Option<ToScheduler>, shared: &Mutex<Shared>) {
     if let (Err(error), Some(message)) = (said, message) {
-        tracing::warn!(%error, "a message to the scheduler was not sent");
+        tracing::warn!(%error, "cannot send a message to the scheduler");
         refuse(&message, &describe(&error), shared);
     }
 }
@@ -370,9 +370,9 @@ async fn finish(link: SchedulerLink, last: &ToScheduler, limit: Duration) {
     let said = if is_goodbye { link.goodbye(limit).await } else { link.finish(last, limit).await };
     match said {
         Err(error) if is_goodbye => {
-            tracing::error!(%error, "no scheduler has heard this worker's goodbye; the next one will take it for dead");
+            tracing::error!(%error, "cannot notify a scheduler that this worker leaves: the next scheduler will treat it as failed");
         }
-        Err(error) => tracing::debug!(%error, "telling the scheduler of our end"),
+        Err(error) => tracing::debug!(%error, "cannot notify the scheduler that this worker leaves"),
         Ok(()) => {}
     }
 }
@@ -414,7 +414,7 @@ impl<'a> Starting<'a> {
             Some(LinkEvent::Message(FromScheduler::Refused(reason))) if !self.assembled => {
                 let text = format!("the scheduler refused this process: {reason}");
                 let _ = self.ready.try_send(Err(ClientError::Scheduler(text, code_of_refusal(&reason))));
-                OpError::Closed(format!("the scheduler refused us: {reason}"))
+                OpError::Closed(format!("the scheduler refused this worker: {reason}"))
             }
             Some(LinkEvent::Message(message)) => answer(self.posts.heard(message)?, &self.members, shared)?,
             Some(LinkEvent::Away { why, .. }) => {
@@ -422,7 +422,7 @@ impl<'a> Starting<'a> {
                 return None;
             }
             Some(LinkEvent::Back(_)) => {
-                self.flight.note("back", "a scheduler again");
+                self.flight.note("back", "scheduler reconnected");
                 self.posts.back();
                 return None;
             }

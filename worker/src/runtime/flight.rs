@@ -202,7 +202,10 @@ impl fmt::Display for Waited {
         match last {
             _ if failed => f.write_str("; it failed"),
             Some(last) => {
-                write!(f, ", which came from server {last} last; whom that one waited for is in its log")
+                write!(
+                    f,
+                    "; server {last} answered last, and its log names the worker or server that it waited for"
+                )
             }
             None => Ok(()),
         }
@@ -234,8 +237,8 @@ mod tests {
             last: Some(3),
             failed: false,
         };
-        let words = "a push waited 200 ms until all of it was sent (150 ms for credits), and 700 ms for the answer, which \
-                     came from server 3 last; whom that one waited for is in its log";
+        let words = "a push waited 200 ms until all of it was sent (150 ms for credits), and 700 ms for the answer; \
+                     server 3 answered last, and its log names the worker or server that it waited for";
         assert_eq!(went.to_string(), words);
         let failed = Waited { last: None, failed: true, ..went };
         let words = "a push waited 200 ms until it was last sent (150 ms for credits), and 700 ms for the answer; it failed";

@@ -197,7 +197,7 @@ impl Members {
                 tracing::info!(server = server.0, driver = %choice.driver, why = choice.why, "data path ready");
                 self.0.links.set(server, choice.clone());
             }
-            Err(error) => tracing::warn!(server = server.0, %error, "a server cannot be connected"),
+            Err(error) => tracing::warn!(server = server.0, %error, "cannot connect to a server"),
         }
         drop(state);
         // Nobody listens any more once all servers of the first roster are connected.

@@ -100,7 +100,7 @@ impl Core {
 
     pub(super) fn submit(&mut self, submission: Submission) {
         if let Err(error) = self.driver.submit(submission, self.now_ms) {
-            tracing::error!(%error, "an operation cannot be started");
+            tracing::error!(%error, "cannot start an operation");
         }
     }
 
@@ -129,7 +129,7 @@ impl Core {
         let busy = match self.driver.step(self.now_ms) {
             Ok(busy) => busy,
             Err(error) => {
-                tracing::error!(%error, "a lane cannot go on");
+                tracing::error!(%error, "a lane cannot continue");
                 // All it can say is said by the operations that it fails.
                 let _ = self.driver.fail(OpError::Closed(error.to_string()));
                 true
@@ -153,7 +153,7 @@ impl Core {
         }
         self.gathering = false;
         if let Err(error) = self.driver.post(self.now_ms) {
-            tracing::error!(%error, "operations cannot be started");
+            tracing::error!(%error, "cannot start operations");
         }
     }
 

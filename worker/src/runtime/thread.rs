@@ -29,7 +29,7 @@ const PARK_MAX: Duration = Duration::from_millis(2);
 const GIVE_WAY: Duration = Duration::from_micros(100);
 
 /// What to do about a panic.
-const BUG: &str = "please report it with what the log says before";
+const BUG: &str = "please report it with the log lines before";
 
 /// What a lane's thread is told.
 pub(crate) enum LaneMessage {
@@ -108,7 +108,7 @@ fn guarded(seat: &Seat, index: u16, work: impl FnOnce() -> Ended) {
         Ok(Ended::Poisoned) => format!("a thread panicked while it drove lane {index}; {BUG}"),
         Err(_) => format!("the data thread of lane {index} panicked; {BUG}"),
     };
-    tracing::debug!(lane = index, why, "a lane ends");
+    tracing::debug!(lane = index, why, "lane stopped");
     end(seat, &why);
 }
 
@@ -131,7 +131,7 @@ fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) -> Ended {
         let mut guard = match seat.core.lock() {
             Ok(guard) => guard,
             Err(_) => {
-                tracing::error!("a thread panicked while it drove a lane, which ends");
+                tracing::error!("a thread panicked while it drove a lane; the lane stops");
                 return Ended::Poisoned;
             }
         };
@@ -278,7 +278,7 @@ impl Core {
             LaneMessage::End { server } => {
                 self.connections.end(server);
                 if let Err(error) = self.driver.end_server(server) {
-                    tracing::error!(%error, "ending a server's channel");
+                    tracing::error!(%error, "cannot close the channel of a server");
                 }
             }
             LaneMessage::Attach { server, number, setup, reply } => {
@@ -307,7 +307,7 @@ impl Core {
             }
             LaneMessage::Fail(error) => {
                 if let Err(error) = self.driver.fail(error) {
-                    tracing::error!(%error, "failing a lane's operations");
+                    tracing::error!(%error, "cannot fail the operations of a lane");
                 }
             }
             LaneMessage::Report(reply) => {

@@ -26,7 +26,7 @@ static void echo(void *context, GradwireRequest *request) {
     REQUIRE(context == &released && gradwire_request_from(request) == 0);
     for (uint64_t i = 0; i < body_bytes; i++) copy[i] = (unsigned char)(body[i] + 1);
     WORKS(gradwire_request_reply(request, head, head_bytes, &piece, 1));
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "answered already", gradwire_request_reply(request, NULL, 0, NULL, 0));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "already been answered", gradwire_request_reply(request, NULL, 0, NULL, 0));
     gradwire_request_free(request);
 }
 
@@ -118,7 +118,7 @@ static void errors(const GradwireClient *client) {
     FAILS(GRADWIRE_CODE_NO_REPLY, "no such handler", gradwire_call_wait(handle, &reply));
     gradwire_call_free(handle);
     call.server = 5;
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "there are 1 servers", gradwire_call(client, &call, &handle));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "the job has 1 servers", gradwire_call(client, &call, &handle));
     call.server = 0;
     call.head = head;
     call.head_bytes = sizeof(head);
@@ -164,7 +164,7 @@ static void on_message(void *context, GradwireMessage *message) {
     WORKS(gradwire_message_from(message, &group, &rank));
     REQUIRE(group == GRADWIRE_GROUP_WORKERS && rank == 0);
     WORKS(gradwire_message_reply(message, -gradwire_message_head(message), body, count));
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "answered already", gradwire_message_reply(message, 0, NULL, 0));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "already been answered", gradwire_message_reply(message, 0, NULL, 0));
     gradwire_message_free(message);
 }
 
@@ -204,12 +204,12 @@ static void messages(const GradwireScheduler *scheduler, const GradwireServer *s
     WORKS(gradwire_server_messages(server, &of[1]));
     WORKS(gradwire_client_messages(client, &of[2]));
     for (int i = 0; i < 2; i++) WORKS(gradwire_messages_register(of[i], ECHO, on_message, NULL));
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "registered already", gradwire_messages_register(of[0], ECHO, on_message, NULL));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "already registered", gradwire_messages_register(of[0], ECHO, on_message, NULL));
     REQUIRE(sent(of[2], GRADWIRE_GROUP_SCHEDULER | GRADWIRE_GROUP_SERVERS, GRADWIRE_EVERYONE, 5) == GRADWIRE_CODE_OK);
     REQUIRE(sent(of[2], GRADWIRE_GROUP_SERVERS, 0, 5) == GRADWIRE_CODE_OK);
     REQUIRE(sent(of[2], GRADWIRE_GROUP_SERVERS, 3, 5) == GRADWIRE_CODE_BAD_ARGUMENT);
     REQUIRE(sent(of[2], GRADWIRE_GROUP_SERVERS, 0, (1 << 20) + 1) == GRADWIRE_CODE_BAD_ARGUMENT);
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "a rank needs one group",
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "a rank needs exactly one group",
           gradwire_messages_send(of[2], 3, 0, ECHO, 4, NULL, 0, 1, on_answer, NULL));
     FAILS(GRADWIRE_CODE_DEADLINE, "missing: scheduler, server 0", gradwire_messages_barrier(of[2], "alone", 7, 50));
     for (int i = 0; i < 3; i++) REQUIRE(pthread_create(&threads[i], NULL, meets, of[i]) == 0);
@@ -244,7 +244,7 @@ int main(int count, char **arguments) {
     WORKS(gradwire_client_connect(settings, &client));
     gradwire_settings_free(settings);
     WORKS(gradwire_server_register(server, ECHO, echo, &released));
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "registered already", gradwire_server_register(server, ECHO, echo, NULL));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "already registered", gradwire_server_register(server, ECHO, echo, NULL));
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "handler", gradwire_server_register(server, DROPS, NULL, NULL));
     WORKS(gradwire_server_register(server, DROPS, drops, NULL));
     WORKS(gradwire_server_register(server, LATE, keeps, NULL));

@@ -182,7 +182,7 @@ static void rows(const GradwireClient *client) {
     WORKS(gradwire_push_rows_in_step(client, table, 4, apart, 3, values, 3 * WIDTH, &handle));
     WORKS(gradwire_rows_wait(handle));
     gradwire_rows_free(handle);
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "step 3 is an earlier one",
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "step 3 is smaller than step",
           gradwire_push_rows_in_step(client, table, 3, apart, 3, values, 3 * WIDTH, &handle));
     spec.initial = 9;
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "initial 9", gradwire_declare_table(client, &spec, &none));

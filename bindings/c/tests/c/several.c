@@ -39,7 +39,7 @@ static void *worker(void *argument) {
     if (rank == 0) {
         /* Alone it cannot end: the other waits until we know. */
         WORKS(gradwire_push_pull(client, tensor, values, sizeof(values), out, sizeof(out), 0, &handle));
-        FAILS(GRADWIRE_CODE_NOT_DONE, "goes on", gradwire_wait(handle, 50, NULL));
+        FAILS(GRADWIRE_CODE_NOT_DONE, "continues", gradwire_wait(handle, 50, NULL));
         REQUIRE(gradwire_is_done(handle) == 0);
         pthread_barrier_wait(&both);
         WORKS(gradwire_wait(handle, 60000, &ended));

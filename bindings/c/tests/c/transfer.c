@@ -25,7 +25,7 @@ static void done(GradwireHandle *handle, uint64_t version) {
     WORKS(gradwire_wait(handle, GRADWIRE_UNTIL_DEADLINE, &ended));
     REQUIRE(ended.version == version);
     REQUIRE(gradwire_is_done(handle) == 1);
-    FAILS(GRADWIRE_CODE_ALREADY_WAITED, "waited for already", gradwire_wait(handle, 0, NULL));
+    FAILS(GRADWIRE_CODE_ALREADY_WAITED, "already been waited for", gradwire_wait(handle, 0, NULL));
     gradwire_handle_free(handle);
 }
 
@@ -160,7 +160,7 @@ static void mistakes(const GradwireClient *client) {
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "tensor is null", gradwire_push(client, NULL, four, 16, 0, &handle));
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "data is null", gradwire_push(client, tensor, NULL, 16, 0, &handle));
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "handle is null", gradwire_push(client, tensor, four, 16, 0, NULL));
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "has 16 bytes of f32, the memory has 20",
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "has 16 bytes of f32, but the memory has 20",
           gradwire_push(client, tensor, four, 20, 0, &handle));
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "the memory has 12", gradwire_pull(client, tensor, four, 12, 0, &handle));
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "multiple of 4 bytes",
@@ -171,7 +171,7 @@ static void mistakes(const GradwireClient *client) {
     gradwire_buffer_free(small);
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "tensor 77 is not declared", gradwire_tensor_of(client, 77, &none));
     memset(&spec, 0, sizeof(spec));
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "dtype 0 is none", gradwire_declare(client, &spec, 1, &none));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "invalid dtype 0", gradwire_declare(client, &spec, 1, &none));
     spec.dtype = GRADWIRE_DTYPE_F32;
     FAILS(GRADWIRE_CODE_REFUSED, "has no elements", gradwire_declare(client, &spec, 1, &none));
     spec.elements = 1;
@@ -181,9 +181,9 @@ static void mistakes(const GradwireClient *client) {
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "UTF-8", gradwire_declare(client, &spec, 1, &none));
     spec.codec = NULL;
     spec.optimizer.rule = 40;
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "rule 40 is none", gradwire_declare(client, &spec, 1, &none));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "invalid rule 40", gradwire_declare(client, &spec, 1, &none));
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "specs", gradwire_declare(client, NULL, 1, &none));
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "no memory has", gradwire_declare(client, &spec, UINT64_MAX, &none));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "more than the address space", gradwire_declare(client, &spec, UINT64_MAX, &none));
     FAILS(GRADWIRE_CODE_MEMORY, "", gradwire_buffer_allocate(client, UINT64_MAX / 2, &small));
     REQUIRE(none == NULL && small != NULL);
     spec.optimizer.rule = GRADWIRE_RULE_ADAM;

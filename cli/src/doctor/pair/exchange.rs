@@ -364,6 +364,6 @@ mod tests {
         assert!(error.contains("no meaning (99)"), "{error}");
         drop(listener);
         let error = visitor.next_notice().and_then(|_| visitor.next_notice()).unwrap_err();
-        assert!(error.contains("peer closed it or died"), "{error}");
+        assert!(error.contains("peer closed it or failed"), "{error}");
     }
 }

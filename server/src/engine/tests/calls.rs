@@ -218,9 +218,9 @@ fn whoever_breaks_the_rules_is_expelled() {
         expelled(&rig.send(0, blocks)).to_owned()
     };
     assert!(sent(&[call_from(2, 2, 10)]).contains("not answered"));
-    assert!(sent(&[call_from(1 + CALLS_IN_FLIGHT_MAX, 1, 10)]).contains("more calls under way"));
-    assert!(sent(&[call(0)]).contains("what no call can"));
-    assert!(sent(&[Block { view: true, ..call(2) }]).contains("what no call can"));
+    assert!(sent(&[call_from(1 + CALLS_IN_FLIGHT_MAX, 1, 10)]).contains("more calls in flight"));
+    assert!(sent(&[call(0)]).contains("invalid fields"));
+    assert!(sent(&[Block { view: true, ..call(2) }]).contains("invalid fields"));
     assert!(sent(&[Block { id: ChunkId::new(1, 0), ..call(2) }]).contains("names no handler"));
     let elsewhere = BlockData::ByReference { region: 1, offset: 0 };
     assert!(sent(&[Block { data: elsewhere, ..call(2) }]).contains("names no handler"));

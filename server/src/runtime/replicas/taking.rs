@@ -34,7 +34,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let link = self.replicas.copies.iter_mut().find(|link| link.from == from);
         let Some(link) = link else { return Ok(()) };
         if at + bytes > total || total > most {
-            tracing::warn!(server = from.0, "a server's image is longer than its chunk");
+            tracing::warn!(server = from.0, "the image of a chunk from a server is longer than the chunk");
             self.end_stream(from, false);
             return Ok(());
         }
@@ -61,7 +61,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Ok(image) => {
                 let loaded = home.map_or(Ok(()), |home| tables.load_home(home, rows));
                 if let Err(reason) = &loaded {
-                    tracing::warn!(server = from.0, reason, "a server's rows cannot be taken");
+                    tracing::warn!(server = from.0, reason, "cannot apply rows from a server");
                 }
                 let sound = loaded.is_ok() && engine.check_state(chunk, &image.state).is_ok();
                 let loaded =
@@ -75,7 +75,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 })
             }
             Err(error) => {
-                tracing::warn!(server = from.0, %error, "a server's image of a chunk is malformed");
+                tracing::warn!(server = from.0, %error, "malformed image of a chunk from a server");
                 None
             }
         };

@@ -115,9 +115,7 @@ impl Dials {
         let down_ms = now_ms.saturating_sub(dial.down_since_ms.unwrap_or(now_ms));
         if down_ms >= self.reach_ms {
             let reason = &dial.reason;
-            return Err(format!(
-                "{reason}; it could not be connected again, or not for long, in {down_ms} ms"
-            ));
+            return Err(format!("{reason}; no lasting connection to it for {down_ms} ms"));
         }
         self.next += 1;
         (dial.number, dial.state) = (self.next, State::Dialling { ended: false });

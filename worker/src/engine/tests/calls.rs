@@ -145,13 +145,13 @@ fn failures_end_the_call_and_lies_the_channel() {
         closed(&rig.results(0, &[lie(&block)], &[])).to_owned()
     };
     let landing = |bytes| Some(Landing { region: 0, offset: 0, bytes });
-    let why = "what no call asks for";
+    let why = "with an invalid result";
     assert!(lies(&|block| Block { landing: landing(11), ..replied(block, 2) }).contains(why));
     assert!(lies(&|block| reply(block, Status::ReplyRoom, 10)).contains(why), "it had that room");
-    assert!(lies(&|block| reply(block, Status::Granted, 0)).contains("not asked for"));
+    assert!(lies(&|block| reply(block, Status::Granted, 0)).contains("not requested"));
     let mut rig = Rig::new(8);
     rig.push(1, &[part(1, 0)]);
     let block = rig.sent()[0].blocks[0];
     let told = rig.results(0, &[Block { op: OpKind::Call, ..done(&block) }], &[]);
-    assert!(closed(&told).contains("as if it were a call"));
+    assert!(closed(&told).contains("not a call as a call"));
 }

@@ -237,9 +237,9 @@ fn nothing_without_payload_is_placed() {
 fn a_server_that_grants_what_was_not_asked_for_is_left() {
     let short = Landing { bytes: BYTES - 1, ..WHERE };
     for (placement, landing, reason) in [
-        (Placement::Slot, Some(WHERE), "not asked for"),
-        (Placement::Slot, None, "not asked for"),
-        (Placement::RendezvousRead, Some(WHERE), "not asked for"),
+        (Placement::Slot, Some(WHERE), "not requested"),
+        (Placement::Slot, None, "not requested"),
+        (Placement::RendezvousRead, Some(WHERE), "not requested"),
         (Placement::Static, Some(short), "too short"),
     ] {
         let mut rig = Rig::new(4);

@@ -91,7 +91,7 @@ fn what_was_adopted_for_reading_is_never_written(carrier: Carrier) {
     left.write(1, &[poison.region().all()], at(key, 0), Some(9)).unwrap();
     left.queue.flush();
     match right.until_disconnected() {
-        DisconnectReason::PeerMisbehaved(what) => assert!(what.contains("which is read-only"), "{what}"),
+        DisconnectReason::PeerMisbehaved(what) => assert!(what.contains("read-only"), "{what}"),
         other => panic!("{other:?}"),
     }
     assert_eq!(*shared, *numbers());

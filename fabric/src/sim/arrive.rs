@@ -116,7 +116,7 @@ impl World {
             return Err(format!("access to {bytes} bytes at {} under an unknown key", remote.offset));
         };
         if writes && !region.is_writable() {
-            return Err(format!("a write of {bytes} bytes to a region that is only for reading"));
+            return Err(format!("a write of {bytes} bytes to a read-only region"));
         }
         region.span(remote.offset, bytes).map_err(|e| e.to_string())?;
         Ok(Some(region.clone()))

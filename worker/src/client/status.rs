@@ -389,7 +389,7 @@ mod tests {
         };
         until(&|report: &MemberReport| report.in_flight == 1);
         lane.send(LaneMessage::Fail(OpError::Closed("on purpose".into())));
-        let names_it = |wait: &Wait| wait.what == "lane 0 has not answered" && wait.cause == WaitCause::Lane;
+        let names_it = |wait: &Wait| wait.what == "lane 0 did not answer" && wait.cause == WaitCause::Lane;
         let report = until(&|report: &MemberReport| report.waits.iter().any(names_it));
         assert_eq!(report.in_flight, 1, "no zeros");
         drop(go_on);

@@ -400,7 +400,7 @@ mod tests {
             assert_eq!((later.round, later.in_flight), (7, 2), "no zeros");
             assert_eq!(later.load, first.load);
             if let Some(wait) = later.waits.first() {
-                assert_eq!((&wait.what[..], wait.cause), ("lane 0 has not answered", WaitCause::Lane));
+                assert_eq!((&wait.what[..], wait.cause), ("lane 0 did not answer", WaitCause::Lane));
                 break;
             }
             assert!(Instant::now() < deadline, "it is late by now");

@@ -122,9 +122,9 @@ fn slots_of_its_inbox_that_we_did_not_use() {
     let unused = SlotGrant { slot: 0, generation: 2 };
     let (slot, header) = (rig.workers[0].credits[0], rig.header(0));
     assert!(expelled(&rig.deliver(0, slot, &header, &[], &[unused])).contains("grants"));
-    assert!(expelled(&rig.notice(1, Notice::Returned(unused))).contains("unused slot"));
+    assert!(expelled(&rig.notice(1, Notice::Returned(unused))).contains("did not use"));
     let stranger = SlotGrant { slot: 77, generation: 1 };
-    assert!(expelled(&rig.notice(1, Notice::Returned(stranger))).contains("unused slot"));
+    assert!(expelled(&rig.notice(1, Notice::Returned(stranger))).contains("did not use"));
 }
 
 #[test]

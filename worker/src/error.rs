@@ -312,7 +312,7 @@ pub enum ClientError {
     Setting(#[from] SettingError),
     /// Settings cannot be read.
     #[error(transparent)]
-    Settings(#[from] daemon::settings::SettingsError),
+    Settings(Box<daemon::settings::SettingsError>),
     /// The scheduler cannot be reached, refused us, or was lost.
     #[error("{0}")]
     Scheduler(String, ExitCode),
@@ -500,6 +500,12 @@ pub enum ClientError {
     /// A bug of ours.
     #[error("internal error: {0}")]
     Internal(String),
+}
+
+impl From<daemon::settings::SettingsError> for ClientError {
+    fn from(error: daemon::settings::SettingsError) -> Self {
+        Self::Settings(Box::new(error))
+    }
 }
 
 impl ClientError {

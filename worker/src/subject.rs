@@ -33,7 +33,7 @@ impl Subject {
 pub(crate) fn waited(ms: u64) -> String {
     match ms {
         0..1_000 => format!("{ms} ms"),
-        1_000..10_000 if (ms / 100) % 10 != 0 => format!("{}.{} s", ms / 1_000, (ms / 100) % 10),
+        1_000..10_000 if !(ms / 100).is_multiple_of(10) => format!("{}.{} s", ms / 1_000, (ms / 100) % 10),
         _ => format!("{} s", ms / 1_000),
     }
 }

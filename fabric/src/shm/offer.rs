@@ -220,7 +220,7 @@ impl PendingOffer for ShmOffer {
                         _ => return Err(FabricError::Peer("it asked for a channel that is not free".into())),
                     },
                     Err(why) => {
-                        tracing::debug!(why, "rejected an unauthenticated peer at a shared-memory offer")
+                        tracing::debug!(why, "rejected an unauthenticated peer at a shared-memory offer");
                     }
                 }
             }

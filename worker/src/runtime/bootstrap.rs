@@ -31,7 +31,7 @@ pub(crate) struct Connector {
 
 /// Why a server is not connected, and the driver that was being tried, once one had been chosen.
 struct Failed {
-    error: ClientError,
+    error: Box<ClientError>,
     over: Option<(Driver, String)>,
 }
 
@@ -46,16 +46,16 @@ pub(crate) fn connect_server(
 ) -> Result<Choice, ClientError> {
     let attempted = attempt(connector, (server, number), epoch, &connector.offer);
     let Err(Failed { error, over: Some((driver, reason)) }) = attempted else {
-        return attempted.map_err(|failed| failed.error);
+        return attempted.map_err(|failed| *failed.error);
     };
     let between = "this worker and this server";
-    let Some(offer) = reach::without(&connector.offer, driver, between, &reason) else { return Err(error) };
+    let Some(offer) = reach::without(&connector.offer, driver, between, &reason) else { return Err(*error) };
     tracing::warn!(
         server = server.id.rank.0,
         reason,
         "cannot reach this server over the RDMA device; using another transport"
     );
-    attempt(connector, (server, number), epoch, &offer).map_err(|failed| failed.error)
+    attempt(connector, (server, number), epoch, &offer).map_err(|failed| *failed.error)
 }
 
 /// One try, with this offer.
@@ -67,7 +67,12 @@ fn attempt(
 ) -> Result<Choice, Failed> {
     let address = server.data_address.clone().unwrap_or_default();
     let failed = |Unreached { reason, code }| Failed {
-        error: ClientError::Server { server: server.id.rank, address: address.clone(), reason, code },
+        error: Box::new(ClientError::Server {
+            server: server.id.rank,
+            address: address.clone(),
+            reason,
+            code,
+        }),
         over: None,
     };
     let runtime = daemon::process::control_runtime().map_err(|error| failed(Unreached::io(error)))?;

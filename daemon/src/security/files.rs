@@ -137,10 +137,12 @@ impl Files {
         }
         let now_s = now_s();
         if now_s > own.not_after_s {
-            let days = (now_s - own.not_after_s) / 86_400;
-            return refuse(format!(
-                "it expired {days} days ago; issue a new one with `gradwire certs issue`"
-            ));
+            let since = match (now_s - own.not_after_s) / 86_400 {
+                0 => "less than a day ago".into(),
+                1 => "1 day ago".into(),
+                days => format!("{days} days ago"),
+            };
+            return refuse(format!("it expired {since}; issue a new one with `gradwire certs issue`"));
         }
         if now_s < own.not_before_s {
             return refuse("it is not valid yet; check this host's clock".into());

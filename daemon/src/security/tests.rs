@@ -148,7 +148,7 @@ fn a_process_does_not_start_with_a_certificate_that_is_not_its_own() {
     assert!(text.contains("server of job 7") && text.contains("gradwire certs issue"), "{text}");
     assert!(open(&authority.settings(8, &worker), Role::Worker).contains("job 8"));
     let expired = authority.issue(&["gradwire://7/worker"], -7200 - 86_400, -86_400 - 60);
-    assert!(open(&authority.settings(7, &expired), Role::Worker).contains("expired 1 days ago"));
+    assert!(open(&authority.settings(7, &expired), Role::Worker).contains("expired 1 day ago"));
     let other = authority.issue(&["gradwire://7/worker"], -60, 3600);
     let mixed = Pair { certificate: worker.certificate.clone(), key: other.key };
     let text = open(&authority.settings(7, &mixed), Role::Worker);

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::task::JoinHandle;
 
-const LONG: Duration = Duration::from_secs(5);
+const LONG: Duration = Duration::from_secs(30);
 
 struct Job {
     settings: Settings,

@@ -93,7 +93,7 @@ impl Restorer {
         // What is kept, and which rows get memory, may be told anew.
         let alike = |spec: &TableSpec| TableSpec { admit_after: 0, rows_max: 0, ..spec.clone() };
         if alike(&ours) != alike(theirs) {
-            return Err(format!("checkpoint {name} has it as {theirs:?}; declare it as it was"));
+            return Err(format!("checkpoint {name} has it as {theirs:?}; declare it as in the checkpoint"));
         }
         let lanes = self.1.max(1);
         let spread = Spread { servers: (rows.parts() / usize::from(lanes)) as u32, lanes };

@@ -289,7 +289,7 @@ fn a_handler_that_does_not_return_holds_up_nobody_s_end(driver: Driver) {
     told.recv_timeout(PATIENCE).unwrap();
     let began = Instant::now();
     let error = bed.servers.remove(1).close().unwrap_err();
-    assert!(error.to_string().contains("handler 5 did not return"), "{error:#}");
+    assert!(error.to_string().contains("handler 5 has not returned"), "{error:#}");
     assert!(began.elapsed() < PATIENCE);
     assert!(call.wait().is_err());
     drop((go_on, bed));

@@ -128,15 +128,18 @@ fn top_prints_one_frame_where_the_output_is_no_terminal() {
 fn in_a_terminal(cluster: &Cluster, end: impl FnOnce(&mut std::process::Child)) -> (String, Option<i32>) {
     let gradwire = program("gradwire").display().to_string();
     let inside = format!("stty cols 100 rows 30; exec {gradwire} top --scheduler-http {}", cluster.http);
-    let mut command = Command::new("script");
-    command.args(["--quiet", "--return", "--command", &inside, "/dev/null"]).env("TERM", "xterm");
+    // What does not come shall not hold up the suite.
+    let mut command = Command::new("timeout");
+    command
+        .args(["60", "script", "--quiet", "--return", "--command", &inside, "/dev/null"])
+        .env("TERM", "xterm");
     let mut script =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut out = script.stdout.take().unwrap();
     let mut text = Vec::new();
     let mut buffer = [0; 4096];
     // Its foot is drawn last.
-    while !String::from_utf8_lossy(&text).contains("leave") {
+    while !String::from_utf8_lossy(&text).contains("q quit") {
         let count = out.read(&mut buffer).unwrap();
         assert!(count > 0, "it ended too early: {}", String::from_utf8_lossy(&text));
         text.extend(&buffer[..count]);

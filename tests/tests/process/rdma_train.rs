@@ -229,7 +229,7 @@ fn without_a_device_others_are_used_and_what_is_required_ends_it_with_the_reason
     let (_cluster, mut strict) =
         server(Place::default(), &[&nowhere[..], &["--set", "transport.verbs=require"]].concat());
     assert_eq!(strict.expect_end(PATIENCE), ExitCode::Transport as i32);
-    assert!(strict.log().text().contains("transport.verbs is required"), "{}", strict.log().text());
+    assert!(strict.log().text().contains("transport.verbs = \"require\""), "{}", strict.log().text());
 }
 
 /// Without the right to pin memory, as an ordinary user has it who may pin `kib`.

@@ -27,7 +27,7 @@ fn settings_are_read_again_and_training_goes_on() {
     hang_up(&mut cluster, "SIGHUP: cluster.lanes remains \"1\": restart this process to apply \"2\"");
     for process in cluster.everyone() {
         // Said at a level that was not logged before.
-        process.expect_line("SIGHUP: log.filter is in force", PATIENCE);
+        process.expect_line("SIGHUP: applied the new value of log.filter", PATIENCE);
     }
     write("[log]\nfilter = \"info\"\n");
     hang_up(&mut cluster, "SIGHUP: no setting has changed");

@@ -226,7 +226,7 @@ fn a_transport_that_cannot_be_had() {
 #[test]
 fn a_required_device_that_does_not_exist_is_named_at_once() {
     let require = ["--set", "transport.verbs=require", "--set", "verbs.device=no-such-device"];
-    let words = ["transport.verbs is required", "no-such-device", "prefer"];
+    let words = ["transport.verbs = \"require\"", "no-such-device", "prefer"];
     let mut cluster = Cluster::new(1, 1, &[]);
     cluster.add_servers(1, &require);
     cluster.add_trainer(&require);

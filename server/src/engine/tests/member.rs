@@ -254,7 +254,7 @@ fn what_a_deposed_scheduler_says_changes_nothing() {
     assert_eq!(hear(&mut member, gone(9, 1)), []);
     let refused = hear(&mut member, assign(9, &[range(8, 0, None, None)]));
     assert!(
-        matches!(&refused[..], [MemberCommand::Say(ToScheduler::Assigned { error: Some(error), .. })] if error.reason.contains("deposed")),
+        matches!(&refused[..], [MemberCommand::Say(ToScheduler::Assigned { error: Some(error), .. })] if error.reason.contains("replaced scheduler")),
         "{refused:?}"
     );
     assert_eq!(*member.map(), before);

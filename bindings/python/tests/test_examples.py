@@ -83,7 +83,7 @@ def test_a_scripts_own_functions_run_in_its_workers(tmp_path: Path) -> None:
 def test_a_script_that_would_start_clusters_in_its_workers_is_told(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace('__name__ == "__main__"', "True"))
-    assert 'put what starts one below if __name__ == "__main__"' in run(script, fails=True)[1]
+    assert 'put the code that starts a cluster below if __name__ == "__main__"' in run(script, fails=True)[1]
 
 
 @pytest.mark.parametrize("name", ["publish.py", "sparse_logistic.py", "embedding.py"])

@@ -6,6 +6,8 @@ use super::process::Process;
 
 /// A few steps over tensors of 0.2 to 6.6 chunks of 4 KiB and less than one of 256 KiB.
 pub const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "2", "--batch", "8", "--seed", "7"];
+/// The same in a few large steps, for processors that are emulated.
+pub const BRIEF: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "1", "--batch", "64", "--seed", "7"];
 /// Delays each gradient by up to this, differently in every rank.
 const JITTER: [&str; 2] = ["--jitter-us", "1500"];
 
@@ -68,14 +70,26 @@ pub fn trained_by(
     workers: u32,
     scheduler: &[&str],
 ) -> String {
+    trained_on(&[&TRAIN[..], trainer].concat(), carrier, servers, workers, scheduler)
+}
+
+/// As [`trained`], with all of the trainer's words: see [`reference_by`].
+#[must_use]
+pub fn trained_on(
+    words_of_trainers: &[&str],
+    carrier: Carrier,
+    servers: u32,
+    workers: u32,
+    scheduler: &[&str],
+) -> String {
     let Carrier(flags, words) = carrier;
-    train(trainer, flags, words, (servers, workers), scheduler)
+    train(words_of_trainers, flags, words, (servers, workers), scheduler)
 }
 
 /// As [`trained`], with any flags, and words that the first worker says.
 #[must_use]
 pub fn trained_with(flags: &[&str], words: &str, servers: u32, workers: u32, scheduler: &[&str]) -> String {
-    train(&[], flags, words, (servers, workers), scheduler)
+    train(&TRAIN, flags, words, (servers, workers), scheduler)
 }
 
 fn train(
@@ -87,7 +101,7 @@ fn train(
 ) -> String {
     let mut cluster = Cluster::new(servers, workers, scheduler);
     cluster.add_servers(servers, flags);
-    let args = [&TRAIN[..], &JITTER, trainer, flags].concat();
+    let args = [trainer, &JITTER, flags].concat();
     cluster.add_trainers(workers, &args);
     for process in cluster.everyone() {
         assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());

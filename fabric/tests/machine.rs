@@ -334,7 +334,7 @@ fn the_driver_is_chosen_with_a_reason_or_as_required() {
     let nowhere = VerbsConfig { device: Some("no-such-device".into()), ..VerbsConfig::default() };
     let nowhere = MachineConfig { verbs: Some(nowhere), ..config(Some(Driver::Verbs)) };
     let error = Machine::open(&nowhere).unwrap_err().to_string();
-    assert!(error.contains("verbs is asked for") && error.contains("no-such-device"), "{error}");
+    assert!(error.contains("verbs is required") && error.contains("no-such-device"), "{error}");
 }
 
 #[test]

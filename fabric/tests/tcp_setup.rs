@@ -140,7 +140,7 @@ fn connecting_fails_in_time_and_says_to_whom(carrier: Carrier) {
     let (offer, pending) = device(carrier, None).offer_channels(1).unwrap();
     drop(pending);
     let error = device(carrier, None).connect_channel(&offer, 0, soon()).err().unwrap().to_string();
-    assert!(error.contains("channel 0 to 127.0.0.1:") && error.contains("died"), "{error}");
+    assert!(error.contains("channel 0 to 127.0.0.1:") && error.contains("has the peer failed"), "{error}");
 
     // A listener that takes nothing: its backlog is full, so connecting gets no answer.
     let full = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -3,5 +3,4 @@
 process --ignored --test-threads=1 --nocapture rdma_train::several_queues rdma_train::whoever_is_killed \
     rdma_train::a_limit_of_pinned || exit
 process --ignored --test-threads=1 placement::over_verbs::each_placement || exit
-process --ignored --test-threads=1 buffers::over_verbs::reused_memory buffers::over_verbs::remapped_memory || exit
 process --ignored --test-threads=1 calls::over_verbs::every_size

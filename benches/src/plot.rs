@@ -82,7 +82,7 @@ pub(crate) fn colours(are_baselines: impl IntoIterator<Item = bool>) -> Vec<usiz
     are_baselines.into_iter().map(next).map(|colour| colour.unwrap_or(0)).collect()
 }
 
-/// Where the names of a legend stand, which goes on in further lines.
+/// The positions of a legend's names. A long legend continues on further lines.
 fn legend_places<'a>(names: impl Iterator<Item = &'a str>) -> Vec<(i32, i32)> {
     let (mut x, mut y) = (16, HEADING);
     let place = |name: &str| {

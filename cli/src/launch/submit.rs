@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 const VERSION_MS: u64 = 10_000;
 /// Largest number of bytes of a line that are examined.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// Prefixes of variables that Open MPI is told to forward to other hosts.
+/// Prefixes of the variables that Open MPI forwards to other hosts.
 const PREFIXES: [&str; 5] = ["GRADWIRE_", "DMLC_", "PS_", "BYTEPS_", "MXNET_"];
 
 /// The number of tasks. Without a number of workers, a batch script of Slurm determines it.

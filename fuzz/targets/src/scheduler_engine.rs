@@ -1,7 +1,7 @@
 //! The scheduler's engine under members that keep the protocol, and worse ones: an input is a program of registrations, words
-//! of recovery, answers, losses and ticks; some words are any bytes that decode. Never a panic, nothing said to a connection
-//! that is closed, epochs only grow, a tick is due within a heartbeat, and whatever was said a scheduler that is told to stop
-//! ends within its drain.
+//! of recovery, answers, losses and ticks; some words are any bytes that decode. The engine never panics, sends nothing to a
+//! closed connection, only raises epochs, and asks for a tick within a heartbeat. After any input, a scheduler that is told to
+//! stop ends within its drain.
 
 use crate::{JOB, Program};
 use gradwire_scheduler::engine::{
@@ -361,7 +361,7 @@ impl Rig {
         known
     }
 
-    /// A member comes again to a scheduler that may know it, on a connection of its own.
+    /// A member registers again, on a new connection, with a scheduler that may know it.
     fn resume(&mut self, program: &mut Program<'_>) {
         let members = self.roster.1.clone();
         let knowledge = self.knowledge(program);

@@ -68,7 +68,7 @@ struct Doing {
     operation: u64,
     round: u64,
     open: Option<OpKind>,
-    /// To whom it went.
+    /// The member that received it.
     sent: Option<usize>,
     answered: u64,
 }

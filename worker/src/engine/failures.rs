@@ -57,8 +57,8 @@ impl LaneEngine {
     }
 }
 
-/// The error of an operation whose deadline is over without an answer: what servers reported last, or else who has not
-/// answered, of whom some may have no channel (`down`).
+/// The error of an operation whose deadline has passed without an answer: what servers reported last, or else the servers that
+/// have not answered. Those in `down` have no channel.
 pub(super) fn late(
     op: &Op,
     told: Option<Told>,

@@ -51,6 +51,7 @@ pub mod flight;
 pub mod host;
 pub mod http;
 pub mod lanes;
+mod later;
 pub mod logging;
 #[cfg(any(test, feature = "cli"))]
 pub mod manual;
@@ -70,3 +71,5 @@ pub mod shutdown;
 pub mod small_file;
 pub mod status;
 pub mod targets;
+
+pub use later::Later;

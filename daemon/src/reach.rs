@@ -3,6 +3,7 @@
 
 use crate::control::{Connection, FrameError, connect_with_retry};
 use crate::devices;
+use crate::later::Later;
 use crate::security::Security;
 use crate::settings::split_address;
 use fabric::{ChannelSetup, CqHandle, Devices};
@@ -50,7 +51,17 @@ impl Unreached {
 }
 
 /// Connects to the address of a server of this job within `connect`, says hello, and takes its offer within `limit`.
-pub async fn ask(
+pub fn ask<'a>(
+    whose: (&'a Security, JobId),
+    address: &'a str,
+    hello: &'a ToServer,
+    limits: (Duration, Duration),
+    fix: &'a str,
+) -> Later<'a, Result<(Connection, ServerOffer), Unreached>> {
+    Box::pin(ask_within(whose, address, hello, limits, fix))
+}
+
+async fn ask_within(
     (security, job): (&Security, JobId),
     address: &str,
     hello: &ToServer,

@@ -4,8 +4,7 @@ use super::frame::{FrameError, FrameReader, FrameWriter};
 use super::stream::{Reading, Writing};
 use crate::security::{Fault, Identity};
 use proto_common::ids::{JobId, Role};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use proto_common::message::Message;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -69,19 +68,12 @@ impl Connection {
     }
 
     /// Sends a message, within `limit`.
-    pub async fn send_within<T: Serialize>(
-        &mut self,
-        message: &T,
-        limit: Duration,
-    ) -> Result<(), FrameError> {
+    pub async fn send_within<T: Message>(&mut self, message: &T, limit: Duration) -> Result<(), FrameError> {
         self.writer.send_within(message, limit).await
     }
 
     /// The next message within `limit`, or `None` when the peer closed.
-    pub async fn receive_within<T: DeserializeOwned>(
-        &mut self,
-        limit: Duration,
-    ) -> Result<Option<T>, FrameError> {
+    pub async fn receive_within<T: Message>(&mut self, limit: Duration) -> Result<Option<T>, FrameError> {
         self.reader.receive_within(limit).await
     }
 

@@ -3,9 +3,7 @@
 
 use crate::security::Fault;
 use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, FIRST_FRAME_BYTES_MAX, PROTOCOL_VERSION};
-use proto_common::message::{Build, CodecError, decode, encode, speaker_of};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use proto_common::message::{Build, CodecError, Message, decode, encode, speaker_of};
 use std::io;
 use std::time::Duration;
 use thiserror::Error;
@@ -87,7 +85,7 @@ fn http(head: &[u8; LENGTH_BYTES]) -> Option<FrameError> {
 }
 
 /// One message as a whole frame.
-pub fn frame_of<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
+pub fn frame_of<T: Message>(message: &T) -> Result<Vec<u8>, CodecError> {
     let body = encode(message)?;
     // `encode` bounds the body far below 4 GiB.
     let length = body.len() as u32;
@@ -121,7 +119,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 
     /// The next message, or `None` when the peer closed between frames. Cancel-safe: bytes that came before
     /// a cancelled call are kept for the next one.
-    pub async fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
+    pub async fn receive<T: Message>(&mut self) -> Result<Option<T>, FrameError> {
         loop {
             if let Some(end) = self.complete()? {
                 let message = decode(&self.buffer[LENGTH_BYTES..end])?;
@@ -141,10 +139,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 
     /// As [`Self::receive`], within `limit`.
-    pub async fn receive_within<T: DeserializeOwned>(
-        &mut self,
-        limit: Duration,
-    ) -> Result<Option<T>, FrameError> {
+    pub async fn receive_within<T: Message>(&mut self, limit: Duration) -> Result<Option<T>, FrameError> {
         match timeout(limit, self.receive()).await {
             Ok(result) => result,
             Err(_) => Err(FrameError::Deadline { waited_ms: limit.as_millis() as u64 }),
@@ -201,11 +196,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     }
 
     /// Sends a message, within `limit`.
-    pub async fn send_within<T: Serialize>(
-        &mut self,
-        message: &T,
-        limit: Duration,
-    ) -> Result<(), FrameError> {
+    pub async fn send_within<T: Message>(&mut self, message: &T, limit: Duration) -> Result<(), FrameError> {
         let frame = frame_of(message)?;
         self.write_within(&frame, limit).await
     }

@@ -13,7 +13,8 @@ use super::connect::connect_with_retry;
 use super::connection::{Connection, ReadHalf, WriteHalf};
 use super::frame::{FrameError, frame_of};
 use super::link_error::LinkError;
-use super::seek::{Seeker, greet};
+use super::seek::{Resuming, Seeker, greet};
+use crate::later::Later;
 use crate::security::Security;
 use proto_common::config::Settings;
 use proto_common::message::{FromScheduler, MemberReport, Register, Resume, ToScheduler, Welcome};
@@ -98,11 +99,20 @@ impl SchedulerLink {
     ///
     /// `resume` is asked, on the same thread, when the scheduler was lost: what the member knows, or `None` where it is in no
     /// roster yet. Then the link is lost.
-    pub async fn connect(
-        (settings, security): (&Settings, &Security),
+    pub fn connect<'a>(
+        own: (&'a Settings, &'a Security),
         register: Register,
         report: impl FnMut() -> MemberReport + Send + 'static,
         resume: impl FnMut() -> Option<Resume> + Send + 'static,
+    ) -> Later<'a, Result<(Self, Welcome), LinkError>> {
+        Box::pin(Self::connect_with(own, register, Box::new(report), Box::new(resume)))
+    }
+
+    async fn connect_with(
+        (settings, security): (&Settings, &Security),
+        register: Register,
+        report: Report,
+        resume: Resuming,
     ) -> Result<(Self, Welcome), LinkError> {
         let (host, port) = (settings.scheduler.host.as_str(), settings.scheduler.port);
         let fix = "start gradwire-scheduler there, or set scheduler.host and scheduler.port";
@@ -145,7 +155,11 @@ impl SchedulerLink {
 
     /// Says the last word (`Goodbye` or `Failing`), flushes what waits, and waits for the scheduler to close, all within
     /// `limit`. A goodbye that a dying scheduler has not confirmed is said again to the next one, where that comes in time. Senders are of no use afterwards.
-    pub async fn finish(mut self, last: &ToScheduler, limit: Duration) -> Result<(), LinkError> {
+    pub fn finish(self, last: &ToScheduler, limit: Duration) -> Later<'_, Result<(), LinkError>> {
+        Box::pin(self.finish_with(last, limit))
+    }
+
+    async fn finish_with(mut self, last: &ToScheduler, limit: Duration) -> Result<(), LinkError> {
         let again = matches!(last, ToScheduler::Goodbye);
         let frame = Outgoing::Last(LastWord { frame: frame_of(last)?, again });
         let orderly = async {
@@ -165,7 +179,11 @@ impl SchedulerLink {
     /// Says goodbye until a scheduler has confirmed it: one that nobody has heard is a death. Where there is none it waits for
     /// the next one, for as long as the link looks for it; the error says that nobody has heard it. Then as
     /// [`SchedulerLink::finish`].
-    pub async fn goodbye(mut self, limit: Duration) -> Result<(), LinkError> {
+    pub fn goodbye(self, limit: Duration) -> Later<'static, Result<(), LinkError>> {
+        Box::pin(self.goodbye_within(limit))
+    }
+
+    async fn goodbye_within(mut self, limit: Duration) -> Result<(), LinkError> {
         let frame = Outgoing::Last(LastWord { frame: frame_of(&ToScheduler::Goodbye)?, again: true });
         let (sender, events) = (self.sender.clone(), &mut self.events);
         let said = async move {
@@ -219,11 +237,14 @@ fn silence_of(welcome: &Welcome) -> Duration {
     Duration::from_millis(welcome.shape.silence_ms.max(1))
 }
 
+/// What a heartbeat carries.
+type Report = Box<dyn FnMut() -> MemberReport + Send>;
+
 /// The link's task.
-struct Keeper<R> {
+struct Keeper {
     events: mpsc::Sender<LinkEvent>,
     outgoing: mpsc::Receiver<Outgoing>,
-    report: R,
+    report: Report,
     beat: Interval,
     /// We have said the last word, this one.
     last: Option<LastWord>,
@@ -231,13 +252,8 @@ struct Keeper<R> {
     parting: bool,
 }
 
-impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
-    async fn keep<F: FnMut() -> Option<Resume> + Send>(
-        mut self,
-        mut connection: Connection,
-        welcome: Welcome,
-        mut seeker: Seeker<F>,
-    ) {
+impl Keeper {
+    async fn keep(mut self, mut connection: Connection, welcome: Welcome, mut seeker: Seeker) {
         let mut silence = silence_of(&welcome);
         let lost = loop {
             let Some(lost) = self.serve(connection, silence).await else { return };
@@ -329,7 +345,7 @@ async fn write_frames(
     (said, outgoing): (&mut Option<LastWord>, &mut mpsc::Receiver<Outgoing>),
     beat: &mut Interval,
     limit: Duration,
-    report: &mut impl FnMut() -> MemberReport,
+    report: &mut Report,
 ) {
     while said.is_none() {
         let next = tokio::select! {

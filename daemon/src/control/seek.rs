@@ -58,8 +58,11 @@ pub(super) async fn greet(
     }
 }
 
+/// What the member knows; `None` where it is in no roster yet.
+pub(super) type Resuming = Box<dyn FnMut() -> Option<Resume> + Send>;
+
 /// Looks for the next scheduler.
-pub(super) struct Seeker<F> {
+pub(super) struct Seeker {
     security: Security,
     host: String,
     port: u16,
@@ -71,15 +74,15 @@ pub(super) struct Seeker<F> {
     term: u32,
     /// The checkpoint that the job began from.
     restore: Option<String>,
-    resume: F,
+    resume: Resuming,
 }
 
-impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
+impl Seeker {
     pub(super) fn new(
         (settings, security): (&Settings, &Security),
         register: Register,
         welcome: &Welcome,
-        resume: F,
+        resume: Resuming,
     ) -> Self {
         Self {
             security: security.clone(),

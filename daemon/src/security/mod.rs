@@ -17,6 +17,7 @@ pub use fault::Fault;
 pub use identity::{Identity, Name, NotAName, NotOfJob, NotPermitted, role_of};
 
 use crate::control::{Connection, FrameError};
+use crate::later::Later;
 use crate::seldom::Seldom;
 use files::{Files, Loaded};
 use proto_common::config::Settings;
@@ -139,7 +140,11 @@ impl Security {
     }
 
     /// Takes an accepted socket; what its peer may claim is asked of the connection ([`Connection::permits`]).
-    pub async fn accept(&self, stream: TcpStream, limit: Duration) -> Result<Connection, FrameError> {
+    pub fn accept(&self, stream: TcpStream, limit: Duration) -> Later<'_, Result<Connection, FrameError>> {
+        Box::pin(self.accept_within(stream, limit))
+    }
+
+    async fn accept_within(&self, stream: TcpStream, limit: Duration) -> Result<Connection, FrameError> {
         let Some(keys) = &self.0 else { return Ok(Connection::new(stream)?) };
         let acceptor = TlsAcceptor::from(keys.current().ends.accepting.clone());
         shaken(limit, stream, async |stream| {
@@ -150,7 +155,16 @@ impl Security {
 
     /// Takes a connected socket. Its other end must be this role of this job, or, where nobody is named, anybody whom the
     /// authority vouches for.
-    pub async fn dial(
+    pub fn dial(
+        &self,
+        stream: TcpStream,
+        whom: Option<(JobId, Role)>,
+        limit: Duration,
+    ) -> Later<'_, Result<Connection, FrameError>> {
+        Box::pin(self.dial_within(stream, whom, limit))
+    }
+
+    async fn dial_within(
         &self,
         stream: TcpStream,
         whom: Option<(JobId, Role)>,

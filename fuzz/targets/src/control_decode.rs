@@ -1,9 +1,7 @@
 //! Control messages of every direction: any bytes are refused, or decode to what keeps its meaning when it is
 //! encoded again; never a panic.
 
-use proto_common::message::{FromScheduler, FromServer, ToScheduler, ToServer, decode, encode};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use proto_common::message::{FromScheduler, FromServer, Message, ToScheduler, ToServer, decode, encode};
 
 crate::target!(|data: &[u8]| {
     let Some((which, bytes)) = data.split_first() else { return };
@@ -15,7 +13,7 @@ crate::target!(|data: &[u8]| {
     }
 });
 
-fn round_trip<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
+fn round_trip<T: Message>(bytes: &[u8]) {
     let Ok(message) = decode::<T>(bytes) else { return };
     let once = encode(&message).expect("what was decoded can be encoded");
     let again: T = decode(&once).expect("what was encoded can be decoded");

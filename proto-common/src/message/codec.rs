@@ -40,8 +40,45 @@ fn settings() -> impl bincode::config::Config {
         .with_limit::<CONTROL_FRAME_BYTES_MAX>()
 }
 
-/// Message to bytes, at most [`CONTROL_FRAME_BYTES_MAX`].
-pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
+/// What travels as one control message. [`control_messages`](crate::control_messages) implements it: serde's code for a type is then
+/// compiled in the type's own crate, and once. Generic functions would have every role compile all of it again.
+pub trait Message: Sized {
+    /// Message to bytes, at most [`CONTROL_FRAME_BYTES_MAX`].
+    fn encoded(&self) -> Result<Vec<u8>, CodecError>;
+
+    /// Bytes to message. All bytes must be used.
+    fn decoded(bytes: &[u8]) -> Result<Self, CodecError>;
+}
+
+/// Makes these types [messages](crate::message::Message). They have serde's two traits.
+#[macro_export]
+macro_rules! control_messages {
+    ($($message:ty),+ $(,)?) => {$(
+        impl $crate::message::Message for $message {
+            fn encoded(&self) -> Result<Vec<u8>, $crate::message::CodecError> {
+                $crate::message::to_bytes(self)
+            }
+
+            fn decoded(bytes: &[u8]) -> Result<Self, $crate::message::CodecError> {
+                $crate::message::from_bytes(bytes)
+            }
+        }
+    )+};
+}
+
+/// As [`Message::encoded`].
+pub fn encode<T: Message>(message: &T) -> Result<Vec<u8>, CodecError> {
+    message.encoded()
+}
+
+/// As [`Message::decoded`].
+pub fn decode<T: Message>(bytes: &[u8]) -> Result<T, CodecError> {
+    T::decoded(bytes)
+}
+
+/// What [`Message::encoded`] does, for the macro.
+#[doc(hidden)]
+pub fn to_bytes<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
     let bytes =
         bincode::serde::encode_to_vec(message, settings()).map_err(|e| CodecError::Encode(e.to_string()))?;
     if bytes.len() > CONTROL_FRAME_BYTES_MAX {
@@ -50,8 +87,9 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
     Ok(bytes)
 }
 
-/// Bytes to message. All bytes must be used.
-pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
+/// What [`Message::decoded`] does, for the macro.
+#[doc(hidden)]
+pub fn from_bytes<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
     let (message, used) = bincode::serde::decode_from_slice(bytes, settings())
         .map_err(|e| CodecError::Malformed(e.to_string()))?;
     match bytes.len() - used {

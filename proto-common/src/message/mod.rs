@@ -17,7 +17,7 @@ pub use checkpoint::{
     CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, SaveProgress, WAITING_LISTED_MAX,
     Waiting, Waits,
 };
-pub use codec::{CodecError, decode, encode};
+pub use codec::{CodecError, Message, decode, encode, from_bytes, to_bytes};
 pub use from_scheduler::{
     ClusterShape, Coming, DeclareError, FromScheduler, Member, RefusalReason, WaitError, Welcome,
 };
@@ -32,6 +32,17 @@ pub use to_scheduler::{
 };
 pub use version::{Build, opening_of, speaker_of};
 pub use wait::{Wait, WaitCause};
+
+crate::control_messages!(
+    FromScheduler,
+    FromServer,
+    ToScheduler,
+    ToServer,
+    crate::table::TableSpec,
+    version::Opening
+);
+// Not messages, but in the same bytes: a chunk's changes of rule, which one server copies to another.
+crate::control_messages!(Vec<(u64, crate::optimizer::Optimizer)>);
 
 #[cfg(test)]
 mod tests;

@@ -103,7 +103,7 @@ impl Cut {
 mod tests {
     use super::*;
     use crate::ids::{ChunkId, Key};
-    use crate::message::encode;
+    use crate::message::to_bytes;
     use crate::optimizer::Optimizer;
     use crate::tensor::TensorSpec;
 
@@ -130,7 +130,7 @@ mod tests {
         assert!(parts.len() > 3, "{}", parts.len());
         let mut joined = whole.head();
         for part in parts {
-            assert!(encode(&part).unwrap().len() <= PART_BYTES + MEMBER_BYTES);
+            assert!(to_bytes(&part).unwrap().len() <= PART_BYTES + MEMBER_BYTES);
             assert_eq!(part.head(), whole.head());
             joined.map.tensors.extend(part.map.tensors);
             joined.map.ranges.extend(part.map.ranges);

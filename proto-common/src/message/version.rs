@@ -45,7 +45,7 @@ pub(super) fn older<'a>(theirs: &Build, ours: &Build, (they, we): (&'a str, &'a 
 
 /// The beginning of a registration: the message's number, and its first two fields.
 #[derive(Deserialize, Serialize)]
-struct Opening {
+pub(super) struct Opening {
     message: u32,
     protocol: u32,
     build_bytes: u64,

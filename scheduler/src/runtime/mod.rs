@@ -11,6 +11,7 @@ mod words;
 use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome, Standing};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox, Parting};
+use daemon::Later;
 use daemon::control::{STRANGERS_MAX, frame_of, patience};
 use daemon::exit::{Failure, WithCode as _};
 use daemon::flight::Flight;
@@ -103,23 +104,23 @@ async fn who_is_there(security: &Security, host: &str, port: u16) -> Option<Stri
 }
 
 /// Runs a job from its first registration to its end, or until `shutdown` fires.
-pub async fn run(
+pub fn run(
     listeners: Listeners,
     settings: &Settings,
     shutdown: Shutdown,
     told: (Notify, Flight),
-) -> Result<Outcome, anyhow::Error> {
-    run_with(listeners, settings, shutdown, (None, false), told).await
+) -> Later<'_, Result<Outcome, anyhow::Error>> {
+    Box::pin(run_with(listeners, settings, shutdown, (None, false), told))
 }
 
 /// As [`run`], for a job whose scheduler is gone: its members come again, and nobody else is let in before.
-pub async fn resume(
+pub fn resume(
     listeners: Listeners,
     settings: &Settings,
     shutdown: Shutdown,
     told: (Notify, Flight),
-) -> Result<Outcome, anyhow::Error> {
-    run_with(listeners, settings, shutdown, (None, true), told).await
+) -> Later<'_, Result<Outcome, anyhow::Error>> {
+    Box::pin(run_with(listeners, settings, shutdown, (None, true), told))
 }
 
 /// As [`run`] or [`resume`], with the messages of this process's program, where there is one.

@@ -12,6 +12,7 @@ use crate::app::Apps;
 use crate::checkpoint::{Progress, Restorer, Saver};
 use crate::engine::EngineConfig;
 use crate::engine::member::{Member, MemberConfig, Peers};
+use daemon::Later;
 use daemon::control::{LinkError, STRANGERS_MAX, SchedulerLink, code_of_refusal, patience};
 use daemon::exit::Failure;
 use daemon::flight::Flight;
@@ -102,17 +103,19 @@ struct Lanes {
 }
 
 /// Runs a server on a bound bootstrap listener until the job ends, a member dies, or `shutdown` fires.
-pub async fn run(
+pub fn run(
     listener: TcpListener,
     http: Option<TcpListener>,
     settings: Settings,
     shutdown: Shutdown,
     (notify, flight): (Notify, Flight),
-) -> anyhow::Result<()> {
+) -> Later<'static, anyhow::Result<()>> {
     let scheduler = &settings.scheduler;
     notify.status(&format!("looking for the scheduler at {}:{}", scheduler.host, scheduler.port));
-    let program = (Apps::default(), Posts::start()?, |_, _| {});
-    run_with(listener, http, settings, shutdown, program, (notify, flight)).await
+    Box::pin(async {
+        let program = (Apps::default(), Posts::start()?, |_, _| {});
+        run_with(listener, http, settings, shutdown, program, (notify, flight)).await
+    })
 }
 
 /// As [`run`], with handlers for workers' calls, and somebody to tell rank and shape to.

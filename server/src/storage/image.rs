@@ -68,6 +68,8 @@ struct Head {
     master: u64,
 }
 
+proto_common::control_messages!(Head);
+
 /// An image, taken apart; its parts lie in the bytes that it was read from.
 #[derive(Clone, Debug)]
 pub struct Image<'a> {

@@ -3,13 +3,12 @@
 
 use super::control::ControlPeer;
 use daemon::security::authority::{Authority, Pair, Validity};
+use proto_common::message::Message;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::fs::Permissions;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -170,7 +169,7 @@ impl Stranger {
     }
 
     /// Sends a message and takes the answer, or why there is none.
-    pub fn ask<T: DeserializeOwned>(&mut self, message: &impl Serialize) -> Result<T, String> {
+    pub fn ask<T: Message>(&mut self, message: &impl Message) -> Result<T, String> {
         let said = |error: std::io::Error| error.to_string();
         self.0.write_all(&ControlPeer::frame(message)).map_err(said)?;
         let mut length = [0; 4];

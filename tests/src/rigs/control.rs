@@ -1,8 +1,6 @@
 //! A control connection over a plain socket, for peers that do as they like: good frames, bad frames, silence.
 
-use proto_common::message::{decode, encode};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use proto_common::message::{Message, decode, encode};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -25,14 +23,14 @@ impl ControlPeer {
     }
 
     /// One message as a frame's bytes.
-    pub fn frame(message: &impl Serialize) -> Vec<u8> {
+    pub fn frame(message: &impl Message) -> Vec<u8> {
         let body = encode(message).expect("a message of ours");
         let length = u32::try_from(body.len()).expect("a small message");
         [&length.to_le_bytes()[..], &body].concat()
     }
 
     /// Sends a message.
-    pub fn send(&mut self, message: &impl Serialize) {
+    pub fn send(&mut self, message: &impl Message) {
         self.0.write_all(&Self::frame(message)).expect("the peer takes it");
     }
 
@@ -42,7 +40,7 @@ impl ControlPeer {
     }
 
     /// The next message; `None` when the peer has closed.
-    pub fn receive<T: DeserializeOwned>(&mut self) -> Option<T> {
+    pub fn receive<T: Message>(&mut self) -> Option<T> {
         self.0.set_read_timeout(Some(ANSWER)).expect("a socket option");
         let mut length = [0; 4];
         match self.0.read_exact(&mut length) {

@@ -86,3 +86,5 @@ mod tests {
         assert_eq!(tame(&"x".repeat(10_000)).len(), SHOWN_MAX);
     }
 }
+
+proto_common::control_messages!(FromListener, ToListener);

@@ -111,8 +111,8 @@ fix:
 ## bench     Gradwire beside this machine's best copy and other ways to do the same [JSON=FILE PEER=CMD BENCH='--help']
 bench:
 	@deploy/bootstrap.sh bench
-	@cargo build --release --locked --bins $(PROGRAMS) -p gradwire-benches
-	@$(RELEASE)/gradwire-bench $(if $(JSON),--json $(JSON)) $(if $(PEER),--peer "$$PEER") $(BENCH)
+	@cargo build --profile measured --locked --bins $(PROGRAMS) -p gradwire-benches
+	@$(BUILT)/measured/gradwire-bench $(if $(JSON),--json $(JSON)) $(if $(PEER),--peer "$$PEER") $(BENCH)
 
 ## bench-rdma  Gradwire over an RDMA device beside perftest, in a guest with a software one [JSON=FILE RDMA='--quick']
 bench-rdma:

@@ -18,7 +18,7 @@ Runs the suites of tests/suites.toml: the fast tier, or what is asked for.
   --all          the slow tier too
   --quick        the inner loop: no root, no emulated machine, no cluster software
   --only NAME    this suite, whatever its tier; may be given again
-  --slots N      run that many suites side by side; without it, one more than there are processors, from 2 to 4
+  --slots N      run that many suites side by side; without it, one for each processor, from 2 to 4
   --list         name the suites and run none
 
 With CI=true in the environment, a fast suite that cannot run here is a failure.
@@ -60,10 +60,10 @@ fn try_main() -> Result<bool> {
     run_suites(root, &manifest, &choice, &stop, &mut stdout())
 }
 
-/// Suites often wait: `process`, for example, uses 56 % of two processors. Hence one more than there are processors; many at once
-/// would disturb each other's deadlines.
+/// Suites often wait, so that two of them fit on one processor, too; many at once would disturb each other's deadlines. Two suites
+/// keep two processors busy: a third one made nothing quicker.
 fn slots() -> u64 {
-    std::thread::available_parallelism().map_or(2, |cores| (cores.get() + 1).clamp(2, 4) as u64)
+    std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4) as u64)
 }
 
 fn stop_on_signals(stop: &Stop) -> Result<()> {

@@ -148,8 +148,10 @@ fn the_batch_script_trains_on_two_nodes_with_certificates() {
     srun.args(["--ntasks=3", "--nodes=2", "--kill-on-bad-exit=1"]).arg(program("gradwire"));
     srun.args(["launch", "--cluster", "slurm", "--"]).arg(program("gradwire-worker")).arg("train");
     let mut process = Process::start("srun", srun.current_dir(repository()));
-    assert_eq!(process.expect_end(PATIENCE), 78, "{}", process.log().text());
+    let code = process.expect_end(PATIENCE);
     let text = process.log().text();
+    // srun ends with the highest of its tasks' codes, and a task that it kills before that has seen the fault ends with 143.
+    assert!([78, 143].contains(&code), "{code}: {text}");
     assert!(text.contains("run gradwire launch --cluster slurm without srun"), "{text}");
     until("the jobs to be over", || slurm.idle());
 }

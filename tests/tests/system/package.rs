@@ -238,7 +238,9 @@ fn lintian_accepts_the_debian_packages() {
     let packages = all_made("", ".deb");
     assert_eq!(packages.len(), 3, "{packages:?}");
     let mut lintian = Command::new("lintian");
+    // Spelling within binaries is for information only, and half of the time.
     lintian.args(["--allow-root", "--no-cfg", "--fail-on", "error,warning", "--tag-display-limit", "0"]);
+    lintian.args(["--dont-check-part", "binaries/spelling"]);
     let output = lintian.args(&packages).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));

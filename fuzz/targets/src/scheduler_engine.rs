@@ -195,7 +195,7 @@ impl Rig {
                 }
             }
             FromScheduler::ChangeRule { epoch, .. } => {
-                owe(ToScheduler::Assigned { epoch: *epoch, error: None })
+                owe(ToScheduler::Assigned { epoch: *epoch, error: None });
             }
             FromScheduler::Remap { epoch, change: MapChange::Ranges(ranges) } => {
                 for range in ranges {
@@ -354,7 +354,7 @@ impl Rig {
                 known.map.ranges.push(KeyRange { backup, ..range });
             }
             6 => {
-                known.map.tensors.push(TensorSpec::f32(program.number(), program.number(), Optimizer::sum()))
+                known.map.tensors.push(TensorSpec::f32(program.number(), program.number(), Optimizer::sum()));
             }
             _ => {}
         }

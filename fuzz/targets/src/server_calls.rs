@@ -271,7 +271,7 @@ fn answered(worker: &mut Worker, block: &Block) {
     }
     match block.status {
         Status::Retry | Status::CallRoom => {
-            worker.sent[at] = worker.sent[at].min(block.operation.0.saturating_sub(1))
+            worker.sent[at] = worker.sent[at].min(block.operation.0.saturating_sub(1));
         }
         Status::ReplyRoom => {}
         _ if block.operation.0 == worker.known[at] => worker.known[at] += 1,

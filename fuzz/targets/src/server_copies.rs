@@ -80,6 +80,7 @@ struct Link {
 }
 
 /// On its way from one server to the other.
+#[allow(clippy::large_enum_variant, reason = "records are most of them, and few are under way")]
 enum Word {
     Record { slot: SlotGrant, block: Block, contributors: Vec<u64>, image: Option<ChunkState> },
     Notice(Notice),

@@ -306,7 +306,7 @@ impl Rig {
         match notice {
             Notice::Returned(grant) => self.mirror_returns(rank, &[grant]),
             Notice::GivenBack(grant) => {
-                self.workers[rank.0 as usize].credits.retain(|credit| *credit != grant)
+                self.workers[rank.0 as usize].credits.retain(|credit| *credit != grant);
             }
             _ => {}
         }

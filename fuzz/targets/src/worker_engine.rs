@@ -331,7 +331,7 @@ impl Rig {
                 Command::Done { op, .. } => assert!(self.ops.remove(op).is_some(), "ends once"),
                 Command::Replied { .. } | Command::Room { .. } => unreachable!("nobody calls here"),
                 Command::Version { op, .. } | Command::Late { op, .. } | Command::Landed { op, .. } => {
-                    assert!(self.ops.contains_key(op), "told before its end")
+                    assert!(self.ops.contains_key(op), "told before its end");
                 }
                 Command::Close { server, .. } => closed.push(*server),
             }

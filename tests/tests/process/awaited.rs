@@ -65,7 +65,7 @@ fn what_ended_before_and_what_fails_is_ready_too() {
     match block_on(handle.unwrap().into_future()) {
         Ok(ended) => assert_eq!(ended.version, Version(2)),
         Err(error) => {
-            assert!(matches!(error, gradwire_worker::ClientError::Op(OpError::Closed(_))), "{error}")
+            assert!(matches!(error, gradwire_worker::ClientError::Op(OpError::Closed(_))), "{error}");
         }
     }
 }

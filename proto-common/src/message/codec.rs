@@ -40,8 +40,9 @@ fn settings() -> impl bincode::config::Config {
         .with_limit::<CONTROL_FRAME_BYTES_MAX>()
 }
 
-/// What travels as one control message. [`control_messages`](crate::control_messages) implements it: serde's code for a type is then
-/// compiled in the type's own crate, and once. Generic functions would have every role compile all of it again.
+/// What the codec turns into bytes: a control message, or a record that is copied or kept in the same bytes.
+/// [`control_messages`](crate::control_messages) implements it, so that serde's code for a type is compiled in the type's own crate,
+/// once. Every role would compile generic functions again.
 pub trait Message: Sized {
     /// Message to bytes, at most [`CONTROL_FRAME_BYTES_MAX`].
     fn encoded(&self) -> Result<Vec<u8>, CodecError>;

@@ -76,6 +76,8 @@ pub(in crate::doctor) fn tame(text: &str) -> String {
     text.chars().take(SHOWN_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
+proto_common::control_messages!(FromListener, ToListener);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,5 +88,3 @@ mod tests {
         assert_eq!(tame(&"x".repeat(10_000)).len(), SHOWN_MAX);
     }
 }
-
-proto_common::control_messages!(FromListener, ToListener);

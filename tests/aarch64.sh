@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Is all of it right for 64-bit ARM? Lints over everything, and unit tests on an emulated processor: the suite aarch64. Emulation
-# keeps the order of memory of the processor below it, so what it says of lock-free parts is little: the suite loom is for them.
+# keeps the order of memory of the processor below it, so what it says of lock-free parts is little: loom is for them.
 #   tests/aarch64.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -61,7 +61,7 @@ pub fn of_thread() -> u64 {
     OF_THIS.try_with(Cell::get).unwrap_or(0)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::hint::black_box;

@@ -129,7 +129,7 @@ impl fmt::Debug for JournalReader {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -177,19 +177,16 @@ mod tests {
     }
 }
 
-/// Model-checked: `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p gradwire-fabric --release --lib models`.
-#[cfg(all(test, loom))]
+/// Checked by loom.
+#[cfg(test)]
 mod models {
     use super::*;
-    use crate::shm::word::Modelled;
+    use crate::shm::word::{Modelled, explore};
     use loom::sync::atomic::AtomicU64;
 
     #[test]
     fn no_record_is_torn() {
-        // In the slow suite `loom-large` all interleavings, which take minutes; otherwise those with at most two preemptions.
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = builder.preemption_bound.map_or(Some(2), |_| None);
-        builder.check(|| {
+        explore(true, || {
             let ring = Arc::new(Ring::<Modelled>::new(1, || AtomicU64::new(0)));
             let theirs = ring.clone();
             let writer = loom::thread::spawn(move || {

@@ -130,7 +130,7 @@ impl<T> Mailbox<T> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::LaneQueue;

@@ -111,7 +111,7 @@ impl Tensor {
         self.inner.sent_bytes()
     }
 
-    /// How contributions to the tensor currently travel: "slot", "pull", …
+    /// How contributions to the tensor currently travel: "slot", "static", "rendezvous-read" or "rendezvous-write".
     #[getter]
     fn placement(&self) -> String {
         self.inner.placement().to_string()

@@ -49,9 +49,26 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<u8, anyhow::Error> {
     if matches!(kind, Kind::Slurm | Kind::Mpi) && task.is_none() {
         return runtime.block_on(submit::submit(args, &env, kind));
     }
-    let plan = variables::plan(args, &env, kind, task.as_ref())?;
+    let ended = member(args, env, kind, task.as_ref(), &runtime);
+    // For whoever has started the tasks: srun itself ends with the highest of their codes, and that may be the code of a task that
+    // it killed because of this one.
+    if let (Err(error), Some(task)) = (&ended, &task) {
+        submit::report(task.rank, daemon::exit::code_of(error));
+    }
+    ended
+}
+
+/// This host's part of the cluster, or all of it.
+fn member(
+    args: &LaunchArgs,
+    env: Vec<(String, String)>,
+    kind: Kind,
+    task: Option<&ranks::Task>,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<u8, anyhow::Error> {
+    let plan = variables::plan(args, &env, kind, task)?;
     // Task 0 prints the warnings that concern the whole job.
-    let is_first = task.as_ref().is_none_or(|task| task.rank == 0);
+    let is_first = task.is_none_or(|task| task.rank == 0);
     let mut notes = if is_first { args.dmlc.warnings(kind == Kind::Slurm) } else { Vec::new() };
     notes.extend(trust::advice(&plan, &env).filter(|_| is_first));
     let reach = Reach::new(args)?;

@@ -16,6 +16,7 @@ use daemon::process::DIE_WITH_PARENT;
 use proto_common::error::ExitCode;
 use rustix::process::{Pid, Signal};
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -190,6 +191,13 @@ async fn listen(pipe: impl AsyncRead + Unpin, printer: &Printer) -> Option<u8> {
     }
 }
 
+/// Says in a task that its launcher failed by itself, before or beside its process, as [`code_of`] reads it.
+pub(super) fn report(task: u32, code: ExitCode) {
+    // Nobody reads it where stderr is closed.
+    let _ = std::io::stderr()
+        .write_all(format!("[launch] task {task} failed: exit code {}\n", code as u8).as_bytes());
+}
+
 /// The code in a launcher's line about its task: `[launch] worker 1 failed: exit code 65 (...)`.
 fn code_of(line: &[u8]) -> Option<u8> {
     let line = std::str::from_utf8(line).ok()?.strip_prefix("[launch] ")?;
@@ -234,6 +242,7 @@ mod tests {
     #[test]
     fn codes_are_read_from_launchers_lines_only() {
         assert_eq!(code_of(b"[launch] worker 1 failed: exit code 65 (bad data)\n"), Some(65));
+        assert_eq!(code_of(b"[launch] task 1 failed: exit code 74\n"), Some(74));
         assert_eq!(code_of(b"[launch] server 0 failed: killed by signal 9\n"), Some(137));
         assert_eq!(code_of(b"[worker 1] [launch] worker 1 failed: exit code 65\n"), None);
         assert_eq!(code_of(b"[launch] the scheduler listens\n"), None);

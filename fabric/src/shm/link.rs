@@ -236,7 +236,7 @@ pub(super) fn receive_message(link: BorrowedFd<'_>) -> Received<Message> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -15,7 +15,7 @@ mod bell;
 mod channel;
 mod doorbell;
 mod link;
-#[cfg(all(test, loom))]
+#[cfg(test)]
 mod models;
 mod offer;
 mod queue;

@@ -1,10 +1,8 @@
-//! Model-checked: the ring loses, repeats and tears no notice; the doorbell loses no wake; a closed ring
-//! lets nothing land. `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p
-//! gradwire-fabric --release --lib models`.
+//! Checked by loom: the ring loses, repeats and tears no notice; the doorbell loses no wake; a closed ring lets nothing land.
 
 use super::doorbell;
 use super::ring::{Consumer, Producer, RingMemory};
-use super::word::Modelled;
+use super::word::{Modelled, explore};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
@@ -83,13 +81,6 @@ impl Bell {
     }
 }
 
-/// At most two preemptions, or as many as LOOM_MAX_PREEMPTIONS names: the slow suite `loom-large` takes three.
-fn bounded(check: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound.get_or_insert(2);
-    builder.check(check);
-}
-
 /// Sends `count` notices with their payload through a ring of `capacity`; both sides sleep when they must.
 fn transfer(capacity: u32, count: u32) {
     let words = Words::new(capacity);
@@ -133,17 +124,17 @@ fn transfer(capacity: u32, count: u32) {
 
 #[test]
 fn a_ring_loses_repeats_and_tears_nothing() {
-    bounded(|| transfer(2, 3));
+    explore(false, || transfer(2, 3));
 }
 
 #[test]
 fn a_full_ring_wakes_its_producer() {
-    bounded(|| transfer(1, 3));
+    explore(false, || transfer(1, 3));
 }
 
 #[test]
 fn a_bell_with_two_ringers_loses_no_wake() {
-    bounded(|| {
+    explore(false, || {
         let bell = Arc::new(Bell::new());
         let published = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
         let ringers: Vec<_> = (0..2)
@@ -171,7 +162,7 @@ fn a_bell_with_two_ringers_loses_no_wake() {
 
 #[test]
 fn nothing_lands_after_a_close() {
-    bounded(|| {
+    explore(false, || {
         let words = Words::new(2);
         let mut consumer = Consumer::new(words.clone());
         let sender = {

@@ -44,7 +44,7 @@ impl PeerRegions {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::memory::Region;

@@ -202,7 +202,7 @@ impl<M: RingMemory> Consumer<M> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::shm::word::Native;

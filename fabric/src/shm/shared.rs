@@ -148,7 +148,7 @@ impl BellPage {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::shm::ring::{Consumer, Producer};

@@ -70,15 +70,15 @@ macro_rules! words {
 
 words!(AtomicU32, AtomicU64);
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
 words!(loom::sync::atomic::AtomicU32, loom::sync::atomic::AtomicU64);
 
 /// The model checker's words.
-#[cfg(all(test, loom))]
+#[cfg(test)]
 #[derive(Debug)]
 pub(crate) struct Modelled;
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
 impl Primitives for Modelled {
     type Word32 = loom::sync::atomic::AtomicU32;
     type Word64 = loom::sync::atomic::AtomicU64;
@@ -86,4 +86,17 @@ impl Primitives for Modelled {
     fn fence() {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
+}
+
+/// Checks every interleaving with at most two preemptions. The slow suite `loom` sets `LOOM_MAX_PREEMPTIONS`: as many then, or any
+/// number where the model is small enough for `all`.
+#[cfg(test)]
+pub(crate) fn explore(all: bool, check: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = match builder.preemption_bound {
+        None => Some(2),
+        Some(_) if all => None,
+        bound => bound,
+    };
+    builder.check(check);
 }

@@ -82,7 +82,7 @@ impl SharedWords {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -305,7 +305,7 @@ function showTiles(status) {
   tiles.data.show(`${bytes(moved)}/s`, { beside: `over ${count(links.length)} links, both ways`, point: moved });
   const late = status.stragglers;
   const why = ({ behind, waited_for_percent: waited }) =>
-    behind ? `${count(behind)} rounds behind` : `others wait for it in ${waited}\u00a0% of looks`;
+    behind ? `${count(behind)} rounds behind` : `others wait for it in ${waited}\u00a0% of samples`;
   const most = late.length ? names(late.map((one) => `worker ${one.worker}`), 3) : "none";
   const reason = late.length === 1 ? why(late[0]) : late.length ? `first: ${why(late[0])}` : "no worker delays the others";
   tiles.late.show(late.length ? `▲ ${most}` : most, { beside: reason, kind: late.length ? "warn" : "" });

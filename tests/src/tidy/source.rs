@@ -141,8 +141,7 @@ fn item_end(masked: &str, from: usize) -> usize {
 }
 
 fn selects_tests(attribute: &str) -> bool {
-    let names_test = words(attribute, "test").next().is_some() && !attribute.contains("not(test");
-    names_test || attribute.starts_with("#[cfg(loom)")
+    words(attribute, "test").next().is_some() && !attribute.contains("not(test")
 }
 
 /// The module in a file of its own that an item declares; `masked` and `text` are the same stretch.
@@ -328,10 +327,9 @@ mod tests {
         let is_test =
             |attribute: &str| Source::new("a/src/b.rs", &format!("{attribute}\nmod m {{}}")).is_test[1];
         assert!(is_test("#[cfg(test)]"));
-        assert!(is_test("#[cfg(all(test, not(loom)))]"));
-        assert!(is_test("#[cfg(loom)]"));
+        assert!(is_test("#[cfg(all(test, not(fuzzing)))]"));
         assert!(!is_test("#[cfg(not(test))]"));
-        assert!(!is_test("#[cfg(not(loom))]"));
+        assert!(!is_test("#[cfg(not(fuzzing))]"));
         assert!(!is_test("#[cfg(feature = \"test\")]"));
         assert!(!is_test("#[cfg(latest)]"));
     }

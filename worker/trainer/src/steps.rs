@@ -41,7 +41,7 @@ impl StepTimes {
     fn line(&self, how: &str, epochs: usize) -> String {
         let layers: Vec<String> = self.waiting_ms.iter().map(|ms| format!("{ms:.3}")).collect();
         format!(
-            "{how} a step takes {:.3} ms (of {epochs} epochs the middle one): {:.3} computing, {:.3} sending, \
+            "{how} a step takes {:.3} ms (median of {epochs} epochs): {:.3} computing, {:.3} sending, \
              {:.3} waiting for weights, by layer {}",
             self.whole_ms,
             self.whole_ms - self.exchange_ms(),
@@ -102,10 +102,8 @@ mod tests {
         let epochs = [times(9.0, 1.0, &[5.0]), times(30.0, 0.0, &[0.0]), times(8.0, 2.0, &[1.0])];
         assert_eq!(
             lines(&epochs, &[]),
-            [
-                "with overlap a step takes 9.000 ms (of 3 epochs the middle one): 3.000 computing, 1.000 sending, \
-              5.000 waiting for weights, by layer 5.000"
-            ]
+            ["with overlap a step takes 9.000 ms (median of 3 epochs): 3.000 computing, 1.000 sending, \
+              5.000 waiting for weights, by layer 5.000"]
         );
         assert_eq!(lines(&[], &[]), [""; 0]);
     }

@@ -47,7 +47,7 @@ class Tensor:
         """The size in bytes of one contribution as it is sent (after compression)."""
     @property
     def placement(self) -> str:
-        """How contributions to the tensor currently travel: "slot", "pull", …"""
+        """How contributions to the tensor currently travel: "slot", "static", "rendezvous-read" or "rendezvous-write"."""
     @property
     def priority(self) -> int:
         """The priority of operations on this tensor that do not pass one."""

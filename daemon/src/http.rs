@@ -10,19 +10,16 @@ use crate::flight::Flight;
 use crate::metrics;
 use crate::shutdown::Shutdown;
 use anyhow::Context as _;
-use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::State;
-use axum::http::{HeaderName, StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use hyper::body::Incoming;
-use hyper::service::{Service as _, service_fn};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use place::{Place, Places};
 use prometheus::Registry;
 use proto_common::error::ExitCode;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +60,7 @@ pub struct Document {
     pub body: &'static str,
 }
 
+type Response = hyper::Response<Full<Bytes>>;
 type Ready = dyn Fn() -> Result<(), String> + Send + Sync;
 type Status = dyn Fn() -> serde_json::Value + Send + Sync;
 
@@ -157,32 +155,19 @@ pub fn address_of(listener: Option<&TcpListener>) -> Option<String> {
 
 /// Serves until the shutdown token fires. Needs a tokio runtime.
 pub fn spawn(listener: TcpListener, state: HttpState, mut shutdown: Shutdown) -> JoinHandle<()> {
-    let documents = state.documents.iter();
-    let pages = documents.fold(Router::new(), |router, document| {
-        router.route(document.path, get(move || async move { show_document(document) }))
-    });
-    let router = pages
-        .route("/metrics", get(show_metrics))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(show_ready))
-        .route("/status", get(show_status))
-        .route("/targets", get(show_targets))
-        .route("/trace", get(show_trace))
-        .route("/trace/clock", get(show_clock))
-        .with_state(state);
     tokio::spawn(async move {
         tokio::select! {
-            () = accept(listener, router) => {}
+            () = accept(listener, state) => {}
             _ = shutdown.wait() => {}
         }
     })
 }
 
-async fn accept(listener: TcpListener, router: Router) {
+async fn accept(listener: TcpListener, state: HttpState) {
     let places = Places::new();
     while let Some(place) = places.next().await {
         match listener.accept().await {
-            Ok((stream, _)) => drop(tokio::spawn(serve(stream, router.clone(), place))),
+            Ok((stream, _)) => drop(tokio::spawn(serve(stream, state.clone(), place))),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept an HTTP connection");
                 // Out of file descriptors: no event tells when there are some again.
@@ -192,20 +177,16 @@ async fn accept(listener: TcpListener, router: Router) {
     }
 }
 
-async fn serve(stream: TcpStream, router: Router, place: Place) {
-    let (client, service) = (place.client().clone(), TowerToHyperService::new(router));
+async fn serve(stream: TcpStream, state: HttpState, place: Place) {
+    let client = place.client().clone();
     let is_loopback = stream.local_addr().is_ok_and(local::is_loopback);
-    let answer = move |request: hyper::Request<Incoming>| {
-        let asks = client.asks();
+    let answer = move |request: Request<Incoming>| {
+        let (asks, state) = (client.asks(), state.clone());
         let is_meant = !is_loopback || local::is_meant(request.uri(), request.headers());
-        let answer = is_meant.then(|| service.call(request));
         async move {
-            let answer = match answer {
-                Some(answer) => answer.await,
-                None => Ok(local::refusal()),
-            };
+            let answer = if is_meant { answer(state, &request).await } else { local::refusal() };
             drop(asks);
-            answer
+            Ok::<_, Infallible>(answer)
         }
     };
     let connection = hyper::server::conn::http1::Builder::new()
@@ -224,26 +205,51 @@ async fn serve(stream: TcpStream, router: Router, place: Place) {
     }
 }
 
-async fn show_metrics(State(state): State<HttpState>) -> Response {
+async fn answer<B>(state: HttpState, request: &Request<B>) -> Response {
+    let path = request.uri().path();
+    let document = state.documents.iter().find(|document| document.path == path);
+    let endpoints = ["/metrics", "/healthz", "/readyz", "/status", "/targets", "/trace", "/trace/clock"];
+    if document.is_none() && !endpoints.contains(&path) {
+        return text(StatusCode::NOT_FOUND, "not found\n");
+    }
+    // hyper sends no body to who asks for the head alone.
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let answer = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n");
+        return with(answer, [(header::ALLOW, "GET, HEAD")]);
+    }
+    if let Some(document) = document {
+        let answer = whole(document.content_type, document.body);
+        return with(answer, DOCUMENT_HEADERS);
+    }
+    match path {
+        "/metrics" => metrics_of(&state),
+        "/readyz" => match (state.ready)() {
+            Ok(()) => text(StatusCode::OK, "ready\n"),
+            Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+        },
+        "/status" => status_of(&state),
+        "/targets" => match &state.targets {
+            Some(targets) => as_json(targets().to_string() + "\n"),
+            None => text(StatusCode::NOT_FOUND, "only the scheduler serves /targets\n"),
+        },
+        "/trace" => trace_of(state).await,
+        // Short, so that who asks knows how old the answer is.
+        "/trace/clock" => match &state.flight {
+            Some(flight) => as_json(serde_json::to_string(&flight.stamp()).unwrap_or_default() + "\n"),
+            None => no_flight(),
+        },
+        _ => text(StatusCode::OK, "ok\n"),
+    }
+}
+
+fn metrics_of(state: &HttpState) -> Response {
     match metrics::render(&state.registry) {
-        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        Ok(text) => whole(metrics::CONTENT_TYPE, text),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
 
-async fn show_ready(State(state): State<HttpState>) -> Response {
-    match (state.ready)() {
-        Ok(()) => "ready\n".into_response(),
-        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
-    }
-}
-
-fn show_document(document: &'static Document) -> Response {
-    let kind = [(header::CONTENT_TYPE, document.content_type)];
-    (kind, DOCUMENT_HEADERS, document.body).into_response()
-}
-
-async fn show_status(State(state): State<HttpState>) -> Response {
+fn status_of(state: &HttpState) -> Response {
     let mut status = (state.status)();
     if let (Some(is_tls), Some(fields)) = (state.is_tls, status.as_object_mut()) {
         fields.insert("control_plane_tls".into(), is_tls.into());
@@ -251,24 +257,16 @@ async fn show_status(State(state): State<HttpState>) -> Response {
     as_json(status.to_string() + "\n")
 }
 
-async fn show_targets(State(state): State<HttpState>) -> Response {
-    match &state.targets {
-        Some(targets) => as_json(targets().to_string() + "\n"),
-        None => (StatusCode::NOT_FOUND, "only the scheduler serves /targets\n").into_response(),
-    }
-}
-
-async fn show_trace(State(state): State<HttpState>) -> Response {
+async fn trace_of(state: HttpState) -> Response {
     let Some(flight) = state.flight else { return no_flight() };
     let Ok(place) = state.tracing.try_acquire_owned() else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "busy: other clients are reading this; retry\n")
-            .into_response();
+        return text(StatusCode::SERVICE_UNAVAILABLE, "busy: other clients are reading this; retry\n");
     };
     // This thread has heartbeats to send.
     let made = tokio::task::spawn_blocking(move || serde_json::to_string(&flight.dump("asked")));
     match made.await {
         Ok(Ok(text)) => as_json(Bytes::from_owner(Trace { text: text + "\n", _place: place })),
-        _ => (StatusCode::INTERNAL_SERVER_ERROR, "internal error: cannot render this\n").into_response(),
+        _ => text(StatusCode::INTERNAL_SERVER_ERROR, "internal error: cannot render this\n"),
     }
 }
 
@@ -284,20 +282,30 @@ impl AsRef<[u8]> for Trace {
     }
 }
 
-/// Short, so that who asks knows how old the answer is.
-async fn show_clock(State(state): State<HttpState>) -> Response {
-    let stamp = state.flight.map(|flight| flight.stamp());
-    stamp.map_or_else(no_flight, |stamp| as_json(serde_json::to_string(&stamp).unwrap_or_default() + "\n"))
-}
-
 fn no_flight() -> Response {
-    (StatusCode::NOT_FOUND, "this process has no flight recorder; set log.recorder_events\n").into_response()
+    text(StatusCode::NOT_FOUND, "this process has no flight recorder; set log.recorder_events\n")
 }
 
-fn as_json(body: impl Into<Body>) -> Response {
-    let kind = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
-    let body: Body = body.into();
-    (kind, body).into_response()
+fn as_json(body: impl Into<Bytes>) -> Response {
+    with(whole("application/json", body), [(header::CACHE_CONTROL, "no-store")])
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response {
+    let mut answer = whole("text/plain; charset=utf-8", body);
+    *answer.status_mut() = status;
+    answer
+}
+
+fn whole(content_type: &'static str, body: impl Into<Bytes>) -> Response {
+    let answer = Response::new(Full::new(body.into()));
+    with(answer, [(header::CONTENT_TYPE, content_type)])
+}
+
+fn with<const N: usize>(mut answer: Response, headers: [(HeaderName, &'static str); N]) -> Response {
+    for (name, value) in headers {
+        answer.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    answer
 }
 
 #[cfg(test)]
@@ -314,8 +322,12 @@ mod tests {
     }
 
     async fn get_of(address: SocketAddr, path: &str, host: &str) -> String {
+        ask(address, "GET", path, host).await
+    }
+
+    async fn ask(address: SocketAddr, method: &str, path: &str, host: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
+        let request = format!("{method} {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -355,6 +367,12 @@ mod tests {
             assert!(document.contains(header), "{header} is missing in {document}");
         }
         assert!(get(address, "/y.css").await.starts_with("HTTP/1.1 404"));
+        for (method, said) in [("HEAD", "HTTP/1.1 200"), ("POST", "HTTP/1.1 405"), ("DELETE", "HTTP/1.1 405")]
+        {
+            let answer = ask(address, method, "/status", "Host: localhost\r\n").await;
+            assert!(answer.starts_with(said) && !answer.contains("rounds"), "{method}: {answer}");
+            assert_eq!(answer.contains("allow: GET, HEAD\r"), method != "HEAD", "{answer}");
+        }
         trigger.fire("test over");
         task.await.unwrap();
     }

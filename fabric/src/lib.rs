@@ -23,7 +23,9 @@ pub mod memlock;
 mod memory;
 mod random;
 mod rest;
+pub mod rng;
 mod shm;
+#[cfg(feature = "sim")]
 pub mod sim;
 pub mod simd;
 mod tcp;

@@ -60,8 +60,8 @@ pub struct Policies {
     /// they reduce, and corrupted payloads are sent again. Costs one pass over the bytes at each end. Headers always have a
     /// checksum. With it, all tensors use placement `slot`. A setting of workers.
     pub payload_checksum: bool,
-    /// How contributions are transferred: `auto` selects a placement per tensor; any other value applies to all tensors. A
-    /// setting of workers.
+    /// How contributions are transferred: `auto` selects a placement per tensor; `slot`, `static`, `rendezvous-read` or
+    /// `rendezvous-write` applies to all tensors. A setting of workers.
     #[cfg_attr(test, schemars(with = "String"))]
     pub placement: PlacementPolicy,
 }

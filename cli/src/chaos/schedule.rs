@@ -2,7 +2,7 @@
 //! strikes looks at what the cluster says.
 
 use clap::ValueEnum;
-use fabric::sim::Rng;
+use fabric::rng::Rng;
 use proto_common::ids::Role;
 use serde::Serialize;
 

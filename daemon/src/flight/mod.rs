@@ -149,7 +149,13 @@ impl Flight {
         }
     }
 
-    /// What a tensor is called: its name and key, or its key alone.
+    /// The tensor as messages name it: `tensor "fc1.weight"`, or `tensor 5` if it has no name.
+    #[must_use]
+    pub fn label(&self, key: Key) -> String {
+        proto_common::tensor::label(key, self.lock().names.get(&key.0).map_or("", String::as_str))
+    }
+
+    /// The tensor in a field of a log line: its name and key, or its key alone.
     #[must_use]
     pub fn called(&self, key: Key) -> String {
         match self.lock().names.get(&key.0) {

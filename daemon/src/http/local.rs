@@ -2,8 +2,9 @@
 //! (DNS rebinding) and would then read what this process shows; the browser still says that name. It must not look at anything
 //! else of a request.
 
-use axum::http::{HeaderMap, StatusCode, Uri, header};
-use axum::response::{IntoResponse as _, Response};
+use super::{Response, text};
+use hyper::header::{self, HeaderMap};
+use hyper::{StatusCode, Uri};
 use std::net::{IpAddr, SocketAddr};
 
 const TEXT: &str =
@@ -25,7 +26,7 @@ pub(super) fn is_meant(uri: &Uri, headers: &HeaderMap) -> bool {
 
 /// What one is answered that does not.
 pub(super) fn refusal() -> Response {
-    (StatusCode::FORBIDDEN, TEXT).into_response()
+    text(StatusCode::FORBIDDEN, TEXT)
 }
 
 /// A name or an address, with a port or without.

@@ -76,14 +76,13 @@ mod faults;
 mod message;
 mod post;
 mod queue;
-mod rng;
 mod script;
 mod trace;
 mod world;
 
+pub use crate::rng::Rng;
 pub use faults::SimFaults;
 pub use queue::{QueueId, SimQueue};
-pub use rng::Rng;
 pub use script::{Action, FaultScript, ScriptShape};
 
 use crate::work::ChannelId;

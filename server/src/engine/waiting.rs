@@ -11,7 +11,6 @@ use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::message::WaitCause;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// An unanswered operation, for `status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,28 +136,33 @@ impl LaneEngine {
     }
 }
 
-impl fmt::Display for Waiting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Waiting {
+    /// A sentence for people; `tensor` is the chunk's, as messages name it.
+    #[must_use]
+    pub fn words(&self, tensor: &str) -> String {
         let Self { chunk, rank, round, cause, on, call, .. } = self;
         let Some(call) = call else {
             let on = on.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            write!(f, "worker {rank} waits for round {round} of chunk {chunk}, ")?;
-            return match cause {
-                WaitCause::Copies => write!(f, "not confirmed by replicas at servers: {on}"),
-                WaitCause::Readers => write!(f, "old weights are still read by workers: {on}"),
-                WaitCause::Bound => write!(f, "too far ahead of workers: {on}"),
-                WaitCause::Checkpoint => f.write_str("which is being copied for a checkpoint"),
-                WaitCause::Lane => f.write_str("which has all contributions"),
-                _ => write!(f, "missing workers: {on}"),
+            let why = match cause {
+                WaitCause::Copies => format!("not confirmed by replicas at servers: {on}"),
+                WaitCause::Readers => format!("old weights are still read by workers: {on}"),
+                WaitCause::Bound => format!("too far ahead of workers: {on}"),
+                WaitCause::Checkpoint => "which is being copied for a checkpoint".into(),
+                WaitCause::Lane => "which has all contributions".into(),
+                _ => format!("missing workers: {on}"),
             };
+            return format!(
+                "worker {rank} waits for round {round} of {tensor}, chunk {}, {why}",
+                chunk.chunk.0
+            );
         };
         let (app, server) = called(*chunk).unwrap_or_default();
-        write!(f, "a call of worker {rank} to handler {app} at server {server} waits: ")?;
-        f.write_str(match call {
+        let why = match call {
             CallWaits::Body => "its body is being read",
             CallWaits::Turn => "bodies of calls before it are being read",
             CallWaits::Answer => "the handler has not answered it",
             CallWaits::Handler => "there is no such handler",
-        })
+        };
+        format!("a call of worker {rank} to handler {app} at server {server} waits: {why}")
     }
 }

@@ -165,7 +165,7 @@ pub(super) async fn run_with(
     let (peers, known) = watch::channel(None);
     let standing = Standing::default();
     let (mailboxes, port) = (lanes.mailboxes.clone(), PortWatch::new(&devices));
-    let sources = Sources::new(rank, mailboxes, (member.clone(), standing.clone()), port);
+    let sources = Sources::new(rank, mailboxes, (member.clone(), standing.clone()), port, flight.clone());
     // Set once: this function runs once for this cell.
     let _ = late.set(sources.clone());
     if let Some(http) = http {

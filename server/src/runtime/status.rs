@@ -6,6 +6,7 @@ use super::thread::{LaneMessage, LaneReport};
 use crate::engine::Waiting;
 use crate::engine::member::Holdings;
 use crate::tables::TableStats;
+use daemon::flight::Flight;
 use daemon::lanes::{self, Reports};
 use daemon::port::PortWatch;
 use fabric::Mailbox;
@@ -99,6 +100,8 @@ pub(super) struct Sources {
     pub(super) member: SharedMember,
     pub(super) standing: Standing,
     pub(super) port: PortWatch,
+    /// For tensors' names.
+    pub(super) flight: Flight,
 }
 
 impl Sources {
@@ -107,8 +110,9 @@ impl Sources {
         lanes: Vec<Mailbox<LaneMessage>>,
         (member, standing): (SharedMember, Standing),
         port: PortWatch,
+        flight: Flight,
     ) -> Self {
-        Self { rank, lanes, reports: Arc::new(Reports::new(REPORT_WITHIN)), member, standing, port }
+        Self { rank, lanes, reports: Arc::new(Reports::new(REPORT_WITHIN)), member, standing, port, flight }
     }
 }
 
@@ -164,15 +168,16 @@ pub(super) fn collect(sources: &Sources) -> ServerStatus {
         status.stored_bytes += report.stored_bytes;
         status.checkpoint_chunks_left += report.saving.0;
         status.checkpoint_bytes = status.checkpoint_bytes.max(report.saving.1);
-        status.waits.extend(report.waits.into_iter().map(wait));
+        status.waits.extend(report.waits.into_iter().map(|waiting| wait(waiting, &sources.flight)));
     }
     status.waits.sort_by_key(|wait| Reverse(wait.waited_ms));
     status.waits.truncate(RANKS_LISTED_MAX);
     status
 }
 
-fn wait(waiting: Waiting) -> Wait {
-    let (what, Waiting { rank, waited_ms, cause, on, .. }) = (waiting.to_string(), waiting);
+fn wait(waiting: Waiting, flight: &Flight) -> Wait {
+    let what = waiting.words(&flight.label(waiting.chunk.key));
+    let Waiting { rank, waited_ms, cause, on, .. } = waiting;
     Wait { what, of: Some(rank), waited_ms, cause, on }
 }
 
@@ -345,7 +350,7 @@ mod tests {
     use crate::engine::member::{Member, MemberConfig};
     use fabric::{LaneQueue, Letters};
     use proto_common::config::Settings;
-    use proto_common::ids::Incarnation;
+    use proto_common::ids::{Incarnation, Role};
     use proto_common::message::WaitCause;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -359,7 +364,8 @@ mod tests {
         let config = MemberConfig { rank: Rank(0), incarnation: Incarnation(1), shape };
         let (devices, _) = daemon::devices::open(&Settings::default()).unwrap();
         let own = (Arc::new(Mutex::new(Member::new(config))), Standing::default());
-        (Sources::new(Rank(0), vec![mailbox], own, PortWatch::new(&devices)), letters)
+        let flight = Flight::embedded(Role::Server, &Settings::default());
+        (Sources::new(Rank(0), vec![mailbox], own, PortWatch::new(&devices), flight), letters)
     }
 
     /// Answers until somebody has heard it; then its thread is stuck.

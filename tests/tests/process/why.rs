@@ -64,7 +64,7 @@ fn a_trainer_that_does_not_contribute_is_found() {
             &[
                 "worker 1 is what the others wait for, for ",
                 "worker 0: push_pull of tensor 1, waiting for server 0, for ",
-                "server 0: worker 0 waits for round 2 of chunk 1/0, missing workers: 1, for ",
+                "server 0: worker 0 waits for round 2 of tensor 1, chunk 0, missing workers: 1, for ",
                 "worker 1: nothing under way",
                 &me,
             ],

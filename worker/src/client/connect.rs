@@ -46,7 +46,8 @@ pub(super) fn connect(settings: Settings, notify: Notify, flight: Flight) -> Res
     let offer = daemon::host::offer(settings.transport, missing)
         .map_err(|error| ClientError::Internal(format!("cannot read this host's identity: {error}")))?;
     let links = Arc::<Links>::default();
-    let late = Arc::new(Late::new(registrations.clone(), links.clone(), PortWatch::new(&devices)));
+    let port = PortWatch::new(&devices);
+    let late = Arc::new(Late::new(registrations.clone(), links.clone(), port, flight.clone()));
     let dead = Arc::new(Mutex::new(None));
     let (progress, steps) = channel();
     let on_fatal = ending(&late, &dead, progress.clone());

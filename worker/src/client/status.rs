@@ -4,6 +4,7 @@ use super::registrations::{RegistrationCache, RegistrationStats};
 use super::reported::Reported;
 use crate::engine::{LaneStats, OldestOp, Traffic};
 use crate::runtime::{LaneHandle, LaneMessage, LaneReport, Links};
+use daemon::flight::Flight;
 use daemon::lanes::{self, Reports};
 use daemon::port::PortWatch;
 use prometheus::core::{Collector, Desc};
@@ -35,6 +36,8 @@ pub(super) struct Late {
     pub(super) reported: Arc<Reported>,
     links: Arc<Links>,
     port: PortWatch,
+    /// For tensors' names.
+    flight: Flight,
 }
 
 /// All lanes together.
@@ -61,8 +64,9 @@ impl Collected {
     }
 
     /// What waits, the longest first.
-    fn waits(&self) -> Vec<Wait> {
-        let mut waits: Vec<Wait> = self.oldest.iter().map(wait).chain(self.late.iter().cloned()).collect();
+    fn waits(&self, flight: &Flight) -> Vec<Wait> {
+        let oldest = self.oldest.iter().map(|oldest| wait(oldest, flight));
+        let mut waits: Vec<Wait> = oldest.chain(self.late.iter().cloned()).collect();
         waits.sort_by_key(|wait| Reverse(wait.waited_ms));
         waits.truncate(RANKS_LISTED_MAX);
         waits
@@ -81,9 +85,14 @@ impl Collected {
 }
 
 impl Late {
-    pub(super) fn new(registrations: Arc<RegistrationCache>, links: Arc<Links>, port: PortWatch) -> Self {
+    pub(super) fn new(
+        registrations: Arc<RegistrationCache>,
+        links: Arc<Links>,
+        port: PortWatch,
+        flight: Flight,
+    ) -> Self {
         let (lanes, reports) = (OnceLock::new(), Reports::new(REPORT_WITHIN));
-        Self { registrations, lanes, reports, reported: Arc::default(), links, port }
+        Self { registrations, lanes, reports, reported: Arc::default(), links, port, flight }
     }
 
     fn collect(&self) -> Collected {
@@ -112,7 +121,7 @@ impl Late {
         MemberReport {
             round: all.stats.round,
             in_flight: all.in_flight,
-            waits: all.waits(),
+            waits: all.waits(&self.flight),
             links: self.links.all().iter().map(|link| all.link(link)).collect(),
             resident_bytes: daemon::process::resident_bytes(),
             load: None,
@@ -128,7 +137,7 @@ impl Late {
         json!({
             "links": links,
             "in_flight": all.in_flight,
-            "oldest": all.oldest.as_ref().map(|oldest| json!({ "what": describe(oldest), "waited_ms": oldest.waited_ms })),
+            "oldest": all.oldest.as_ref().map(|oldest| json!({ "what": describe(oldest, &self.flight), "waited_ms": oldest.waited_ms })),
             "round": all.stats.round,
             "metrics": self.reported.all().into_iter().collect::<BTreeMap<_, _>>(),
             "operations_done": all.stats.done,
@@ -159,8 +168,10 @@ impl Late {
         let all = self.collect();
         let (round, in_flight, servers) = (all.stats.round, all.in_flight, self.links.all().len());
         let oldest = all.oldest.filter(|oldest| oldest.waited_ms >= OLD_MS);
-        let oldest =
-            oldest.map(|oldest| format!("; waits for {} s: {}", oldest.waited_ms / 1000, describe(&oldest)));
+        let words = |oldest: OldestOp| {
+            format!("; waits for {} s: {}", oldest.waited_ms / 1000, describe(&oldest, &self.flight))
+        };
+        let oldest = oldest.map(words);
         let oldest = oldest.unwrap_or_default();
         format!("round {round}, {servers} servers connected, {in_flight} operations in flight{oldest}")
     }
@@ -173,12 +184,12 @@ impl Late {
     }
 }
 
-fn wait(oldest: &OldestOp) -> Wait {
+fn wait(oldest: &OldestOp, flight: &Flight) -> Wait {
     let (cause, on) = oldest.cause.clone();
-    Wait { what: describe(oldest), of: None, waited_ms: oldest.waited_ms, cause, on }
+    Wait { what: describe(oldest, flight), of: None, waited_ms: oldest.waited_ms, cause, on }
 }
 
-fn describe(oldest: &OldestOp) -> String {
+fn describe(oldest: &OldestOp, flight: &Flight) -> String {
     let servers: Vec<String> = oldest.servers.iter().map(ToString::to_string).collect();
     let (cause, on) = &oldest.cause;
     let on = on.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -187,7 +198,7 @@ fn describe(oldest: &OldestOp) -> String {
         WaitCause::Credits => format!("; no free slot at {on}"),
         _ => String::new(),
     };
-    format!("{} of tensor {}, waiting for server {}{why}", oldest.what, oldest.key, servers.join(", "))
+    format!("{} of {}, waiting for server {}{why}", oldest.what, flight.label(oldest.key), servers.join(", "))
 }
 
 type Read = fn(&Collected) -> u64;
@@ -350,6 +361,7 @@ mod tests {
     use crate::runtime::{OpState, spawn_lane};
     use fabric::UserBuffer;
     use proto_common::config::{MemorySettings, Settings};
+    use proto_common::ids::Role;
     use proto_common::transport::Driver;
     use std::sync::mpsc::channel;
     use std::time::Instant;
@@ -362,7 +374,8 @@ mod tests {
             None,
         ));
         let (devices, _) = daemon::devices::open(&Settings::default()).unwrap();
-        (Arc::new(Late::new(cache.clone(), Arc::new(links), PortWatch::new(&devices))), cache)
+        let flight = Flight::embedded(Role::Worker, &Settings::default());
+        (Arc::new(Late::new(cache.clone(), Arc::new(links), PortWatch::new(&devices), flight)), cache)
     }
 
     fn lane() -> LaneHandle {

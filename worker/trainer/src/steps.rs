@@ -112,7 +112,10 @@ mod tests {
     fn both_ways_in_one_run_are_compared() {
         let told = lines(&[times(8.0, 1.0, &[1.0, 0.0])], &[times(10.0, 1.0, &[2.0, 1.0])]);
         assert_eq!(told.len(), 3);
-        assert!(told[1].starts_with("without overlap a step takes 10.000 ms (of 1 epochs"), "{told:?}");
+        assert!(
+            told[1].starts_with("without overlap a step takes 10.000 ms (median of 1 epochs"),
+            "{told:?}"
+        );
         assert_eq!(
             told[2],
             "with overlap the trainer spends 2.000 ms of a step on the exchange, without 4.000 ms; its step is \

@@ -101,7 +101,7 @@ fn a_stuck_handler_is_told_of() {
     rig.arrived(1);
     assert_eq!(call_of(&rig, 7), Some((Some(CallWaits::Handler), 7)));
     rig.engine.set_handler(APP, true);
-    let text = rig.engine.oldest(7).unwrap().to_string();
+    let text = rig.engine.oldest(7).unwrap().words("tensor 1");
     assert_eq!(text, "a call of worker 0 to handler 4 at server 0 waits: the handler has not answered it");
     rig.answered(1, 0);
     assert_eq!(call_of(&rig, 8), Some((Some(CallWaits::Body), 8)), "the second");

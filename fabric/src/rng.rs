@@ -1,5 +1,4 @@
-//! The simulation's own random numbers (SplitMix64): the same on every machine. Owns no other source of
-//! randomness and must never use one.
+//! Random numbers from a seed (SplitMix64), the same on every machine. It must not use any other source of randomness.
 
 /// A small seeded generator. Not for secrets.
 #[derive(Clone, Debug)]

@@ -34,6 +34,10 @@ const CONNECTION_MS: u64 = 60_000;
 /// Documents of what the recorder has that may be on their way at once, each of some 8 MiB: clients may read them slowly.
 const TRACES_MAX: usize = 2;
 
+/// Where they are, beside documents.
+const ENDPOINTS: [&str; 7] =
+    ["/metrics", "/healthz", "/readyz", "/status", "/targets", "/trace", "/trace/clock"];
+
 /// With each document: nothing but what comes from this address is loaded or run, nothing is sent elsewhere, nobody frames it.
 const DOCUMENT_HEADERS: [(HeaderName, &str); 6] = [
     (
@@ -208,8 +212,7 @@ async fn serve(stream: TcpStream, state: HttpState, place: Place) {
 async fn answer<B>(state: HttpState, request: &Request<B>) -> Response {
     let path = request.uri().path();
     let document = state.documents.iter().find(|document| document.path == path);
-    let endpoints = ["/metrics", "/healthz", "/readyz", "/status", "/targets", "/trace", "/trace/clock"];
-    if document.is_none() && !endpoints.contains(&path) {
+    if document.is_none() && !ENDPOINTS.contains(&path) {
         return text(StatusCode::NOT_FOUND, "not found\n");
     }
     // hyper sends no body to who asks for the head alone.

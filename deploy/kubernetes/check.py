@@ -152,7 +152,8 @@ def ports(manifests):
 
 
 def paths(manifests):
-    served = set(re.findall(r'\.route\("(/[a-z]+)"', (ROOT / "daemon/src/http.rs").read_text()))
+    endpoints = re.search(r"const ENDPOINTS: .*?= *\n? *\[(.*?)\];", (ROOT / "daemon/src/http.rs").read_text(), re.S)
+    served = set(re.findall(r'"(/[a-z/]+)"', endpoints.group(1)))
     dockerfile = (ROOT / "deploy/container/Dockerfile").read_text()
     settings = dict(flat(manifests.settings()))
     for file, role, workload, pod in manifests.workloads():

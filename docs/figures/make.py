@@ -359,7 +359,7 @@ def page(_programs, address, directory):
     if not chromium:
         print("page: chromium is missing, page-light.png and page-dark.png stay")
         return
-    for name, size, more in (("page-light", "1100,760", []), ("page-dark", "400,860", ["--blink-settings=preferredColorScheme=0"])):
+    for name, size, more in (("page-light", "1240,1010", []), ("page-dark", "400,860", ["--blink-settings=preferredColorScheme=0"])):
         command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={directory}/chrome"]
         command += [f"--window-size={size}", "--timeout=20000", "--virtual-time-budget=15000", *more]
         subprocess.run([*command, f"--screenshot={HERE}/{name}.png", f"http://{address}/"], check=True, capture_output=True, timeout=120)

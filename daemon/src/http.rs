@@ -213,7 +213,7 @@ async fn answer<B>(state: HttpState, request: &Request<B>) -> Response {
     let path = request.uri().path();
     let document = state.documents.iter().find(|document| document.path == path);
     if document.is_none() && !ENDPOINTS.contains(&path) {
-        return text(StatusCode::NOT_FOUND, "not found\n");
+        return not_found();
     }
     // hyper sends no body to who asks for the head alone.
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -226,6 +226,7 @@ async fn answer<B>(state: HttpState, request: &Request<B>) -> Response {
     }
     match path {
         "/metrics" => metrics_of(&state),
+        "/healthz" => text(StatusCode::OK, "ok\n"),
         "/readyz" => match (state.ready)() {
             Ok(()) => text(StatusCode::OK, "ready\n"),
             Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
@@ -241,7 +242,7 @@ async fn answer<B>(state: HttpState, request: &Request<B>) -> Response {
             Some(flight) => as_json(serde_json::to_string(&flight.stamp()).unwrap_or_default() + "\n"),
             None => no_flight(),
         },
-        _ => text(StatusCode::OK, "ok\n"),
+        _ => not_found(),
     }
 }
 
@@ -283,6 +284,10 @@ impl AsRef<[u8]> for Trace {
     fn as_ref(&self) -> &[u8] {
         self.text.as_bytes()
     }
+}
+
+fn not_found() -> Response {
+    text(StatusCode::NOT_FOUND, "not found\n")
 }
 
 fn no_flight() -> Response {

@@ -16,4 +16,4 @@ export PYO3_CROSS_PYTHON_VERSION=3.9
 cargo clippy --workspace --all-targets --locked -- -D warnings
 # What must be the same on every host of a job: messages, batches, rules, checkpoints. Not the server's: under qemu 7.2 its unit
 # tests took 22 GB, which is not understood yet.
-cargo test --locked -p gradwire-proto-common -p gradwire-checkpoint --lib
+cargo test --locked -p gradwire-proto-common -p gradwire-proto-data -p gradwire-checkpoint --lib

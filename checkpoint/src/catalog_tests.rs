@@ -73,55 +73,6 @@ fn what_is_given_up_or_left_goes_and_what_is_complete_or_written_does_not() {
 }
 
 #[test]
-fn a_directory_that_goes_while_a_part_begins_is_made_again() {
-    let place = tempfile::tempdir().unwrap();
-    let name = round_name(1);
-    let store: Arc<dyn Store> = Arc::new(Clearing(Directory::new(place.path()), std::sync::Once::new()));
-    let writer = PartWriter::begin(store.clone(), &name, PART, &PartPlan::default()).unwrap();
-    writer.finish().unwrap();
-    assert_eq!(store.files(&name).unwrap().len(), 1);
-}
-
-/// A place that somebody clears up once, just before a part's file is made.
-#[derive(Debug)]
-struct Clearing(Directory, std::sync::Once);
-
-impl Store for Clearing {
-    fn place(&self) -> String {
-        self.0.place()
-    }
-    fn names(&self) -> Result<Vec<String>, CheckpointError> {
-        self.0.names()
-    }
-    fn files(&self, name: &str) -> Result<Vec<(String, u64)>, CheckpointError> {
-        self.0.files(name)
-    }
-    fn bytes(&self, name: &str, file: &str) -> Result<Option<u64>, CheckpointError> {
-        self.0.bytes(name, file)
-    }
-    fn read(&self, name: &str, file: &str, offset: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
-        self.0.read(name, file, offset, into)
-    }
-    fn stage(&self, name: &str, file: &str) -> Result<std::path::PathBuf, CheckpointError> {
-        let path = self.0.stage(name, file)?;
-        self.1.call_once(|| assert!(self.forget(name).unwrap()));
-        Ok(path)
-    }
-    fn put(&self, name: &str, file: &str, staged: &std::path::Path) -> Result<(), CheckpointError> {
-        self.0.put(name, file, staged)
-    }
-    fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
-        self.0.put_bytes(name, file, bytes)
-    }
-    fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {
-        self.0.remove(name, file)
-    }
-    fn forget(&self, name: &str) -> Result<bool, CheckpointError> {
-        self.0.forget(name)
-    }
-}
-
-#[test]
 fn the_newest_cannot_be_said_where_one_cannot_be_read() {
     let place = tempfile::tempdir().unwrap();
     let store = store_in(place.path());

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Parts that are kept open: a part is read block by block, and several lanes read at once.
 const KEPT_OPEN_MAX: usize = 16;
+/// How often a directory is made again that others remove before there is a file in it. Each has its own turn to remove it.
+const STAGE_TRIES: u32 = 1000;
 
 /// Parts that were read last, the newest first.
 type Kept = VecDeque<(PathBuf, Arc<File>)>;
@@ -66,15 +68,6 @@ impl Directory {
     fn sync(path: &Path) -> Result<(), CheckpointError> {
         let synced = File::open(path).and_then(|directory| directory.sync_all());
         synced.map_err(CheckpointError::io("sync", path.display().to_string()))
-    }
-
-    fn make(&self, name: &str) -> Result<PathBuf, CheckpointError> {
-        let path = self.root.join(name);
-        if !path.is_dir() {
-            fs::create_dir_all(&path).map_err(CheckpointError::io("make", path.display().to_string()))?;
-            Self::sync(&self.root)?;
-        }
-        Ok(path)
     }
 }
 
@@ -163,8 +156,25 @@ impl Store for Directory {
         })
     }
 
+    /// The file is made at once: whoever clears up behind an earlier try removes the directory as long as it is empty, as often as
+    /// there were writers in that try.
     fn stage(&self, name: &str, file: &str) -> Result<PathBuf, CheckpointError> {
-        Ok(self.make(name)?.join(format!("{STAGED}{file}")))
+        let directory = self.root.join(name);
+        let path = directory.join(format!("{STAGED}{file}"));
+        let failed = |path: &Path| CheckpointError::io("make", path.display().to_string());
+        let (mut is_new, mut tries) = (false, STAGE_TRIES);
+        loop {
+            if !directory.is_dir() {
+                fs::create_dir_all(&directory).map_err(failed(&directory))?;
+                is_new = true;
+            }
+            match File::create(&path) {
+                Ok(_) if is_new => return Self::sync(&self.root).map(|()| path),
+                Ok(_) => return Ok(path),
+                Err(error) if error.kind() == ErrorKind::NotFound && tries > 0 => tries -= 1,
+                Err(error) => return Err(failed(&path)(error)),
+            }
+        }
     }
 
     fn put(&self, name: &str, file: &str, staged: &Path) -> Result<(), CheckpointError> {
@@ -193,7 +203,9 @@ impl Store for Directory {
         let removed = absent(fs::remove_file(&path));
         removed.map_err(CheckpointError::io("remove", path.display().to_string()))?;
         self.let_go(&path);
-        if path.parent().is_some_and(Path::is_dir) { Self::sync(&self.root.join(name)) } else { Ok(()) }
+        // Whoever else clears up may have removed the directory as well.
+        let synced = absent(File::open(self.root.join(name)).and_then(|directory| directory.sync_all()));
+        synced.map(drop).map_err(CheckpointError::io("sync", self.root.join(name).display().to_string()))
     }
 
     fn forget(&self, name: &str) -> Result<bool, CheckpointError> {
@@ -215,6 +227,32 @@ impl Store for Directory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_directory_that_others_remove_while_it_is_empty_is_made_again() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory::new(place.path());
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let clearing = scope.spawn(|| {
+                let mut removed = 0;
+                while removed < STAGE_TRIES && !is_over.load(Ordering::Relaxed) {
+                    removed += u32::from(fs::remove_dir(place.path().join("one")).is_ok());
+                }
+                removed
+            });
+            let write = || {
+                fs::remove_file(directory.stage("one", "part-0")?).unwrap();
+                directory.put_bytes("one", MANIFEST, b"{}")?;
+                directory.remove("one", MANIFEST)
+            };
+            let written = (0..50).try_for_each(|_| write());
+            is_over.store(true, Ordering::Relaxed);
+            written.unwrap();
+            assert!(clearing.join().unwrap() > 0);
+        });
+    }
 
     #[test]
     fn parts_are_kept_open_and_what_takes_their_place_is_read() {

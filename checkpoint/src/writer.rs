@@ -11,7 +11,6 @@ use proto_common::ids::Key;
 use proto_common::table::TableSpec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
-use std::io::ErrorKind;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -131,14 +130,8 @@ impl PartWriter {
         }
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(true);
-        let mut path = store.stage(name, file)?;
-        let mut out = options.open(&path);
-        if out.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-            // Whoever cleared up behind an earlier try has just removed the directory, which was empty.
-            path = store.stage(name, file)?;
-            out = options.open(&path);
-        }
-        let out = out.map_err(CheckpointError::io("make", path.display().to_string()))?;
+        let path = store.stage(name, file)?;
+        let out = options.open(&path).map_err(CheckpointError::io("make", path.display().to_string()))?;
         let (name, file, marks, rows) = (name.to_owned(), file.to_owned(), Vec::new(), BTreeMap::new());
         Ok(Self { store, name, file, path, out, header, header_bytes, bases, places, end, marks, rows })
     }

@@ -2,7 +2,10 @@
 //! turns its result into an exit code.
 #![forbid(unsafe_code)]
 
+#[cfg(not(all(feature = "chaos", feature = "top")))]
+mod absent;
 mod certs;
+#[cfg(feature = "chaos")]
 mod chaos;
 mod checkpoint;
 mod config;
@@ -15,9 +18,6 @@ mod plan;
 mod save;
 mod status;
 #[cfg(feature = "top")]
-mod top;
-#[cfg(not(feature = "top"))]
-#[path = "top_absent.rs"]
 mod top;
 mod trace;
 mod why;
@@ -51,10 +51,16 @@ enum Command {
     /// Show a job: its members, links, rounds, and waiting operations.
     Status(status::StatusArgs),
     Certs(certs::CertsArgs),
+    #[cfg(feature = "top")]
     Top(top::TopArgs),
+    #[cfg(not(feature = "top"))]
+    Top(absent::AbsentArgs),
     Why(why::WhyArgs),
     Trace(trace::TraceArgs),
+    #[cfg(feature = "chaos")]
     Chaos(Box<chaos::ChaosArgs>),
+    #[cfg(not(feature = "chaos"))]
+    Chaos(absent::AbsentArgs),
     Checkpoint(checkpoint::CheckpointArgs),
     Config(config::ConfigArgs),
     Doctor(doctor::DoctorArgs),
@@ -89,10 +95,16 @@ fn main() -> std::process::ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Status(args) => status::run(&args).map(|()| 0),
         Command::Certs(args) => certs::run(&args).map(|()| 0),
+        #[cfg(feature = "top")]
         Command::Top(args) => top::run(&args).map(|()| 0),
+        #[cfg(not(feature = "top"))]
+        Command::Top(_) => absent::run("top"),
         Command::Why(args) => why::run(&args).map(|()| 0),
         Command::Trace(args) => trace::run(&args).map(|()| 0),
+        #[cfg(feature = "chaos")]
         Command::Chaos(args) => chaos::run(&args),
+        #[cfg(not(feature = "chaos"))]
+        Command::Chaos(_) => absent::run("chaos"),
         Command::Checkpoint(args) => checkpoint::run(&args).map(|()| 0),
         Command::Config(args) => config::run(&args).map(|()| 0),
         Command::Doctor(args) => doctor::run(&args),

@@ -2,7 +2,8 @@
 //! does the work.
 
 use crate::shutdown::{Shutdown, Trigger};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use fabric::oneshot;
+use std::sync::mpsc::RecvTimeoutError;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -26,13 +27,13 @@ pub enum StartError {
 
 /// What a role says once: that it is ready.
 #[derive(Debug)]
-pub struct Ready<R>(SyncSender<R>);
+pub struct Ready<R>(oneshot::Sender<R>);
 
 impl<R> Ready<R> {
     /// Says it.
     pub fn tell(self, ready: R) {
         // Nobody listens any more where it took too long.
-        let _ = self.0.try_send(ready);
+        self.0.send(ready);
     }
 }
 
@@ -41,7 +42,7 @@ impl<R> Ready<R> {
 pub struct Embedded<T> {
     name: &'static str,
     trigger: Trigger,
-    ended: Receiver<anyhow::Result<T>>,
+    ended: oneshot::Receiver<anyhow::Result<T>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -57,11 +58,11 @@ impl<T: Send + 'static> Embedded<T> {
         F: Future<Output = anyhow::Result<T>>,
     {
         let (trigger, shutdown) = crate::shutdown::channel();
-        let ((tell, ended), (ready, is_ready)) = (sync_channel(1), sync_channel(1));
+        let ((tell, ended), (ready, is_ready)) = (oneshot::channel(), oneshot::channel());
         let thread = std::thread::Builder::new().name(format!("gradwire-{name}")).spawn(move || {
             let result = crate::process::run_to_end(role(shutdown, Ready(ready)));
             // Nobody listens any more where it was dropped.
-            let _ = tell.try_send(result.map_err(Into::into).and_then(|result| result));
+            tell.send(result.map_err(Into::into).and_then(|result| result));
         })?;
         let began = Instant::now();
         let mut role = Self { name, trigger, ended, thread: Some(thread) };

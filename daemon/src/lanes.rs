@@ -2,8 +2,9 @@
 //! what it told before counts until it answers, because zeros in its place would look like another life. It must not know what
 //! a lane tells.
 
+use fabric::oneshot;
 use proto_common::message::{Wait, WaitCause};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ struct Lane<R> {
     told: Option<R>,
     /// Where the answer comes to what it was asked. Nothing else is asked until then, so that one question at most waits at a
     /// thread that is stuck.
-    answer: Option<Receiver<R>>,
+    answer: Option<oneshot::Receiver<R>>,
     /// The oldest question that was not answered.
     asked_at: Option<Instant>,
 }
@@ -44,7 +45,7 @@ impl<R: Clone> Reports<R> {
     }
 
     /// Asks these lanes, always the same ones; `ask` hands a question over.
-    pub fn of<L>(&self, lanes: &[L], ask: impl Fn(&L, SyncSender<R>)) -> Vec<Known<R>> {
+    pub fn of<L>(&self, lanes: &[L], ask: impl Fn(&L, oneshot::Sender<R>)) -> Vec<Known<R>> {
         // Each change of it is whole.
         let mut known = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         known.resize_with(lanes.len(), || Lane { told: None, answer: None, asked_at: None });
@@ -53,7 +54,7 @@ impl<R: Clone> Reports<R> {
             // What has come since the last look is older than what it would tell now.
             lane.take(Duration::ZERO);
             if lane.answer.is_none() {
-                let (reply, answer) = sync_channel(1);
+                let (reply, answer) = oneshot::channel();
                 ask(whom, reply);
                 lane.answer = Some(answer);
                 lane.asked_at.get_or_insert(now);
@@ -97,7 +98,7 @@ pub fn late<R>(lanes: &[Known<R>]) -> impl Iterator<Item = Wait> {
 mod tests {
     use super::*;
 
-    type Question = SyncSender<u32>;
+    type Question = oneshot::Sender<u32>;
 
     const WITHIN: Duration = Duration::from_millis(20);
     const PATIENCE: Duration = Duration::from_secs(10);
@@ -105,7 +106,7 @@ mod tests {
     /// Asks one lane that answers at once, and one that keeps its questions.
     fn look(reports: &Reports<u32>, kept: &Mutex<Vec<Question>>) -> Vec<Known<u32>> {
         reports.of(&[0, 1], |lane, reply| match lane {
-            0 => reply.try_send(7).unwrap(),
+            0 => reply.send(7),
             _ => kept.lock().unwrap().push(reply),
         })
     }
@@ -117,13 +118,13 @@ mod tests {
         assert_eq!(known[0], Known { told: Some(7), late_ms: 0 });
         assert_eq!(known[1].told, None, "it has told nothing yet");
         // It comes to the question after the look: that answer is not of the next one.
-        kept.lock().unwrap().remove(0).try_send(8).unwrap();
+        kept.lock().unwrap().remove(0).send(8);
         assert_eq!(look(&reports, &kept)[1].told, Some(8));
         let late_ms = look(&reports, &kept)[1].late_ms;
         assert!(late_ms >= WITHIN.as_millis() as u64, "{late_ms}");
         assert!(look(&reports, &kept)[1].late_ms > late_ms);
         assert_eq!(kept.lock().unwrap().len(), 1, "one question at most waits");
-        kept.lock().unwrap().remove(0).try_send(9).unwrap();
+        kept.lock().unwrap().remove(0).send(9);
         let known = look(&reports, &kept);
         assert_eq!(known[1].told, Some(9), "asked anew");
         assert_eq!(kept.lock().unwrap().len(), 1);
@@ -136,7 +137,7 @@ mod tests {
     fn an_answer_within_the_look_is_of_this_moment() {
         let reports = Reports::new(PATIENCE);
         let known = reports.of(&[()], |(), reply: Question| {
-            drop(std::thread::spawn(move || reply.try_send(3)));
+            drop(std::thread::spawn(move || reply.send(3)));
         });
         assert_eq!(known, [Known { told: Some(3), late_ms: 0 }]);
     }

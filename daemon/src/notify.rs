@@ -5,10 +5,11 @@
 //! The socket is our own because the crate for it, sd-notify, reads the environment at each word.
 
 use crate::shutdown::Shutdown;
+use fabric::oneshot;
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -205,13 +206,13 @@ impl Beats {
 
 /// Signs of life of threads: all are asked, nobody is waited for, and they are asked again when all have answered.
 pub struct Pulse {
-    ask: Box<dyn Fn() -> Vec<Receiver<()>> + Send>,
-    open: Vec<Receiver<()>>,
+    ask: Box<dyn Fn() -> Vec<oneshot::Receiver<()>> + Send>,
+    open: Vec<oneshot::Receiver<()>>,
 }
 
 impl Pulse {
     /// `ask` asks every thread that there is, and returns where each one's answer comes.
-    pub fn new(ask: impl Fn() -> Vec<Receiver<()>> + Send + 'static) -> Self {
+    pub fn new(ask: impl Fn() -> Vec<oneshot::Receiver<()>> + Send + 'static) -> Self {
         Self { ask: Box::new(ask), open: Vec::new() }
     }
 
@@ -256,7 +257,6 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::{SyncSender, sync_channel};
 
     /// A manager, and what it hears.
     struct Heard(UnixDatagram);
@@ -345,11 +345,11 @@ mod tests {
 
     #[test]
     fn whoever_does_not_answer_is_silent_until_it_does() {
-        let (sender, asked) = sync_channel::<SyncSender<()>>(8);
+        let (sender, asked) = std::sync::mpsc::channel::<oneshot::Sender<()>>();
         let mut pulse = Pulse::new(move || {
             let ask = |_| {
-                let (reply, answer) = sync_channel(1);
-                let _ = sender.try_send(reply);
+                let (reply, answer) = oneshot::channel();
+                let _ = sender.send(reply);
                 answer
             };
             (0..2).map(ask).collect()
@@ -357,10 +357,10 @@ mod tests {
         assert_eq!(pulse.silent(), 0, "nobody was asked before");
         let (first, second) = (asked.recv().unwrap(), asked.recv().unwrap());
         assert_eq!(pulse.silent(), 2);
-        first.send(()).unwrap();
+        first.send(());
         assert_eq!(pulse.silent(), 1);
         assert!(asked.try_recv().is_err(), "nobody is asked twice meanwhile");
-        second.send(()).unwrap();
+        second.send(());
         assert_eq!(pulse.silent(), 0);
         assert!(asked.try_recv().is_ok(), "all are asked again");
         while asked.try_recv().is_ok() {}
@@ -374,10 +374,10 @@ mod tests {
         let (hangs, works) = (Arc::new(Mutex::new(false)), Arc::new(Mutex::new(0)));
         let (hung, held) = (hangs.clone(), Mutex::new(Vec::new()));
         let pulse = Pulse::new(move || {
-            let (reply, answer) = sync_channel(1);
+            let (reply, answer) = oneshot::channel();
             match *hung.lock().unwrap() {
                 true => held.lock().unwrap().push(reply),
-                false => reply.send(()).unwrap(),
+                false => reply.send(()),
             }
             vec![answer]
         });

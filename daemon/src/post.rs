@@ -7,6 +7,7 @@ mod way;
 
 use crate::control::LinkSender;
 use crate::passed::Passed;
+use fabric::oneshot;
 use hub::Hub;
 use proto_common::ids::MemberId;
 use proto_common::message::{
@@ -16,7 +17,7 @@ use proto_common::message::{
 use room::{Place, Room};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -131,7 +132,7 @@ struct Waiting {
 
 enum Work {
     Register(u32, Handler),
-    Unregister(u32, SyncSender<()>),
+    Unregister(u32, oneshot::Sender<()>),
     Ask {
         to: PostTo,
         message: PostMessage,
@@ -142,7 +143,7 @@ enum Work {
         name: String,
         group: NodeGroup,
         within: Duration,
-        done: SyncSender<Result<(), WaitError>>,
+        done: oneshot::Sender<Result<(), WaitError>>,
     },
     Deliver(Waiting),
     Heard(FromScheduler),
@@ -164,7 +165,7 @@ struct Inner {
     room: Arc<Room>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Nothing comes out of it: the other end goes with the thread.
-    ended: Mutex<Receiver<()>>,
+    ended: Mutex<oneshot::Receiver<()>>,
     known: Arc<Known>,
     passed: Passed,
 }
@@ -201,12 +202,12 @@ impl std::fmt::Debug for Posts {
 impl Posts {
     /// Without handlers, and with no way to the scheduler yet: what is sent waits for it.
     pub fn start() -> std::io::Result<Self> {
-        let ((work, queue), (alive, ended)) = (channel(), sync_channel(0));
+        let ((work, queue), (alive, ended)) = (channel(), oneshot::channel());
         let known = Known { apps: Mutex::default(), running: AtomicU64::new(Known::NOBODY) };
         let (known, way, passed) = (Arc::new(known), Arc::<Way>::default(), Passed::default());
         let hub = Hub::new((work.clone(), queue), known.clone(), way.clone(), passed.clone());
         let thread = std::thread::Builder::new().name("gradwire-posts".into()).spawn(move || {
-            let _alive: SyncSender<()> = alive;
+            let _alive: oneshot::Sender<()> = alive;
             hub.run();
         })?;
         let (thread, ended) = (Mutex::new(Some(thread)), Mutex::new(ended));
@@ -306,7 +307,7 @@ impl Posts {
         if !self.0.known.apps().remove(&app) {
             return Ok(false);
         }
-        let (done, answer) = sync_channel(1);
+        let (done, answer) = oneshot::channel();
         self.tell(Work::Unregister(app, done));
         // A handler that asks would wait for itself: its wish is granted after it.
         if !self.is_own_thread() && answer.recv_timeout(END_WITHIN) == Err(RecvTimeoutError::Timeout) {
@@ -346,7 +347,7 @@ impl Posts {
                 reason: PostError::OwnThread.to_string(),
             });
         }
-        let (done, answer) = sync_channel(1);
+        let (done, answer) = oneshot::channel();
         let within = within.min(WITHIN_MAX);
         self.tell(Work::Barrier { name: name.to_owned(), group, within, done });
         let refused = |reason: &str| WaitError::Refused { name: name.to_owned(), reason: reason.into() };
@@ -417,6 +418,7 @@ fn whose(to: PostTo) -> MemberId {
 mod tests {
     use super::*;
     use proto_common::ids::{Rank, Role};
+    use std::sync::mpsc::Receiver;
 
     const APP: u32 = 4;
 

@@ -21,6 +21,7 @@ pub mod machine;
 mod mailbox;
 pub mod memlock;
 mod memory;
+pub mod oneshot;
 mod random;
 mod rest;
 pub mod rng;

@@ -2,9 +2,10 @@
 //! and is woken by them. Not for the payload, which never passes between threads.
 
 use crate::lane::Waker;
+use crate::oneshot;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -121,8 +122,8 @@ impl<T> Mailbox<T> {
     }
 
     /// Asks and waits for the answer, at most this long; `None` when the thread has ended or is stuck.
-    pub fn ask<R>(&self, within: Duration, message: impl FnOnce(SyncSender<R>) -> T) -> Option<R> {
-        let (reply, answer) = sync_channel(1);
+    pub fn ask<R>(&self, within: Duration, message: impl FnOnce(oneshot::Sender<R>) -> T) -> Option<R> {
+        let (reply, answer) = oneshot::channel();
         if !self.send(message(reply)) {
             return None;
         }
@@ -164,13 +165,13 @@ mod tests {
 
     #[test]
     fn senders_hear_that_the_thread_has_ended_and_so_does_who_waits_for_an_answer() {
-        let (mailbox, letters) = mailbox::<SyncSender<u32>>();
-        let (reply, answer) = sync_channel(1);
+        let (mailbox, letters) = mailbox::<oneshot::Sender<u32>>();
+        let (reply, answer) = oneshot::channel();
         mailbox.post(reply);
         drop(letters);
         assert!(answer.recv().is_err(), "the question went with the thread");
         assert_eq!(mailbox.ask(Duration::from_secs(60), |reply| reply), None);
-        assert!(!mailbox.post(sync_channel(1).0));
+        assert!(!mailbox.post(oneshot::channel().0));
     }
 
     #[test]

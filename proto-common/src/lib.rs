@@ -1,21 +1,18 @@
 //! What Gradwire's processes say to each other: ids, limits, element types, the batch format, codecs, control
 //! messages, the shard map, settings and errors sorted by blame.
 //!
+//! It is not optimised: what data threads call here is `#[inline]`, or in `proto_data`, whose modules are also found here.
+//!
 //! This crate owns meaning and bytes. It must not do I/O, read a clock or the environment, or hold any
 //! `unsafe`: everything here is a function of its arguments.
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
-pub mod batch;
-pub mod call;
-pub mod codec;
+pub use proto_data::{batch, call, codec, element, half, ids, limits};
+
 pub mod config;
-pub mod element;
 pub mod error;
 pub mod footprint;
-pub mod half;
-pub mod ids;
-pub mod limits;
 pub mod message;
 pub mod mode;
 pub mod optimizer;

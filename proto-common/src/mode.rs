@@ -27,6 +27,7 @@ pub enum Mode {
 impl Mode {
     /// Whether contributions are collected into rounds.
     #[must_use]
+    #[inline]
     pub const fn has_rounds(self) -> bool {
         matches!(self, Self::Sync)
     }
@@ -93,12 +94,14 @@ pub fn backup_fault(backup: u32, workers: u32, deterministic: bool) -> Option<St
 impl TensorSpec {
     /// The mode if it is set; otherwise sync.
     #[must_use]
+    #[inline]
     pub fn settled_mode(&self) -> Mode {
         self.mode.unwrap_or_default()
     }
 
     /// The number of workers that a round does not wait for.
     #[must_use]
+    #[inline]
     pub fn settled_backup(&self) -> u32 {
         self.backup_workers.unwrap_or(0)
     }

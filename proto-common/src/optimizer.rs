@@ -174,24 +174,28 @@ impl Optimizer {
 
     /// Whether it only adds. Such rules also support integers.
     #[must_use]
+    #[inline]
     pub const fn is_exact(&self) -> bool {
         matches!(self.rule, Rule::Sum | Rule::Assign) && !self.average && self.rescale == 1.0
     }
 
     /// Whether it only reads the state of the rule before it.
     #[must_use]
+    #[inline]
     pub const fn is_exchange(&self) -> bool {
         matches!(self.rule, Rule::Exchange { .. })
     }
 
     /// Whether a step depends on all of the tensor's weights.
     #[must_use]
+    #[inline]
     pub const fn needs_norms(&self) -> bool {
         matches!(self.rule, Rule::Lamb(_))
     }
 
     /// The number of arrays of the tensor's length in its state.
     #[must_use]
+    #[inline]
     pub fn state_arrays(&self) -> usize {
         match self.rule {
             Rule::Sum | Rule::Assign | Rule::Exchange { .. } => 0,
@@ -218,6 +222,7 @@ impl Optimizer {
 
     /// The values for one round, counted from 1, with this number of contributors.
     #[must_use]
+    #[inline]
     pub fn step(&self, round: u64, contributors: u32) -> Step {
         self.step_since(0, round, contributors)
     }
@@ -225,6 +230,7 @@ impl Optimizer {
     /// As [`Optimizer::step`], with state that began after round `begun`: bias corrections count the rounds since
     /// then, schedules count all.
     #[must_use]
+    #[inline]
     pub fn step_since(&self, begun: u64, round: u64, contributors: u32) -> Step {
         let bias = |beta: f32| 1.0 - schedule::power(f64::from(beta), round.saturating_sub(begun));
         let (bias1, bias2) = match self.rule {
@@ -298,6 +304,7 @@ pub struct Step {
 impl Step {
     /// The rate with the bias correction of Adam's moments included, as in MXNet.
     #[must_use]
+    #[inline]
     pub fn corrected_rate(&self) -> f64 {
         self.rate * self.bias2.sqrt() / self.bias1
     }
@@ -305,6 +312,7 @@ impl Step {
     /// The second half of a rule with norms: a plain step in the direction that the first half computed, with its rate
     /// times `trust`.
     #[must_use]
+    #[inline]
     pub fn along(&self, trust: f64) -> Self {
         let rule = Rule::Sgd { momentum: 0.0, nesterov: false };
         Self { rule, rate: self.rate * trust, decay: 0.0, scale: 1.0, form: Form::Published, ..*self }

@@ -120,6 +120,7 @@ impl ShardMap {
 
     /// The tensor with this key.
     #[must_use]
+    #[inline]
     pub fn tensor(&self, key: Key) -> Option<&TensorSpec> {
         self.tensors.get(&key).map(|entry| &entry.spec)
     }
@@ -138,6 +139,7 @@ impl ShardMap {
 
     /// The range that contains a chunk.
     #[must_use]
+    #[inline]
     pub fn server_of(&self, id: ChunkId) -> Option<Rank> {
         let ranges = &self.tensors.get(&id.key)?.ranges;
         let at = ranges.partition_point(|range| range.first.chunk <= id.chunk).checked_sub(1)?;
@@ -148,6 +150,7 @@ impl ShardMap {
     /// The lane of a chunk. Neighbouring chunks, and neighbouring small tensors, are on different lanes; tensors whose
     /// rule needs norms over the whole tensor are on one lane.
     #[must_use]
+    #[inline]
     pub fn lane_of(&self, id: ChunkId) -> Lane {
         let together = self.tensor(id.key).is_some_and(|spec| spec.optimizer.needs_norms());
         lane_of(if together { ChunkId { chunk: ChunkIndex(0), ..id } } else { id }, self.lanes)
@@ -274,6 +277,7 @@ fn lose(range: &mut KeyRange, gone: Rank) -> bool {
 
 /// The lane of a chunk among `lanes`.
 #[must_use]
+#[inline]
 pub fn lane_of(id: ChunkId, lanes: u16) -> Lane {
     let mixed =
         id.key.0.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_right(32).wrapping_add(u64::from(id.chunk.0));

@@ -48,6 +48,7 @@ pub enum Initial {
 
 impl Initial {
     /// Fills a row.
+    #[inline]
     pub fn fill(&self, id: u64, row: &mut [f32]) {
         match *self {
             Self::Constant(value) => row.fill(value),
@@ -151,6 +152,7 @@ impl TableSpec {
 
     /// Bytes of a row's elements.
     #[must_use]
+    #[inline]
     pub const fn row_bytes(&self) -> usize {
         self.width as usize * size_of::<f32>()
     }
@@ -158,6 +160,7 @@ impl TableSpec {
 
 /// Mixes bits: the last step of SplitMix64.
 #[must_use]
+#[inline]
 pub const fn mix(mut bits: u64) -> u64 {
     bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -177,12 +180,14 @@ pub struct Spread {
 impl Spread {
     /// Parts of a table.
     #[must_use]
+    #[inline]
     pub const fn parts(&self) -> usize {
         self.servers as usize * self.lanes as usize
     }
 
     /// The part that contains a row.
     #[must_use]
+    #[inline]
     pub fn part_of(&self, id: u64) -> usize {
         // High bits, scaled: low ones find the row within its part.
         let (high, parts) = (mix(id) >> 32, self.parts() as u64);
@@ -191,6 +196,7 @@ impl Spread {
 
     /// The home of a part: the first key of the part's keys on the lane that the part is assigned to.
     #[must_use]
+    #[inline]
     pub fn home(&self, part: usize) -> ChunkId {
         let (first, lanes) = (HOMES | (part as u64) << 8, self.lanes.max(1));
         let id = |key| ChunkId { key: Key(key), chunk: ChunkIndex(0) };
@@ -216,6 +222,7 @@ pub const HOMES: u64 = 0x6772_7762 << 32;
 
 /// The part whose home has this key; `None` for a tensor's key.
 #[must_use]
+#[inline]
 pub const fn home_of(key: Key) -> Option<u32> {
     if key.0 >> 32 == HOMES >> 32 { Some(key.0 as u32 >> 8) } else { None }
 }
@@ -256,6 +263,7 @@ pub struct PushStep {
 impl PushHead {
     /// The bytes on the wire.
     #[must_use]
+    #[inline]
     pub fn to_bytes(self) -> [u8; PUSH_HEAD_BYTES] {
         let PushStep { rank, step, nth } = self.which.unwrap_or(PushStep { rank: u32::MAX, step: 0, nth: 0 });
         let (op, low, high) = (self.op as u32, step as u32, (step >> 32) as u32);
@@ -267,6 +275,7 @@ impl PushHead {
 
     /// `None` if the bytes are invalid or truncated.
     #[must_use]
+    #[inline]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.first_chunk::<PUSH_HEAD_BYTES>()?;
         let mut words =
@@ -287,12 +296,14 @@ impl PushHead {
 
 /// The handler number for calls about a table's rows on a lane.
 #[must_use]
+#[inline]
 pub const fn table_app(key: u32, lane: Lane) -> u32 {
     TABLE_APPS | key << 8 | lane.0 as u32
 }
 
 /// Table and lane of such a number; `None` for a program's handler.
 #[must_use]
+#[inline]
 pub fn table_of(app: u32) -> Option<(u32, Lane)> {
     let rest = app.checked_sub(TABLE_APPS)?;
     (rest >> 8 < TABLES_MAX).then_some((rest >> 8, Lane((rest & 0xff) as u16)))
@@ -314,6 +325,7 @@ pub enum RowOp {
 impl RowOp {
     /// The operation with this wire id.
     #[must_use]
+    #[inline]
     pub const fn from_wire(id: u8) -> Option<Self> {
         Some(match id {
             0 => Self::Declare,
@@ -345,6 +357,7 @@ pub enum RowStatus {
 impl RowStatus {
     /// The status with this wire id.
     #[must_use]
+    #[inline]
     pub const fn from_wire(id: u8) -> Option<Self> {
         Some(match id {
             0 => Self::Done,

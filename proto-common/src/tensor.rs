@@ -180,18 +180,21 @@ impl TensorSpec {
 
     /// Bytes of the whole tensor. For validated tensors this cannot overflow; for others it saturates.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.elements.saturating_mul(self.dtype.bytes() as u64)
     }
 
     /// The number of its chunks of `chunk_bytes`.
     #[must_use]
+    #[inline]
     pub fn chunk_count(&self, chunk_bytes: u64) -> u64 {
         self.bytes().div_ceil(chunk_bytes)
     }
 
     /// One chunk; `None` past the end.
     #[must_use]
+    #[inline]
     pub fn chunk(&self, index: ChunkIndex, chunk_bytes: u64) -> Option<ChunkSpan> {
         let offset = u64::from(index.0).checked_mul(chunk_bytes)?;
         let left = self.bytes().checked_sub(offset)?;
@@ -200,6 +203,7 @@ impl TensorSpec {
     }
 
     /// All chunks in order.
+    #[inline]
     pub fn chunks(&self, chunk_bytes: u64) -> impl Iterator<Item = ChunkSpan> + '_ {
         (0..).map_while(move |index| self.chunk(ChunkIndex(index), chunk_bytes))
     }

@@ -4,7 +4,7 @@ use crate::error::Failure;
 use proto_common::element::Dtype;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use sha2::{Digest, Sha256};
+use ring::digest::{SHA256, digest};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -144,8 +144,8 @@ impl Tensor {
 /// The key of a name: the first 8 bytes of its SHA-256, little-endian, with the highest bit set.
 #[pyfunction]
 pub(crate) fn key_of_name(name: &str) -> u64 {
-    let digest = Sha256::digest(name.as_bytes());
+    let digest = digest(&SHA256, name.as_bytes());
     let mut first = [0u8; 8];
-    first.copy_from_slice(&digest[..8]);
+    first.copy_from_slice(&digest.as_ref()[..8]);
     u64::from_le_bytes(first) | NAMED
 }

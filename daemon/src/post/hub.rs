@@ -6,6 +6,7 @@ use super::{
     Answering, GRACE, Handler, Known, OURS, OnAnswer, Post, PostAnswer, Waiting, Work, bounded, whose,
 };
 use crate::passed::Passed;
+use fabric::oneshot;
 use proto_common::message::{
     FromScheduler, NodeGroup, POSTS_ASKED_MAX, PostError, PostMessage, PostTo, ToScheduler, WaitError,
 };
@@ -13,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 /// How long the thread sleeps where nothing has a deadline.
@@ -25,7 +26,7 @@ struct AtBarrier {
     group: NodeGroup,
     passed: u64,
     deadline: Instant,
-    done: SyncSender<Result<(), WaitError>>,
+    done: oneshot::Sender<Result<(), WaitError>>,
 }
 
 struct Asked {
@@ -102,7 +103,7 @@ impl Hub {
             Work::Unregister(app, done) => {
                 drop(self.handlers.remove(&app));
                 // Nobody listens any more where it took too long.
-                let _ = done.try_send(());
+                done.send(());
             }
             Work::Ask { to, message, within, on_answer } => self.ask(to, message, within, on_answer),
             Work::Deliver(waiting) => self.deliver(waiting),
@@ -112,7 +113,7 @@ impl Hub {
                     if result.is_ok() {
                         self.passed.count(&waiting.name, waiting.group);
                     }
-                    let _ = waiting.done.try_send(result);
+                    waiting.done.send(result);
                 }
             }
             Work::Heard(FromScheduler::PostAnswered { request, from, of, result }) => {
@@ -159,10 +160,10 @@ impl Hub {
         name: String,
         group: NodeGroup,
         within: Duration,
-        done: SyncSender<Result<(), WaitError>>,
+        done: oneshot::Sender<Result<(), WaitError>>,
     ) {
         if let Some(why) = &self.lost {
-            let _ = done.try_send(Err(WaitError::Refused { name, reason: why.clone() }));
+            done.send(Err(WaitError::Refused { name, reason: why.clone() }));
             return;
         }
         self.next += 1;

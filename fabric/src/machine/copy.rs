@@ -3,13 +3,14 @@
 use super::words::NAME_BYTES_MAX;
 use crate::error::{FabricError, PostError};
 use crate::memory::{OutOfBounds, Span};
+use crate::oneshot;
 use crate::work::{RemoteKey, RemoteSpan};
 use std::fmt;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -152,16 +153,16 @@ impl Job {
 /// A copy to wait for.
 #[derive(Debug)]
 pub struct Copying {
-    ended: Receiver<Result<(), CopyError>>,
+    ended: oneshot::Receiver<Result<(), CopyError>>,
     within: Duration,
 }
 
 impl Copying {
     /// The handle, and what the copy calls.
     pub(super) fn new(within: Duration) -> (Self, OnDone) {
-        let (tell, ended) = sync_channel(1);
+        let (tell, ended) = oneshot::channel();
         // Nobody may be waiting any more.
-        let on_done = OnDone::new(move |result| drop(tell.send(result)));
+        let on_done = OnDone::new(move |result| tell.send(result));
         (Self { ended, within }, on_done)
     }
 

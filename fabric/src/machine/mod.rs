@@ -69,6 +69,7 @@ use crate::devices::Devices;
 use crate::error::FabricError;
 use crate::host::host_identity;
 use crate::memory::Region;
+use crate::oneshot;
 use choice::Means;
 use config::WITHIN_MAX;
 use copy::check_name;
@@ -78,7 +79,6 @@ use published::Published;
 use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -313,7 +313,7 @@ impl Inner {
 fn ask_poller<R>(
     poller: &Poller,
     within: Duration,
-    order: impl FnOnce(SyncSender<R>) -> Order,
+    order: impl FnOnce(oneshot::Sender<R>) -> Order,
 ) -> Result<R, FabricError> {
     let ended =
         || FabricError::Misuse("the machine is closed, or a callback blocks its polling thread".into());

@@ -8,10 +8,11 @@ use crate::error::{FabricError, PostError};
 use crate::lane::LaneQueue;
 use crate::mailbox::{Letters, Mailbox};
 use crate::memory::Region;
+use crate::oneshot;
 use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, Write};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicUsize;
-use std::sync::mpsc::{SyncSender, TryRecvError};
+use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,9 +26,9 @@ const KEY_WAIT: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) enum Order {
     /// Take over a channel, and let its peer reach these. Where nobody takes the answer it is to be closed.
-    Attach(ChannelSetup, Vec<Region>, Mailbox<Order>, SyncSender<Result<Unclaimed, FabricError>>),
+    Attach(ChannelSetup, Vec<Region>, Mailbox<Order>, oneshot::Sender<Result<Unclaimed, FabricError>>),
     /// Let a channel's peer reach a region.
-    Expose(ChannelId, Region, SyncSender<Result<RemoteKey, PostError>>),
+    Expose(ChannelId, Region, oneshot::Sender<Result<RemoteKey, PostError>>),
     Copy(ChannelId, Job),
     Close(ChannelId),
     Stop,
@@ -187,10 +188,10 @@ impl Polling {
         match order {
             Order::Attach(setup, regions, back, reply) => {
                 let attached = self.attach(setup, &regions);
-                let _ = reply.send(attached.map(|attached| Unclaimed(Some(attached), back)));
+                reply.send(attached.map(|attached| Unclaimed(Some(attached), back)));
             }
             Order::Expose(channel, region, reply) => {
-                let _ = reply.send(self.expose(channel, &region));
+                reply.send(self.expose(channel, &region));
             }
             Order::Copy(channel, job) => self.take(channel, job),
             Order::Close(channel) => self.end(channel, "this side closed it"),

@@ -5,11 +5,12 @@ use super::invite::{Name, Offer, encode_preamble};
 use super::sys::{self, IoRange};
 use super::{local, pace};
 use crate::error::FabricError;
+use crate::oneshot;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
-use std::sync::mpsc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 /// Addresses of one name that are tried.
@@ -115,16 +116,16 @@ fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAdd
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
-    let (answer, answers) = mpsc::sync_channel(1);
+    let (answer, answers) = oneshot::channel();
     let host = host.to_owned();
     std::thread::Builder::new().name("gradwire-resolve".into()).spawn(move || {
         let found = (host.as_str(), port).to_socket_addrs();
         // Nobody waits any more when this fails.
-        let _ = answer.send(found.map(|all| all.take(ADDRESSES_MAX).collect()));
+        answer.send(found.map(|all| all.take(ADDRESSES_MAX).collect()));
     })?;
     match answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         Ok(found) => found,
-        Err(mpsc::RecvTimeoutError::Timeout) => Err(io::Error::from(io::ErrorKind::TimedOut)),
-        Err(mpsc::RecvTimeoutError::Disconnected) => Err(io::Error::other("the resolver thread panicked")),
+        Err(RecvTimeoutError::Timeout) => Err(io::Error::from(io::ErrorKind::TimedOut)),
+        Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the resolver thread panicked")),
     }
 }

@@ -54,6 +54,7 @@ impl Schedule {
 
     /// The factor of the learning rate in a round, counted from 1.
     #[must_use]
+    #[inline]
     pub fn factor(&self, round: u64) -> f64 {
         let warmup_rounds = u64::from(self.warmup_rounds);
         if round <= warmup_rounds {

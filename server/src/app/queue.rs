@@ -3,11 +3,12 @@
 
 use super::{App, Call};
 use crate::runtime::HandlerNews;
+use fabric::oneshot;
 use proto_common::table::TABLE_APPS;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -82,14 +83,14 @@ impl Default for State {
 struct Running {
     thread: JoinHandle<()>,
     /// Nothing comes out of it: the other end goes with the thread.
-    ended: Receiver<()>,
+    ended: oneshot::Receiver<()>,
 }
 
 impl Running {
     fn start(name: String, work: impl FnOnce() + Send + 'static) -> std::io::Result<Self> {
-        let (alive, ended) = sync_channel(0);
+        let (alive, ended) = oneshot::channel();
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let _alive: SyncSender<()> = alive;
+            let _alive: oneshot::Sender<()> = alive;
             work();
         })?;
         Ok(Self { thread, ended })

@@ -4,6 +4,7 @@
 use super::budget::Budget;
 use super::part::{Begin, Copied, CopiedRows, LanePart, file_of};
 use checkpoint::{CheckpointError, Store};
+use fabric::oneshot;
 use proto_common::config::CheckpointSettings;
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::CheckpointNews;
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -111,7 +112,7 @@ pub(crate) struct Saver {
     /// The thread is to end before it takes another letter.
     is_over: Arc<AtomicBool>,
     /// Ends with the thread.
-    ended: Receiver<()>,
+    ended: oneshot::Receiver<()>,
     /// How long its end is waited for.
     drain: Duration,
     thread: Option<JoinHandle<()>>,
@@ -179,10 +180,10 @@ impl Saver {
             has_room,
             is_over: is_over.clone(),
         };
-        let (running, ended) = sync_channel(0);
+        let (running, ended) = oneshot::channel();
         let thread = std::thread::Builder::new().name("gradwire-save".into()).spawn(move || {
             // It ends with the thread.
-            let _running: SyncSender<()> = running;
+            let _running: oneshot::Sender<()> = running;
             daemon::process::stand_back();
             writer.run(&received);
         })?;

@@ -161,7 +161,7 @@ fn a_part_that_cannot_get_its_name_takes_no_other_one_along() {
 #[test]
 fn an_end_waits_for_the_disk_within_a_bound_and_for_no_letter_behind() {
     // A place that answers: what waits behind is not written any more.
-    let (word, waits) = sync_channel(0);
+    let (word, waits) = std::sync::mpsc::sync_channel(0);
     let mut first = saver(Arc::new(Bad(Some(Mutex::new(waits)))), PATIENCE, || ());
     let mut news = std::mem::replace(&mut first.news, unbounded_channel().1);
     let lane = first.lane(0);

@@ -6,6 +6,7 @@ use super::thread::LaneMessage;
 use crate::engine::member::Peers;
 use daemon::control::Connection;
 use daemon::security::Security;
+use fabric::oneshot;
 use fabric::{ChannelSetup, CqHandle, Devices, Mailbox};
 use proto_common::batch::SlotGrant;
 use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Rank, Role};
@@ -15,7 +16,7 @@ use proto_common::message::{
 };
 use proto_common::transport::{Driver, Offer, choose};
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -232,7 +233,7 @@ fn invite(reception: &Reception, driver: Driver) -> Result<(Vec<u8>, Box<dyn fab
 }
 
 /// A lane's answer to a channel.
-type Granted = Receiver<Result<InboxGrant, String>>;
+type Granted = oneshot::Receiver<Result<InboxGrant, String>>;
 
 /// Gives each lane its channel. Does not wait for what they answer.
 fn attach(
@@ -256,7 +257,7 @@ fn attach(
         return Err("it has meanwhile requested a new connection".into());
     }
     for (setup, (lane, _)) in setups.into_iter().zip(&reception.lanes) {
-        let (reply, answer): (SyncSender<_>, _) = sync_channel(1);
+        let (reply, answer): (oneshot::Sender<_>, _) = oneshot::channel();
         let rank = id.rank;
         lane.send(match inboxes.next() {
             Some(inbox) => LaneMessage::Attach { rank, incarnation, setup, inbox, reply },
@@ -275,19 +276,19 @@ fn worker_inbox(inbox: InboxGrant) -> Result<WorkerInbox, String> {
 }
 
 /// What all lanes answer, within this time.
-pub(super) fn answers_of<T>(answers: Vec<Receiver<T>>, within: Duration) -> Result<Vec<T>, String> {
+pub(super) fn answers_of<T>(answers: Vec<oneshot::Receiver<T>>, within: Duration) -> Result<Vec<T>, String> {
     answers_while(answers, within, || 0)
 }
 
 /// As [`answers_of`], where lanes may read a checkpoint first: the time begins anew as long as they read on.
 pub(super) fn answers_while<T>(
-    answers: Vec<Receiver<T>>,
+    answers: Vec<oneshot::Receiver<T>>,
     within: Duration,
     read: impl Fn() -> u64,
 ) -> Result<Vec<T>, String> {
     let before = read();
     let (mut deadline, mut seen) = (Instant::now() + within, before);
-    let mut take = |(index, answer): (usize, Receiver<T>)| loop {
+    let mut take = |(index, answer): (usize, oneshot::Receiver<T>)| loop {
         match answer.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(answer) => return Ok(answer),
             Err(RecvTimeoutError::Timeout) if read() != seen => {
@@ -308,7 +309,7 @@ pub(super) fn answers_while<T>(
 
 /// As [`answers_of`], where lanes may refuse.
 pub(super) fn granted<T>(
-    answers: Vec<Receiver<Result<T, String>>>,
+    answers: Vec<oneshot::Receiver<Result<T, String>>>,
     within: Duration,
 ) -> Result<Vec<T>, String> {
     answers_of(answers, within)?.into_iter().collect()
@@ -321,19 +322,19 @@ mod tests {
     #[test]
     fn lanes_that_read_on_are_waited_for_and_those_that_stop_are_not() {
         let within = Duration::from_millis(50);
-        let (reply, answer) = sync_channel(1);
+        let (reply, answer) = oneshot::channel();
         let read = std::cell::Cell::new(0);
         // Looked at once at first, and again whenever the time is over.
         let looked = || {
             read.set(read.get() + 1);
             if read.get() == 5 {
-                reply.send(7).unwrap();
+                reply.send(7);
             }
             read.get()
         };
         assert_eq!(answers_while(vec![answer], within, looked), Ok(vec![7]));
         let silent = |looked: &dyn Fn() -> u64| {
-            let (_reply, answer) = sync_channel::<u32>(1);
+            let (_reply, answer) = oneshot::channel::<u32>();
             answers_while(vec![answer], within, looked).unwrap_err()
         };
         let read = std::cell::Cell::new(100);
@@ -391,8 +392,8 @@ mod tests {
     #[test]
     fn lanes_that_refuse_or_do_not_answer_are_named() {
         let lane = |answer: Option<Result<u32, String>>| {
-            let (reply, answers) = sync_channel(1);
-            answer.into_iter().for_each(|answer| reply.send(answer).unwrap());
+            let (reply, answers) = oneshot::channel();
+            answer.into_iter().for_each(|answer| reply.send(answer));
             answers
         };
         let within = Duration::from_millis(10);

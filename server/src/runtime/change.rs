@@ -3,11 +3,11 @@
 
 use super::lane::{DataLane, LaneError};
 use fabric::CompletionQueue;
+use fabric::oneshot;
 use proto_common::ids::{Epoch, Key, Rank};
 use proto_common::message::NotTaken;
 use proto_common::tensor::RuleChange;
 use std::collections::BTreeSet;
-use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 /// How long copies may take to confirm a change. Less than whoever asks lanes waits for them, so that it hears whom this
@@ -21,7 +21,7 @@ pub(super) struct Changed {
     /// Chunks that were changed here, and since when this server serves each.
     chunks: Vec<(u32, Epoch)>,
     made: Instant,
-    reply: SyncSender<Result<(), NotTaken>>,
+    reply: oneshot::Sender<Result<(), NotTaken>>,
 }
 
 impl Changed {
@@ -54,14 +54,14 @@ impl Changed {
 impl<Q: CompletionQueue> DataLane<Q> {
     /// As [`DataLane::change_rule`], answered at once where it failed, and else when it is wherever the tensor is copied. Who asks
     /// waits no longer than it says.
-    pub(super) fn take_change(&mut self, change: &RuleChange, reply: SyncSender<Result<(), NotTaken>>) {
+    pub(super) fn take_change(&mut self, change: &RuleChange, reply: oneshot::Sender<Result<(), NotTaken>>) {
         match self.change_rule(change) {
             Ok(()) => {
                 let chunks = self.engine.served_since(change.key).collect();
                 self.changed.push(Changed { key: change.key, chunks, made: Instant::now(), reply });
             }
             // Nobody listens any more where the deadline has passed.
-            Err(error) => _ = reply.try_send(Err(error.into())),
+            Err(error) => reply.send(Err(error.into())),
         }
         self.answer_changes();
     }
@@ -75,7 +75,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             let moved = engine.served_since(key).ne(change.chunks.iter().copied());
             let answer = change.answer(moved, engine.lacking_rules(key), change.made.elapsed());
             // Nobody listens any more where the asker's deadline has passed.
-            answer.map(|answer| change.reply.try_send(answer)).is_none()
+            answer.map(|answer| change.reply.send(answer)).is_none()
         });
     }
 
@@ -99,11 +99,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::sync_channel;
 
     #[test]
     fn a_change_that_copies_do_not_confirm_ends_with_their_names() {
-        let reply = sync_channel(1).0;
+        let reply = oneshot::channel().0;
         let change = Changed { key: Key(7), chunks: Vec::new(), made: Instant::now(), reply };
         let lacking = || [Rank(2), Rank(1), Rank(2)].into_iter();
         assert_eq!(change.answer(false, lacking(), CONFIRMED_WITHIN - Duration::from_millis(1)), None);

@@ -6,15 +6,15 @@ use super::lane::{DataLane, LaneError};
 use crate::engine::{ChunkSpec, Role, RoleChanges};
 use crate::storage::Made;
 use fabric::CompletionQueue;
+use fabric::oneshot;
 use proto_common::ids::{ChunkId, Epoch};
 use proto_common::message::NotTaken;
 use std::collections::HashMap;
-use std::sync::mpsc::SyncSender;
 
 /// Chunks that are made, or whose sums are moved, in one turn of a lane.
 const PER_TURN: usize = 4;
 
-type Reply = SyncSender<Result<(), NotTaken>>;
+type Reply = oneshot::Sender<Result<(), NotTaken>>;
 pub(super) type AllMade = HashMap<ChunkId, (ChunkSpec, Made)>;
 
 /// Roles that are being prepared.
@@ -35,7 +35,9 @@ impl Changing {
     fn answer(&mut self, result: Result<(), LaneError>) {
         let result = result.map_err(NotTaken::from);
         // Nobody listens any more where the deadline has passed.
-        let _ = self.reply.take().map(|reply| reply.try_send(result));
+        if let Some(reply) = self.reply.take() {
+            reply.send(result);
+        }
     }
 }
 
@@ -55,7 +57,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// is over with it.
     pub(super) fn take_roles(&mut self, epoch: Epoch, chunks: Vec<(ChunkSpec, Role)>, reply: Reply) {
         if self.changing.as_ref().is_some_and(|changing| epoch < changing.epoch) {
-            let _ = reply.try_send(Ok(()));
+            reply.send(Ok(()));
             return;
         }
         let mut made = AllMade::new();
@@ -66,7 +68,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
         match self.begin_roles(epoch, chunks, made, Some(reply.clone())) {
             Ok(changing) => self.changing = Some(changing),
-            Err(error) => _ = reply.try_send(Err(error.into())),
+            Err(error) => reply.send(Err(error.into())),
         }
         self.change_roles();
     }
@@ -199,7 +201,6 @@ mod tests {
     use proto_common::ids::Rank;
     use proto_common::mode::Mode;
     use proto_common::optimizer::Optimizer;
-    use std::sync::mpsc::{Receiver, sync_channel};
 
     const CHUNK_BYTES: u64 = 4096;
     const ALONE: Role = Role::Primary { backup: None, seeding: None };
@@ -226,10 +227,10 @@ mod tests {
         chunks.map(|chunk| (spec(chunk), role)).collect()
     }
 
-    type Answer = Receiver<Result<(), NotTaken>>;
+    type Answer = oneshot::Receiver<Result<(), NotTaken>>;
 
     fn take(lane: &mut DataLane<SimQueue>, counter: u32, chunks: Vec<(ChunkSpec, Role)>) -> Answer {
-        let (reply, answer) = sync_channel(1);
+        let (reply, answer) = oneshot::channel();
         lane.take_roles(Epoch { term: 1, counter }, chunks, reply);
         answer
     }

@@ -23,6 +23,7 @@ use daemon::post::Posts;
 use daemon::security::Security;
 use daemon::seldom::Seldom;
 use daemon::shutdown::Shutdown;
+use fabric::oneshot;
 use fabric::{CqHandle, Devices, Mailbox};
 use proto_common::config::{DeadlineSettings, Settings, WorkerLoss};
 use proto_common::error::{Death, ExitCode};
@@ -31,7 +32,6 @@ use proto_common::ids::{Epoch, Incarnation, Lane, Rank, Role};
 use proto_common::limits::{PROTOCOL_VERSION, RESULT_SLOT_BYTES};
 use proto_common::message::{ClusterShape, MemberReport, RefusalReason, Register, Resume, Welcome};
 use proto_common::transport::{Driver, Offer};
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -434,7 +434,7 @@ fn tell_manager(notify: Notify, sources: Sources, read: Progress) {
     notify.ready(&format!("registered as server {}", sources.rank));
     let lanes = sources.lanes.clone();
     let ask = |lane: &Mailbox<LaneMessage>| {
-        let (reply, answer) = sync_channel(1);
+        let (reply, answer) = oneshot::channel();
         lane.send(LaneMessage::Beat(reply));
         answer
     };

@@ -16,12 +16,12 @@ use daemon::flight::Flight;
 use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
 use fabric::Mailbox;
+use fabric::oneshot;
 use proto_common::config::DeadlineSettings;
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{CheckpointNews, CheckpointOrder, FromScheduler, NotTaken, ToScheduler};
 use proto_common::transport::Choice;
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -382,7 +382,7 @@ impl Serving<'_> {
 
     fn ask_rounds(&self, rank: Rank, incarnation: Incarnation) {
         let ask = |(lane, _): &(Mailbox<LaneMessage>, _)| {
-            let (reply, answer) = sync_channel(1);
+            let (reply, answer) = oneshot::channel();
             lane.send(LaneMessage::AskRounds { rank, incarnation, reply });
             answer
         };
@@ -394,7 +394,7 @@ impl Serving<'_> {
         });
     }
 
-    fn await_lanes(&self, number: u64, answers: Vec<Receiver<Result<(), NotTaken>>>) {
+    fn await_lanes(&self, number: u64, answers: Vec<oneshot::Receiver<Result<(), NotTaken>>>) {
         let (done, progress) = (self.work.done.clone(), self.work.read.clone());
         tokio::spawn(async move {
             let answered = move || answers_while(answers, ASSIGN_WITHIN, || progress.read());
@@ -415,14 +415,14 @@ async fn say(
     }
 }
 
-type Answers = (u64, Vec<Receiver<Result<(), NotTaken>>>);
+type Answers = (u64, Vec<oneshot::Receiver<Result<(), NotTaken>>>);
 
 /// Tells the lanes their part of a command; where they are to answer, also what comes of it.
 fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers> {
     let lanes = || reception.lanes.iter().map(|(lane, _)| lane);
-    let ask = |message: &dyn Fn(usize, SyncSender<Result<(), NotTaken>>) -> LaneMessage| {
+    let ask = |message: &dyn Fn(usize, oneshot::Sender<Result<(), NotTaken>>) -> LaneMessage| {
         let tell = |(index, lane): (usize, &Mailbox<LaneMessage>)| {
-            let (reply, answer) = sync_channel(1);
+            let (reply, answer) = oneshot::channel();
             lane.send(message(index, reply));
             answer
         };

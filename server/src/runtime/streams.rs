@@ -4,13 +4,13 @@
 use super::bootstrap::{Reception, blocking, granted};
 use super::thread::LaneMessage;
 use daemon::reach::{self, Unreached};
+use fabric::oneshot;
 use fabric::{ChannelSetup, CqHandle};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{InboxGrant, ReplicaHello, ServerOffer, ToServer};
 use proto_common::transport::{Choice, Offer};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 /// Whom to reach.
@@ -110,7 +110,7 @@ fn attach(
     target: &Target,
     setups: Vec<ChannelSetup>,
     inboxes: Vec<InboxGrant>,
-) -> Result<Vec<Receiver<Result<(), String>>>, String> {
+) -> Result<Vec<oneshot::Receiver<Result<(), String>>>, String> {
     let Target { number, to, incarnation, .. } = *target;
     // Held until all lanes are told, so that no channel comes after the end of its server.
     let peers = reception.peers.borrow();
@@ -119,7 +119,7 @@ fn attach(
     }
     let mut answers = Vec::with_capacity(setups.len());
     for ((setup, inbox), (lane, _)) in setups.into_iter().zip(inboxes).zip(&reception.lanes) {
-        let (reply, answer) = sync_channel(1);
+        let (reply, answer) = oneshot::channel();
         lane.send(LaneMessage::AttachStream { to, incarnation, number, setup, inbox, reply });
         answers.push(answer);
     }

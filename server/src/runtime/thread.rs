@@ -6,6 +6,7 @@ use super::link::WorkerInbox;
 use crate::app::{Apps, Call, Queue, Reply, ReplyMemory};
 use crate::engine::{ChunkSpec, LaneStats, Role, Waiting};
 use crate::tables::TableStats;
+use fabric::oneshot;
 use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 use proto_common::message::{CheckpointOrder, InboxGrant, NotTaken};
@@ -13,7 +14,7 @@ use proto_common::tensor::RuleChange;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, TryRecvError};
+use std::sync::mpsc::TryRecvError;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -29,16 +30,16 @@ pub(super) enum LaneMessage {
         incarnation: Incarnation,
         setup: ChannelSetup,
         inbox: WorkerInbox,
-        reply: SyncSender<Result<InboxGrant, String>>,
+        reply: oneshot::Sender<Result<InboxGrant, String>>,
     },
     Assign {
         epoch: Epoch,
         specs: Vec<ChunkSpec>,
-        reply: SyncSender<Result<(), NotTaken>>,
+        reply: oneshot::Sender<Result<(), NotTaken>>,
     },
     ChangeRule {
         change: RuleChange,
-        reply: SyncSender<Result<(), NotTaken>>,
+        reply: oneshot::Sender<Result<(), NotTaken>>,
     },
     /// Who is there, and who has left in good order: channels of other lives end, and rounds go on without them as the cluster's
     /// settings say. Before any of these lives is attached.
@@ -51,7 +52,7 @@ pub(super) enum LaneMessage {
     AskRounds {
         rank: Rank,
         incarnation: Incarnation,
-        reply: SyncSender<Vec<(Key, u64)>>,
+        reply: oneshot::Sender<Vec<(Key, u64)>>,
     },
     /// From these rounds on a worker counts.
     CountFrom {
@@ -74,7 +75,7 @@ pub(super) enum LaneMessage {
     Roles {
         epoch: Epoch,
         chunks: Vec<(ChunkSpec, Role)>,
-        reply: SyncSender<Result<(), NotTaken>>,
+        reply: oneshot::Sender<Result<(), NotTaken>>,
     },
     /// The channel to the same lane of a server that has copies of ours; `inbox` is what it granted.
     AttachStream {
@@ -84,14 +85,14 @@ pub(super) enum LaneMessage {
         number: u64,
         setup: ChannelSetup,
         inbox: InboxGrant,
-        reply: SyncSender<Result<(), String>>,
+        reply: oneshot::Sender<Result<(), String>>,
     },
     /// The channel from the same lane of a server whose chunks we have copies of. Answered with our slots for it.
     AttachCopy {
         from: Rank,
         incarnation: Incarnation,
         setup: ChannelSetup,
-        reply: SyncSender<Result<InboxGrant, String>>,
+        reply: oneshot::Sender<Result<InboxGrant, String>>,
     },
     /// Nobody wants the channel to that server's copies any more.
     EndStream {
@@ -105,9 +106,9 @@ pub(super) enum LaneMessage {
     Checkpoint(CheckpointOrder),
     /// There is room for copies of chunks again: it need only wake.
     SaveRoom,
-    Report(SyncSender<LaneReport>),
+    Report(oneshot::Sender<LaneReport>),
     /// Is this thread alive?
-    Beat(SyncSender<()>),
+    Beat(oneshot::Sender<()>),
     Stop,
 }
 
@@ -284,17 +285,17 @@ impl Loop {
                 let grant =
                     self.lane.attach(rank, incarnation, setup, inbox).map_err(|error| error.to_string());
                 // Nobody listens any more where the bootstrap's deadline has passed.
-                let _ = reply.try_send(grant);
+                reply.send(grant);
             }
             LaneMessage::Assign { epoch, specs, reply } => {
-                let _ = reply.try_send(self.lane.assign(epoch, &specs).map_err(NotTaken::from));
+                reply.send(self.lane.assign(epoch, &specs).map_err(NotTaken::from));
             }
             LaneMessage::ChangeRule { change, reply } => {
                 self.lane.take_change(&change, reply);
             }
             LaneMessage::Workers { epoch, present, left } => self.lane.workers(epoch, &present, &left)?,
             LaneMessage::AskRounds { rank, incarnation, reply } => {
-                let _ = reply.try_send(self.lane.ask_rounds(rank, incarnation));
+                reply.send(self.lane.ask_rounds(rank, incarnation));
             }
             LaneMessage::CountFrom { rank, incarnation, rounds } => {
                 self.lane.count_from(rank, incarnation, &rounds)?;
@@ -306,18 +307,18 @@ impl Loop {
             }
             LaneMessage::AttachStream { to, incarnation, number, setup, inbox, reply } => {
                 let attached = self.lane.attach_stream((to, number), incarnation, setup, inbox);
-                let _ = reply.try_send(attached.map_err(|error| error.to_string()));
+                reply.send(attached.map_err(|error| error.to_string()));
             }
             LaneMessage::AttachCopy { from, incarnation, setup, reply } => {
                 let grant = self.lane.attach_copy(from, incarnation, setup);
-                let _ = reply.try_send(grant.map_err(|error| error.to_string()));
+                reply.send(grant.map_err(|error| error.to_string()));
             }
             LaneMessage::EndStream { to } => self.lane.hang_up(to)?,
             LaneMessage::EndServer { rank } => self.lane.end_server(rank)?,
             LaneMessage::Report(reply) => {
-                let _ = reply.try_send(self.report());
+                reply.send(self.report());
             }
-            LaneMessage::Beat(reply) => drop(reply.try_send(())),
+            LaneMessage::Beat(reply) => reply.send(()),
             LaneMessage::Checkpoint(order) => self.lane.checkpoint_order(&order)?,
             LaneMessage::SaveRoom | LaneMessage::Stop => {}
         }

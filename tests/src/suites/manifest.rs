@@ -63,7 +63,7 @@ pub struct Suite {
     /// Whether nothing may run beside it, because it depends on time.
     #[serde(default)]
     pub alone: bool,
-    /// How many of the runner's slots it takes.
+    /// How many of the runner's slots it takes; none where it mostly waits.
     #[serde(default = "one")]
     pub slots: u64,
     /// What runs beside the common build already, such as a download. It may fail: the suite itself judges.
@@ -165,7 +165,6 @@ impl Suite {
             self.budget().as_secs(),
             self.deadline_s
         );
-        ensure!(self.slots >= 1, "slots is 0: a suite takes at least one");
         for need in &self.needs {
             super::needs::parse(need)?;
         }
@@ -253,7 +252,6 @@ mod tests {
         refused("deadline_s = 5", "deadline_s = 0", "deadline_s = 0");
         refused("budget_s = 4", "budget_s = 0", "budget_s = 0");
         refused("budget_s = 4", "budget_s = 6", "budget_s = 6");
-        refused("minimum = 1", "slots = 0\nminimum = 1", "slots is 0");
         refused("deadline_s = 5", "deadline_s = 21601", "deadline_s = 21601");
         refused("name = \"a\"", "name = \"A b\"", "lower case");
         refused("covers", "cover", "unknown field");

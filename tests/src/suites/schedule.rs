@@ -8,6 +8,9 @@ pub struct Schedule<'a> {
     waiting: Vec<&'a Suite>,
     slots: u64,
     used: u64,
+    /// One of no slots runs: the next one waits for it, because several together would need a processor.
+    is_beside: bool,
+    is_alone: bool,
 }
 
 impl<'a> Schedule<'a> {
@@ -17,21 +20,29 @@ impl<'a> Schedule<'a> {
         let mut waiting = suites;
         // A stable sort: suites with equal budgets keep the order of the file.
         waiting.sort_by_key(|suite| (suite.alone, std::cmp::Reverse(suite.budget())));
-        Self { waiting, slots: slots.max(1), used: 0 }
+        Self { waiting, slots: slots.max(1), used: 0, is_beside: false, is_alone: false }
     }
 
     /// The next suite that may start beside those that run; it counts as running from now on.
     pub fn start(&mut self) -> Option<&'a Suite> {
-        let free = self.slots.saturating_sub(self.used);
-        let at = self.waiting.iter().position(|suite| self.takes(suite) <= free)?;
+        let at = self.waiting.iter().position(|suite| self.fits(suite))?;
         let suite = self.waiting.remove(at);
         self.used += self.takes(suite);
+        self.is_alone = suite.alone;
+        self.is_beside |= is_beside(suite);
         Some(suite)
+    }
+
+    fn fits(&self, suite: &Suite) -> bool {
+        let free = self.slots.saturating_sub(self.used);
+        !self.is_alone && self.takes(suite) <= free && !(self.is_beside && (suite.alone || is_beside(suite)))
     }
 
     /// A suite that `start` returned has ended.
     pub fn ended(&mut self, suite: &Suite) {
         self.used = self.used.saturating_sub(self.takes(suite));
+        self.is_alone &= !suite.alone;
+        self.is_beside &= !is_beside(suite);
     }
 
     /// Starts nothing more.
@@ -42,13 +53,18 @@ impl<'a> Schedule<'a> {
     /// Whether nothing runs and nothing waits.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.waiting.is_empty() && self.used == 0
+        self.waiting.is_empty() && self.used == 0 && !self.is_beside
     }
 
     /// A suite that runs alone takes all slots.
     fn takes(&self, suite: &Suite) -> u64 {
         if suite.alone { self.slots } else { suite.slots.min(self.slots) }
     }
+}
+
+/// A suite that mostly waits takes no slot.
+fn is_beside(suite: &Suite) -> bool {
+    suite.slots == 0 && !suite.alone
 }
 
 #[cfg(test)]
@@ -101,6 +117,29 @@ mod tests {
         assert_eq!(started(&mut schedule), ["heavy"]);
         schedule.ended(&suites[0]);
         assert_eq!(started(&mut schedule), ["a", "b"]);
+    }
+
+    #[test]
+    fn suites_that_mostly_wait_run_beside_full_slots_one_at_a_time_and_never_beside_one_that_is_alone() {
+        let suites = suites(&[
+            ("busy", 90, ""),
+            ("waits", 80, "slots = 0"),
+            ("waits-too", 70, "slots = 0"),
+            ("timing", 60, "alone = true"),
+        ]);
+        let mut schedule = Schedule::new(suites.iter().collect(), 1);
+        assert_eq!(started(&mut schedule), ["busy", "waits"]);
+        schedule.ended(&suites[0]);
+        assert_eq!(started(&mut schedule), Vec::<&str>::new(), "one of them runs");
+        schedule.ended(&suites[1]);
+        assert_eq!(started(&mut schedule), ["waits-too"]);
+        assert!(!schedule.is_over());
+        schedule.ended(&suites[2]);
+        assert_eq!(started(&mut schedule), ["timing"]);
+        schedule.ended(&suites[3]);
+        assert!(schedule.is_over());
+        let mut schedule = Schedule::new(vec![&suites[3], &suites[1]], 1);
+        assert_eq!(started(&mut schedule), ["waits"]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ fn all_placements() -> Vec<Vec<Placement>> {
 /// The usual tensors, and one of up to two chunks and a bit whose length is another one in each round.
 fn with_a_dynamic_one() -> Vec<TensorSpec> {
     let mut all = tensors();
-    all.push(TensorSpec::dynamic_f32(11, 2_100));
+    all.push(TensorSpec::dynamic_f32(11, 308));
     all
 }
 

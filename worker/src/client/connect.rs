@@ -16,6 +16,7 @@ use daemon::lanes::Reports;
 use daemon::notify::{Notify, Pulse};
 use daemon::port::PortWatch;
 use daemon::security::Security;
+use fabric::oneshot;
 use fabric::{CqHandle, Devices, Pool};
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
@@ -25,7 +26,7 @@ use proto_common::message::Register;
 use proto_common::transport::Offer;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
@@ -174,7 +175,7 @@ fn control_start(
 /// Asks the data threads, once there are some.
 fn pulse(late: Arc<Late>) -> Pulse {
     let ask = |lane: &LaneHandle| {
-        let (reply, answer) = sync_channel(1);
+        let (reply, answer) = oneshot::channel();
         lane.send(LaneMessage::Beat(reply));
         answer
     };

@@ -3,9 +3,9 @@
 
 use super::lane::LaneDriver;
 use fabric::CompletionQueue;
+use fabric::oneshot;
 use proto_common::ids::Rank;
 use std::collections::HashMap;
-use std::sync::mpsc::SyncSender;
 
 /// Told of a channel that ended: to whom, the number of its connection, and why. It runs on whoever drives the lane, and must
 /// return at once.
@@ -16,7 +16,7 @@ pub(super) struct Connections {
     /// The connection that a server's channel is taken of. Bounded by the places for servers.
     wanted: HashMap<Rank, u64>,
     /// Activations that wait for their probe's answer.
-    probes: Vec<(Rank, SyncSender<Result<(), String>>)>,
+    probes: Vec<(Rank, oneshot::Sender<Result<(), String>>)>,
     on_broken: OnBroken,
 }
 
@@ -36,7 +36,7 @@ impl Connections {
         self.probes.retain(|(other, reply)| {
             let stays = *other != server;
             if !stays {
-                let _ = reply.try_send(Err("the server process has ended".into()));
+                reply.send(Err("the server process has ended".into()));
             }
             stays
         });
@@ -52,7 +52,7 @@ impl Connections {
     }
 
     /// The answer goes out when the probe was answered.
-    pub(super) fn probing(&mut self, server: Rank, reply: SyncSender<Result<(), String>>) {
+    pub(super) fn probing(&mut self, server: Rank, reply: oneshot::Sender<Result<(), String>>) {
         self.probes.push((server, reply));
     }
 
@@ -82,7 +82,7 @@ impl Connections {
                 return true;
             };
             // Nobody listens any more where the bootstrap's deadline has passed.
-            let _ = reply.try_send(answer);
+            reply.send(answer);
             false
         });
     }

@@ -10,6 +10,7 @@ use daemon::http::HttpState;
 use daemon::notify::{Notify, Pulse};
 use daemon::post::Posts;
 use daemon::security::Security;
+use fabric::oneshot;
 use proto_common::config::Settings;
 use proto_common::error::{Death, DeathCause, ExitCode};
 use proto_common::ids::{Epoch, MemberId, Rank, Role};
@@ -20,7 +21,7 @@ use proto_common::message::{
 use proto_common::shard_map::MapUpdate;
 use proto_common::tensor::{RuleChange, TensorSpec};
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -76,9 +77,9 @@ pub(crate) struct Roster {
 }
 
 enum Ask {
-    Declare(SyncSender<Result<MapUpdate, DeclareError>>),
-    Barrier(SyncSender<Result<(), WaitError>>),
-    Save(SyncSender<Result<String, SaveError>>),
+    Declare(oneshot::Sender<Result<MapUpdate, DeclareError>>),
+    Barrier(oneshot::Sender<Result<(), WaitError>>),
+    Save(oneshot::Sender<Result<String, SaveError>>),
 }
 
 /// A request that is not answered. The next scheduler has not heard of it.
@@ -119,7 +120,7 @@ impl Control {
     /// Registers and waits until the cluster is complete.
     pub(crate) fn start(start: ControlStart) -> Result<(Self, Roster), ClientError> {
         let (outgoing, queue) = unbounded_channel();
-        let (ready, told) = sync_channel(1);
+        let (ready, told) = oneshot::channel();
         let shared = Arc::new(Mutex::new(Shared::default()));
         let (assemble_ms, connect_ms) =
             (start.settings.deadlines.assemble_ms, start.settings.deadlines.connect_ms);
@@ -173,10 +174,10 @@ impl Requests {
     fn ask<T>(
         &self,
         within: Duration,
-        ask: impl FnOnce(SyncSender<T>) -> Ask,
+        ask: impl FnOnce(oneshot::Sender<T>) -> Ask,
         message: impl FnOnce(u64) -> ToScheduler,
     ) -> Result<T, ClientError> {
-        let (reply, answer) = sync_channel(1);
+        let (reply, answer) = oneshot::channel();
         let (request, message) = {
             let mut shared = lock(&self.shared);
             if let Some(error) = &shared.fatal {
@@ -263,7 +264,7 @@ fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-type Ready = SyncSender<Result<Roster, ClientError>>;
+type Ready = oneshot::Sender<Result<Roster, ClientError>>;
 
 fn run(
     start: ControlStart,
@@ -275,7 +276,7 @@ fn run(
     match daemon::process::control_runtime() {
         Ok(runtime) => runtime.block_on(session(start, queue, (ready, posts), shared)),
         Err(error) => {
-            let _ = ready.try_send(Err(ClientError::Internal(format!("cannot start a runtime: {error}"))));
+            ready.send(Err(ClientError::Internal(format!("cannot start a runtime: {error}"))));
         }
     }
     notify.unwatch("left the cluster");
@@ -295,7 +296,7 @@ async fn session(
     let scheduler = &settings.scheduler;
     told.notify.status(&format!("looking for the scheduler at {}:{}", scheduler.host, scheduler.port));
     let incarnation = register.incarnation;
-    let failed = |text: String, code| drop(ready.try_send(Err(ClientError::Scheduler(text, code))));
+    let failed = |text: String, code| ready.send(Err(ClientError::Scheduler(text, code)));
     // Lives as long as this session: dropping the trigger ends the endpoints.
     let _endpoints = match serve(&settings, &mut register, http).await {
         Ok(trigger) => trigger,
@@ -408,12 +409,12 @@ impl<'a> Starting<'a> {
                     return Some(error);
                 }
                 let roster = Roster { welcome: self.welcome.clone(), epoch };
-                let _ = self.ready.try_send(Ok(roster));
+                self.ready.send(Ok(roster));
                 return None;
             }
             Some(LinkEvent::Message(FromScheduler::Refused(reason))) if !self.assembled => {
                 let text = format!("the scheduler refused this process: {reason}");
-                let _ = self.ready.try_send(Err(ClientError::Scheduler(text, code_of_refusal(&reason))));
+                self.ready.send(Err(ClientError::Scheduler(text, code_of_refusal(&reason))));
                 OpError::Closed(format!("the scheduler refused this worker: {reason}"))
             }
             Some(LinkEvent::Message(message)) => answer(self.posts.heard(message)?, &self.members, shared)?,
@@ -433,7 +434,7 @@ impl<'a> Starting<'a> {
             None => OpError::Closed("the link to the scheduler ended".into()),
         };
         if !self.assembled {
-            let _ = self.ready.try_send(Err(error.clone().into()));
+            self.ready.send(Err(error.clone().into()));
         }
         Some(error)
     }
@@ -513,12 +514,12 @@ fn refuse(message: &ToScheduler, reason: &str, shared: &Mutex<Shared>) {
     };
     let asked = lock(shared).asked.remove(&request);
     match asked.map(|open| open.ask) {
-        Some(Ask::Declare(reply)) => drop(reply.try_send(Err(DeclareError::NotNow(reason.to_owned())))),
+        Some(Ask::Declare(reply)) => reply.send(Err(DeclareError::NotNow(reason.to_owned()))),
         Some(Ask::Barrier(reply)) => {
             let refused = WaitError::Refused { name: String::new(), reason: reason.to_owned() };
-            drop(reply.try_send(Err(refused)));
+            reply.send(Err(refused));
         }
-        Some(Ask::Save(reply)) => drop(reply.try_send(Err(SaveError::NotNow(reason.to_owned())))),
+        Some(Ask::Save(reply)) => reply.send(Err(SaveError::NotNow(reason.to_owned()))),
         None => {}
     }
 }
@@ -534,19 +535,19 @@ fn answer(message: FromScheduler, members: &Members, shared: &Mutex<Shared>) -> 
                 Err(error) => Err(DeclareError::NotNow(error.to_string())),
             });
             if let Some(Ask::Declare(reply)) = asked(request) {
-                let _ = reply.try_send(result);
+                reply.send(result);
             }
             None
         }
         FromScheduler::CheckpointSaved { request, result } => {
             if let Some(Ask::Save(reply)) = asked(request) {
-                let _ = reply.try_send(result);
+                reply.send(result);
             }
             None
         }
         FromScheduler::Released { request, result } => {
             if let Some(Ask::Barrier(reply)) = asked(request) {
-                let _ = reply.try_send(result);
+                reply.send(result);
             }
             None
         }

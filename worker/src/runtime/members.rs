@@ -7,12 +7,13 @@ use super::seat::LaneHandle;
 use super::thread::LaneMessage;
 use crate::engine::{Member, MemberCommand, MemberConfig};
 use crate::error::{ClientError, OpError};
+use fabric::oneshot;
 use proto_common::ids::{Epoch, Key, Rank};
 use proto_common::message::{FromScheduler, Member as Entry, Resume};
 use proto_common::shard_map::{MapError, MapUpdate, ShardMap};
 use proto_common::transport::Choice;
 use std::collections::BTreeMap;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -63,7 +64,7 @@ struct State {
     /// with the first roster, or the process ends.
     waiting: Vec<MemberCommand>,
     /// Dropping it gives the newest connection to a server up.
-    dials: BTreeMap<Rank, Sender<()>>,
+    dials: BTreeMap<Rank, oneshot::Sender<()>>,
     /// The client leaves: what is decided is taken note of, for the next scheduler, and nothing is done about it.
     leaves: bool,
 }
@@ -253,7 +254,7 @@ impl Members {
         let Some(connector) = state.connector.clone() else { return };
         let rank = server.id.rank;
         tell(&state.lanes, || LaneMessage::Expect { server: rank, number });
-        let (given_up, wait) = channel();
+        let (given_up, wait) = oneshot::channel::<()>();
         state.dials.insert(rank, given_up);
         let members = Arc::downgrade(&self.0);
         let work = move || {

@@ -16,10 +16,10 @@ use super::lane::LaneDriver;
 use super::op::Submission;
 use super::thread::LaneMessage;
 use crate::error::OpError;
+use fabric::oneshot;
 use fabric::{LaneQueue, Letters, Mailbox, Rest};
 use proto_common::limits::LANES_MAX;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -348,7 +348,7 @@ impl LaneHandle {
     pub(crate) fn ask<R>(
         &self,
         within: Duration,
-        message: impl FnOnce(SyncSender<R>) -> LaneMessage,
+        message: impl FnOnce(oneshot::Sender<R>) -> LaneMessage,
     ) -> Option<R> {
         self.mailbox.ask(within, message)
     }

@@ -8,12 +8,13 @@ use super::op::Submission;
 use super::seat::{Core, LaneHandle, Seat};
 use crate::engine::{LaneStats, OldestOp, Traffic};
 use crate::error::{ClientError, OpError};
+use fabric::oneshot;
 use fabric::{ChannelSetup, CompletionQueue, LaneQueue, Mailbox, Rest, Sleeper};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{Ordering, fence};
-use std::sync::mpsc::{SyncSender, TryRecvError};
+use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -53,7 +54,7 @@ pub(crate) enum LaneMessage {
         server: Rank,
         number: u64,
         setup: ChannelSetup,
-        reply: SyncSender<Result<InboxGrant, String>>,
+        reply: oneshot::Sender<Result<InboxGrant, String>>,
     },
     Activate {
         server: Rank,
@@ -62,12 +63,12 @@ pub(crate) enum LaneMessage {
         inbox: ServerInbox,
         /// Requests are to carry a checksum of their payload.
         sum_payloads: bool,
-        reply: SyncSender<Result<(), String>>,
+        reply: oneshot::Sender<Result<(), String>>,
     },
     Fail(OpError),
-    Report(SyncSender<LaneReport>),
+    Report(oneshot::Sender<LaneReport>),
     /// Is this thread alive?
-    Beat(SyncSender<()>),
+    Beat(oneshot::Sender<()>),
     Stop,
 }
 
@@ -288,7 +289,7 @@ impl Core {
                 let grant = attached.and_then(|channel| {
                     self.driver.attach(server, number, channel).map_err(|e| e.to_string())
                 });
-                let _ = reply.try_send(grant);
+                reply.send(grant);
             }
             LaneMessage::Activate { server, number, incarnation, inbox, sum_payloads, reply } => {
                 let wanted = self.connections.check(server, number);
@@ -301,7 +302,7 @@ impl Core {
                 match active {
                     Ok(()) => self.connections.probing(server, reply),
                     Err(reason) => {
-                        let _ = reply.try_send(Err(reason));
+                        reply.send(Err(reason));
                     }
                 }
             }
@@ -318,9 +319,9 @@ impl Core {
                     in_flight: engine.in_flight(),
                     oldest: engine.oldest(now_ms),
                 };
-                let _ = reply.try_send(report);
+                reply.send(report);
             }
-            LaneMessage::Beat(reply) => drop(reply.try_send(())),
+            LaneMessage::Beat(reply) => reply.send(()),
             LaneMessage::Stop => {}
         }
     }

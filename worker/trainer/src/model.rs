@@ -7,8 +7,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use ring::digest::{Context, SHA256};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use sha2::{Digest, Sha256};
 
 use crate::error::TrainError;
 use crate::exchange::NamedTensor;
@@ -40,13 +40,13 @@ pub struct Model {
 
 /// SHA-256 over the little-endian f32 bytes of all tensors in index order, as hexadecimal digits.
 pub fn weights_sha256<'a>(tensors: impl IntoIterator<Item = &'a [f32]>) -> String {
-    let mut hash = Sha256::new();
+    let mut hash = Context::new(&SHA256);
     for values in tensors {
         for block in values.chunks(4096) {
-            hash.update(bytes(block));
+            hash.update(&bytes(block));
         }
     }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hash.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {

@@ -5,8 +5,8 @@ use proto_common::config::WorkerLoss;
 use proto_common::message::ClusterShape;
 use proto_common::mode::Mode;
 
-/// Bytes of a chunk: the smallest that there is.
-pub(super) const CHUNK_BYTES: u64 = 4096;
+/// Bytes of a chunk: fewer than settings allow, so that a seed is quick.
+pub(super) const CHUNK_BYTES: u64 = 512;
 
 /// See the module.
 #[derive(Clone, Debug)]

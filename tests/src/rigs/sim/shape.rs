@@ -7,8 +7,8 @@ use proto_common::optimizer::{Optimizer, Rule};
 use proto_common::plan::Placement;
 use proto_common::tensor::TensorSpec;
 
-/// Bytes of a chunk: the smallest that there is, so that small tensors have several.
-pub(super) const CHUNK_BYTES: u64 = 4096;
+/// Bytes of a chunk: fewer than settings allow, so that small tensors have several and a seed is quick.
+pub(super) const CHUNK_BYTES: u64 = 512;
 /// Elements of a whole chunk.
 const CHUNK: u64 = CHUNK_BYTES / 4;
 
@@ -126,6 +126,6 @@ pub fn tensors() -> Vec<TensorSpec> {
     vec![
         TensorSpec::f32(3, 5, Optimizer::sgd(0.25, 0.0, 0.0)),
         TensorSpec::f32(u64::MAX - 1, 2 * CHUNK + 7, Optimizer::sgd(0.1, 0.0, 0.0)),
-        TensorSpec::f32(7, 300, Optimizer::sgd(0.5, 0.9, 0.0)),
+        TensorSpec::f32(7, 100, Optimizer::sgd(0.5, 0.9, 0.0)),
     ]
 }

@@ -289,5 +289,5 @@ proptest! {
 #[test]
 fn the_page_of_the_protocol_says_this_version() {
     let row = format!("\n| {} | header, block table", super::header::BATCH_VERSION);
-    assert!(include_str!("../../../docs/protocol.md").contains(&row), "docs/protocol.md lacks {row:?}");
+    assert!(include_str!("../../../../docs/protocol.md").contains(&row), "docs/protocol.md lacks {row:?}");
 }

@@ -20,7 +20,7 @@ macro_rules! id {
 }
 
 id!(
-    /// A tensor's key, chosen by the user. The 2^32 keys of tables' rows are reserved (`crate::table::HOMES`).
+    /// A tensor's key, chosen by the user. The 2^32 keys of tables' rows are reserved (`proto_common::table::HOMES`).
     Key(u64)
 );
 id!(

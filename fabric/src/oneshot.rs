@@ -1,0 +1,165 @@
+//! A channel for one value between threads: the answer to a question. It is not for the payload.
+//!
+//! One of the standard library does the same and more; for each type that it carries, it is as much code to compile as a large file
+//! (docs/build-time.md).
+
+use std::fmt;
+use std::sync::mpsc::{RecvError, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Both ends.
+#[must_use]
+pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
+    let slot =
+        Arc::new(Slot { state: Mutex::new(State { sent: None, is_over: false }), changed: Condvar::new() });
+    (Sender(Arc::new(Senders(slot.clone()))), Receiver(slot))
+}
+
+/// Whoever answers. When all copies of it are gone, nobody will.
+pub struct Sender<T>(Arc<Senders<T>>);
+
+/// Whoever waits for the answer.
+pub struct Receiver<T>(Arc<Slot<T>>);
+
+struct Senders<T>(Arc<Slot<T>>);
+
+struct Slot<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+struct State<T> {
+    sent: Option<T>,
+    /// Nothing more comes.
+    is_over: bool,
+}
+
+impl<T> Slot<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // Nothing that can panic runs while the lock is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, sent: Option<T>) {
+        let mut state = self.lock();
+        if !state.is_over {
+            (state.sent, state.is_over) = (sent, true);
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl<T> Sender<T> {
+    /// Answers, without waiting. The first answer counts; nobody may be waiting any more.
+    pub fn send(&self, value: T) {
+        self.0.0.end(Some(value));
+    }
+}
+
+impl<T> Receiver<T> {
+    /// The answer, once, when it has come. Only for what is sure to end; else see [`Receiver::recv_timeout`].
+    pub fn recv(&self) -> Result<T, RecvError> {
+        let state = self.0.changed.wait_while(self.0.lock(), |state| !state.is_over);
+        state.unwrap_or_else(PoisonError::into_inner).sent.take().ok_or(RecvError)
+    }
+
+    /// The answer, once, if it comes within this time.
+    pub fn recv_timeout(&self, limit: Duration) -> Result<T, RecvTimeoutError> {
+        let until = Instant::now().checked_add(limit);
+        let mut state = self.0.lock();
+        while !state.is_over {
+            // A limit beyond the clock's end is none.
+            let left = until.map_or(limit, |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(RecvTimeoutError::Timeout);
+            }
+            let waited = self.0.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.sent.take().ok_or(RecvTimeoutError::Disconnected)
+    }
+
+    /// The answer, once, if it is there.
+    pub fn try_recv(&self) -> Result<T, TryRecvError> {
+        let mut state = self.0.lock();
+        let none = if state.is_over { TryRecvError::Disconnected } else { TryRecvError::Empty };
+        state.sent.take().ok_or(none)
+    }
+}
+
+impl<T> Drop for Senders<T> {
+    fn drop(&mut self) {
+        self.0.end(None);
+    }
+}
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> fmt::Debug for Sender<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("oneshot::Sender")
+    }
+}
+
+impl<T> fmt::Debug for Receiver<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("oneshot::Receiver")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_first_answer_is_taken_once() {
+        let (reply, answer) = channel();
+        assert_eq!(answer.try_recv(), Err(TryRecvError::Empty));
+        assert_eq!(answer.recv_timeout(Duration::ZERO), Err(RecvTimeoutError::Timeout));
+        reply.send(1);
+        reply.send(2);
+        assert_eq!(answer.recv_timeout(LONG), Ok(1));
+        assert_eq!(answer.recv_timeout(LONG), Err(RecvTimeoutError::Disconnected));
+        assert_eq!(answer.try_recv(), Err(TryRecvError::Disconnected));
+        assert_eq!(answer.recv(), Err(RecvError));
+    }
+
+    #[test]
+    fn an_answer_wakes_who_waits_and_outlives_who_gave_it() {
+        for limit in [None, Some(Duration::MAX)] {
+            let (reply, answer) = channel();
+            let waiting = std::thread::spawn(move || match limit {
+                Some(limit) => answer.recv_timeout(limit).ok(),
+                None => answer.recv().ok(),
+            });
+            let other = reply.clone();
+            drop(reply);
+            other.send(3);
+            drop(other);
+            assert_eq!(waiting.join().unwrap(), Some(3));
+        }
+        let (reply, answer) = channel();
+        reply.send(4);
+        drop(reply);
+        assert_eq!(answer.try_recv(), Ok(4));
+    }
+
+    #[test]
+    fn who_waits_hears_that_nobody_will_answer() {
+        let (reply, answer) = channel::<u32>();
+        let other = reply.clone();
+        drop(reply);
+        let limit = Duration::from_millis(10);
+        assert_eq!(answer.recv_timeout(limit), Err(RecvTimeoutError::Timeout), "there is another one");
+        let waiting = std::thread::spawn(move || answer.recv_timeout(LONG));
+        drop(other);
+        assert_eq!(waiting.join().unwrap(), Err(RecvTimeoutError::Disconnected));
+    }
+}

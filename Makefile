@@ -36,7 +36,7 @@ BUILT := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(BUILT)/release
 TOOLS := $(or $(GRADWIRE_TOOLS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gradwire/tools)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(TOOLS)/bin
-# Only the programs: what benchmarks and tests need is not built for the demo; nor is the terminal's live page, which packages have.
+# Only the programs: what benchmarks and tests need is not built for the demo; nor are `gradwire top` and `gradwire chaos`, which packages have.
 # install-c and wheel select these packages too: features are then those of the demo's build, whose crates are used again.
 PROGRAMS := -p gradwire-cli -p gradwire-scheduler -p gradwire-server -p gradwire-trainer
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)

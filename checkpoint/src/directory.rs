@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Parts that are kept open: a part is read block by block, and several lanes read at once.
 const KEPT_OPEN_MAX: usize = 16;
-/// How often a directory is made again that others remove before there is a file in it. Each has its own turn to remove it.
+/// How often a directory is made again if others remove it while it is empty. Each writer of an earlier try removes it at most once.
 const STAGE_TRIES: u32 = 1000;
 
 /// Parts that were read last, the newest first.
@@ -69,6 +69,12 @@ impl Directory {
         let synced = File::open(path).and_then(|directory| directory.sync_all());
         synced.map_err(CheckpointError::io("sync", path.display().to_string()))
     }
+}
+
+/// Is the directory gone, and nothing else in its place?
+fn is_removed(error: &io::Error, directory: &Path) -> bool {
+    let may_be = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists);
+    may_be && !directory.is_symlink() && !directory.is_file()
 }
 
 fn absent<T>(result: io::Result<T>) -> io::Result<Option<T>> {
@@ -156,22 +162,23 @@ impl Store for Directory {
         })
     }
 
-    /// The file is made at once: whoever clears up behind an earlier try removes the directory as long as it is empty, as often as
-    /// there were writers in that try.
+    /// Makes the file at once, because cleaning up after an earlier try removes the directory while it is empty: once for each writer of
+    /// that try.
     fn stage(&self, name: &str, file: &str) -> Result<PathBuf, CheckpointError> {
         let directory = self.root.join(name);
         let path = directory.join(format!("{STAGED}{file}"));
         let failed = |path: &Path| CheckpointError::io("make", path.display().to_string());
         let (mut is_new, mut tries) = (false, STAGE_TRIES);
         loop {
-            if !directory.is_dir() {
-                fs::create_dir_all(&directory).map_err(failed(&directory))?;
-                is_new = true;
-            }
-            match File::create(&path) {
-                Ok(_) if is_new => return Self::sync(&self.root).map(|()| path),
+            let made =
+                if directory.is_dir() { Ok(false) } else { fs::create_dir_all(&directory).map(|()| true) };
+            match made.and_then(|made| File::create(&path).map(|_| made)) {
+                Ok(made) if made || is_new => return Self::sync(&self.root).map(|()| path),
                 Ok(_) => return Ok(path),
-                Err(error) if error.kind() == ErrorKind::NotFound && tries > 0 => tries -= 1,
+                // It was removed before the file was there, or between another writer's making it and a look at it.
+                Err(error) if tries > 0 && is_removed(&error, &directory) => {
+                    (is_new, tries) = (true, tries - 1);
+                }
                 Err(error) => return Err(failed(&path)(error)),
             }
         }
@@ -227,27 +234,33 @@ impl Store for Directory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn a_directory_that_others_remove_while_it_is_empty_is_made_again() {
         let place = tempfile::tempdir().unwrap();
         let directory = Directory::new(place.path());
-        let is_over = AtomicBool::new(false);
+        let (is_over, begin) = (AtomicBool::new(false), Barrier::new(3));
+        let write = |part: &'static str| {
+            begin.wait();
+            (0..50).try_for_each(|_| {
+                fs::remove_file(directory.stage("one", part)?).unwrap();
+                directory.put_bytes("one", &format!("{part}.json"), b"{}")?;
+                directory.remove("one", &format!("{part}.json"))
+            })
+        };
         std::thread::scope(|scope| {
             let clearing = scope.spawn(|| {
                 let mut removed = 0;
+                begin.wait();
                 while removed < STAGE_TRIES && !is_over.load(Ordering::Relaxed) {
                     removed += u32::from(fs::remove_dir(place.path().join("one")).is_ok());
                 }
                 removed
             });
-            let write = || {
-                fs::remove_file(directory.stage("one", "part-0")?).unwrap();
-                directory.put_bytes("one", MANIFEST, b"{}")?;
-                directory.remove("one", MANIFEST)
-            };
-            let written = (0..50).try_for_each(|_| write());
+            let other = scope.spawn(|| write("part-1"));
+            let written = write("part-0").and(other.join().unwrap());
             is_over.store(true, Ordering::Relaxed);
             written.unwrap();
             assert!(clearing.join().unwrap() > 0);

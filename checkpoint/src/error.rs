@@ -1,7 +1,6 @@
 //! What can be wrong with a checkpoint, and what to do about it.
 
 use proto_common::error::ExitCode;
-use proto_common::ids::Key;
 use std::io;
 use thiserror::Error;
 
@@ -90,11 +89,11 @@ pub enum CheckpointError {
     },
     /// A tensor is declared otherwise than it was.
     #[error(
-        "tensor {key} is declared as {ours}, but checkpoint {name} has it as {theirs}: declare it as in the checkpoint, and change its rule afterwards"
+        "{tensor} is declared as {ours}, but checkpoint {name} has it as {theirs}: declare it as in the checkpoint, and change its rule afterwards"
     )]
     OtherSpec {
-        /// Which tensor.
-        key: Key,
+        /// The tensor, as messages name it.
+        tensor: String,
         /// The checkpoint.
         name: String,
         /// As declared now.

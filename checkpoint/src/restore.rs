@@ -9,7 +9,7 @@ use crate::writer::{RowsPiece, word_of};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Key};
 use proto_common::table::TableSpec;
-use proto_common::tensor::{ChunkSpan, TensorSpec};
+use proto_common::tensor::{ChunkSpan, TensorSpec, label};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -108,7 +108,7 @@ impl Checkpoint {
                 )
             };
             let (ours, theirs) = (words(spec), words(&tensor.spec));
-            return Err(CheckpointError::OtherSpec { key: spec.key, name: name(), ours, theirs });
+            return Err(CheckpointError::OtherSpec { tensor: spec.label(), name: name(), ours, theirs });
         }
         Ok(true)
     }
@@ -122,7 +122,7 @@ impl Checkpoint {
             let (place, name) =
                 (self.parts.first().map_or_else(String::new, Part::path), &self.manifest.name);
             let why =
-                format!("no part of {name} has the {what} of tensor {} from element {}", spec.key, range.0);
+                format!("no part of {name} has the {what} of {} from element {}", spec.label(), range.0);
             CheckpointError::corrupt(&place, why)
         };
         let weights =
@@ -137,6 +137,10 @@ impl Checkpoint {
             }
         }
         Ok(ChunkState { weights, master, state, marks })
+    }
+
+    fn label(&self, key: Key) -> String {
+        self.manifest.tensor(key).map_or_else(|| label(key, ""), |tensor| tensor.spec.label())
     }
 
     /// Elements of a tensor, from whatever entries have them; `None` where the first is not there.
@@ -156,12 +160,16 @@ impl Checkpoint {
                 if at == first {
                     return Ok(None);
                 }
-                let why = format!("tensor {key} has a gap before element {at}");
+                let why = format!("{} has a gap before element {at}", self.label(key));
                 return Err(CheckpointError::corrupt(&self.manifest.name, why));
             };
             let part = &self.parts[place.part];
             if place.dtype != word_of(dtype) {
-                let why = format!("tensor {key} is of {} there, and of {dtype} in the manifest", place.dtype);
+                let why = format!(
+                    "{} is of {} there, and of {dtype} in the manifest",
+                    self.label(key),
+                    place.dtype
+                );
                 return Err(CheckpointError::corrupt(&part.path(), why));
             }
             let until = place.end.min(end);

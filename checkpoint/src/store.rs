@@ -23,7 +23,7 @@ pub trait Store: Debug + Send + Sync {
     fn bytes(&self, name: &str, file: &str) -> Result<Option<u64>, CheckpointError>;
     /// Reads so many bytes.
     fn read(&self, name: &str, file: &str, offset: u64, into: &mut [u8]) -> Result<(), CheckpointError>;
-    /// A local file to write a part to, which may be there already. It is no part of the checkpoint before [`Store::put`].
+    /// A local file to write a part to; it may exist already. The checkpoint does not contain it before [`Store::put`].
     fn stage(&self, name: &str, file: &str) -> Result<PathBuf, CheckpointError>;
     /// Makes a staged file a part, under its name: whole, and so that it outlives a loss of power.
     fn put(&self, name: &str, file: &str, staged: &Path) -> Result<(), CheckpointError>;

@@ -1,12 +1,12 @@
-//! Commands that this build is without, because the feature of the same name is off: they say how to get them. `make demo` builds
-//! without them, because they take as long to compile as the rest of the command.
+//! Commands that this build lacks, because the feature of the same name is off: they say how to get them. `make demo` builds without
+//! them, because they take long to compile.
 
 use clap::Args;
 
 /// Not in this build: it was built without the feature of this name.
 #[derive(Args, Debug)]
 pub(crate) struct AbsentArgs {
-    /// Whatever is given.
+    /// Ignored.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     _rest: Vec<String>,
 }

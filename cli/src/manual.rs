@@ -28,7 +28,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ("gradwire launch -n 8 -s 4 --cluster slurm python3 train.py", "In the tasks of a Slurm job"),
             (
                 "gradwire launch -n 4 -s 2 --restart --set cluster.replicas=1 --set cluster.worker_loss=wait -- gradwire-worker train",
-                "Goes on when a process dies, with the same weights at the end",
+                "Continues when a process fails, with the same weights at the end",
             ),
         ],
     ),

@@ -1,7 +1,6 @@
 //! A channel for one value between threads: the answer to a question. It is not for the payload.
 //!
-//! One of the standard library does the same and more; for each type that it carries, it is as much code to compile as a large file
-//! (docs/build-time.md).
+//! The standard library's channels would do, but each type that they carry adds 5,000 lines of input for LLVM (`docs/build-time.md`).
 
 use std::fmt;
 use std::sync::mpsc::{RecvError, RecvTimeoutError, TryRecvError};
@@ -16,10 +15,10 @@ pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     (Sender(Arc::new(Senders(slot.clone()))), Receiver(slot))
 }
 
-/// Whoever answers. When all copies of it are gone, nobody will.
+/// Sends the answer. If all copies are dropped before, the receiver gets an error.
 pub struct Sender<T>(Arc<Senders<T>>);
 
-/// Whoever waits for the answer.
+/// Waits for the answer.
 pub struct Receiver<T>(Arc<Slot<T>>);
 
 struct Senders<T>(Arc<Slot<T>>);
@@ -51,25 +50,25 @@ impl<T> Slot<T> {
 }
 
 impl<T> Sender<T> {
-    /// Answers, without waiting. The first answer counts; nobody may be waiting any more.
+    /// Sends the answer without waiting. Only the first one counts. The receiver may have stopped waiting.
     pub fn send(&self, value: T) {
         self.0.0.end(Some(value));
     }
 }
 
 impl<T> Receiver<T> {
-    /// The answer, once, when it has come. Only for what is sure to end; else see [`Receiver::recv_timeout`].
+    /// Waits for the answer and returns it, once. Use [`Receiver::recv_timeout`] unless the sender is sure to end.
     pub fn recv(&self) -> Result<T, RecvError> {
         let state = self.0.changed.wait_while(self.0.lock(), |state| !state.is_over);
         state.unwrap_or_else(PoisonError::into_inner).sent.take().ok_or(RecvError)
     }
 
-    /// The answer, once, if it comes within this time.
+    /// Returns the answer, once, if it arrives within this time.
     pub fn recv_timeout(&self, limit: Duration) -> Result<T, RecvTimeoutError> {
         let until = Instant::now().checked_add(limit);
         let mut state = self.0.lock();
         while !state.is_over {
-            // A limit beyond the clock's end is none.
+            // Without an end where the clock cannot express it.
             let left = until.map_or(limit, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(RecvTimeoutError::Timeout);
@@ -80,7 +79,7 @@ impl<T> Receiver<T> {
         state.sent.take().ok_or(RecvTimeoutError::Disconnected)
     }
 
-    /// The answer, once, if it is there.
+    /// Returns the answer, once, if it has arrived.
     pub fn try_recv(&self) -> Result<T, TryRecvError> {
         let mut state = self.0.lock();
         let none = if state.is_over { TryRecvError::Disconnected } else { TryRecvError::Empty };

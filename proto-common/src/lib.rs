@@ -1,7 +1,7 @@
 //! What Gradwire's processes say to each other: ids, limits, element types, the batch format, codecs, control
 //! messages, the shard map, settings and errors sorted by blame.
 //!
-//! It is not optimised: what data threads call here is `#[inline]`, or in `proto_data`, whose modules are also found here.
+//! It is compiled for size: what data threads call here is `#[inline]`, or in `proto_data`, whose modules are also found here.
 //!
 //! This crate owns meaning and bytes. It must not do I/O, read a clock or the environment, or hold any
 //! `unsafe`: everything here is a function of its arguments.

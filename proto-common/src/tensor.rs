@@ -123,6 +123,23 @@ pub fn label(key: Key, name: &str) -> String {
     if name.is_empty() { format!("tensor {key}") } else { format!("tensor {name:?}") }
 }
 
+/// A text in which processes that know no names have named tensors, as [`label`] does for them, with the names of those who know.
+#[must_use]
+pub fn with_labels(text: &str, name_of: impl Fn(Key) -> Option<String>) -> String {
+    const WORD: &str = "tensor ";
+    let mut pieces = text.split(WORD);
+    let mut named = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let digits = piece.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(piece.len());
+        let key = piece[..digits].parse().map(Key).ok();
+        match key.and_then(|key| Some((key, name_of(key)?))) {
+            Some((key, name)) => named.extend([&label(key, &name), &piece[digits..]]),
+            None => named.extend([WORD, piece]),
+        }
+    }
+    named
+}
+
 /// A part of a tensor: chunk number, byte offset, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkSpan {
@@ -289,6 +306,16 @@ mod tests {
             }
             prop_assert_eq!(end, spec.bytes());
         }
+    }
+
+    #[test]
+    fn names_take_the_place_of_keys_in_texts_of_those_who_know_none() {
+        let name_of = |key: Key| (key == Key(7)).then(|| "fc1".to_owned());
+        let text = "tensor 7: 3 chunks of tensor 77 are late, and tensor 7, not tensor x; tensor 99999999999999999999";
+        let named = "tensor \"fc1\": 3 chunks of tensor 77 are late, and tensor \"fc1\", not tensor x; tensor 99999999999999999999";
+        assert_eq!(with_labels(text, name_of), named);
+        assert_eq!(with_labels("tensor 7", |_| Some(String::new())), "tensor 7");
+        assert_eq!(with_labels("", name_of), "");
     }
 
     #[test]

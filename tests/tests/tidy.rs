@@ -170,7 +170,7 @@ fn demo_bindings_and_packages_share_one_build() {
     assert!(demo.len() > 100, "{demo:?}");
     for more in [&["--no-default-features", "-p", "gradwire-c"][..], &["-p", "gradwire-python"][..]] {
         let other = features(more);
-        // The command itself has `top` only in packages.
+        // The command itself has `top` and `chaos` only in packages.
         let of_demo = demo.iter().filter(|(name, _)| !name.starts_with("gradwire-cli v"));
         let differ: Vec<_> = of_demo.filter(|(name, of)| other.get(*name) != Some(*of)).collect();
         assert!(
@@ -178,6 +178,18 @@ fn demo_bindings_and_packages_share_one_build() {
             "{more:?} enables other features of {differ:?}; name the union in Cargo.toml or in daemon/Cargo.toml"
         );
     }
+}
+
+/// The fuzzer's workspace has a lock file of its own, which `make check` and `make fuzz` hold to.
+#[test]
+fn the_lock_file_of_fuzz_fits_the_manifests() {
+    let mut metadata = Command::new(option_env!("CARGO").unwrap_or("cargo"));
+    metadata.args(["metadata", "--locked", "--format-version=1"]);
+    let fuzz =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository").join("fuzz");
+    let output = metadata.current_dir(fuzz).output().expect("cargo can be started");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "run `cargo update --workspace` in fuzz/: {said}");
 }
 
 /// Features by crate and version, of the programs and whatever else is selected.

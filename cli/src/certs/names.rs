@@ -18,7 +18,7 @@ pub(super) fn of(args: &IssueArgs) -> Result<Vec<Name>, Failure> {
     let Some((file, before)) = before else {
         let Some(role) = args.role else {
             let text = format!(
-                "there is no {CERTIFICATE} in {}; say with --role whom it is for",
+                "there is no {CERTIFICATE} in {}; give the role of the new one with --role",
                 args.out.display()
             );
             return Err(Failure::message(ExitCode::Usage, text));
@@ -30,13 +30,13 @@ pub(super) fn of(args: &IssueArgs) -> Result<Vec<Name>, Failure> {
         Err(Failure::message(ExitCode::Usage, text))
     };
     match (before.identity.names(), args.role, args.job) {
-        ([], ..) => refuse("say with --role and --job whom the new one is for"),
+        ([], ..) => refuse("give role and job of the new one with --role and --job"),
         (names, None, None) => Ok(names.to_vec()),
         ([one], role, job) => Ok(vec![Name {
             job: job.map_or(one.job, |job| job.0),
             role: role.map_or(one.role, |role| role.0),
         }]),
-        _ => refuse("say both --role and --job, or neither to renew it for all of them"),
+        _ => refuse("give both --role and --job, or neither to renew it for all of them"),
     }
 }
 
@@ -49,7 +49,7 @@ fn before(args: &IssueArgs) -> Result<Option<(String, Certificate)>, Failure> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("cannot read {name}")).code(ExitCode::Io),
     };
-    let fix = || format!("{name} is to be renewed; say with --role and --job whom the new one is for");
+    let fix = || format!("cannot renew {name}; give role and job of the new one with --role and --job");
     let all = Certificate::all_of_pem(&pem).with_context(fix).code(ExitCode::BadData)?;
     // The holder's own is the first of a chain.
     Ok(all.into_iter().next().map(|first| (name, first)))

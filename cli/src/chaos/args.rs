@@ -40,20 +40,21 @@ pub(super) const EPOCHS_MAX: i64 = 1_000_000;
 #[derive(Args, Clone, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ChaosArgs {
-    /// What happens follows from this number. Each run has one of its own: the next higher.
+    /// Seed of all faults. Each run uses the next higher seed.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) seed: u64,
-    /// So many faults in all, over as many runs as that takes.
+    /// Number of faults in total, over as many runs as they need.
     #[arg(long, visible_alias = "strikes", value_name = "N", default_value_t = 10,
         value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(super) kills: u32,
-    /// So many in one run at most, 100 without --minutes; then it goes on to its end undisturbed.
+    /// Maximum number of faults in one run (100 without --minutes). The rest of the run is without faults.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(super) kills_per_run: Option<u32>,
-    /// Instead of a number of faults: a soak of about so many minutes, with faults to its end: one long training, and another for
-    /// what time it left (with --epochs: trainings of so many, one after the other, while there is time). Some are spared, so that they live long: the last server
-    /// and the last worker first, then the scheduler, server 0 and worker 0. Ends with 1 where anybody's memory, open files or
-    /// registered bytes grew, in one life or from life to life, and where nobody lived for the minute that it takes to tell.
+    /// Soak test of about this many minutes with faults throughout, instead of a number of faults: one long training, and a second one
+    /// in the remaining time (with --epochs: trainings of that many epochs, one after the other). Some processes are spared, so that
+    /// they run long: the last server and the last worker, then the scheduler, server 0 and worker 0. The exit code is 1 if the memory,
+    /// the open files or the registered bytes of a process grew, while it ran or from one restart to the next, and if no process ran for
+    /// the minute that is needed to tell.
     #[arg(long, value_name = "N", conflicts_with = "kills", value_parser = clap::value_parser!(u32).range(1..=10_080))]
     pub(super) minutes: Option<u32>,
     /// Roles to inject faults into.
@@ -77,19 +78,19 @@ pub(crate) struct ChaosArgs {
     /// Replicas of each shard on other servers.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1))]
     pub(super) replicas: u32,
-    /// same: training goes on, and ends with the hash of the undisturbed run. end: each death ends the job, everybody with a
-    /// documented exit code, in time.
+    /// same: training continues, and ends with the hash of the run without faults. end: each fault ends the job, and every process ends
+    /// in time with a documented exit code.
     #[arg(long, value_name = "WHAT", default_value = "same")]
     pub(super) expect: Expect,
-    /// The hash of the weights; without it an undisturbed run says it.
+    /// Expected hash of the weights. Default: that of a run without faults, which is made first.
     #[arg(long, value_name = "SHA256", value_parser = sha256)]
     pub(super) hash: Option<String>,
-    /// Epochs of each run: 40, or with --minutes as many as take about so long. A short trial says how many, and one process
-    /// alone the hash.
+    /// Epochs of each run. Default: 40; with --minutes as many as take about that long, which a short trial determines (the hash is then
+    /// that of a single process).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=EPOCHS_MAX))]
     pub(super) epochs: Option<u32>,
-    /// Workers delay each gradient by a seeded time up to this, so that arrivals come in every order and a fault meets a round
-    /// in any state.
+    /// Workers delay each gradient by a seeded time up to this, so that gradients arrive in every order and faults happen in every state
+    /// of a round.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub(super) jitter_us: u64,
     /// Longest time before a killed process is restarted.

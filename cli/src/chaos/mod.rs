@@ -72,12 +72,12 @@ fn check(args: &ChaosArgs) -> Result<(), Failure> {
     }
     if args.expect == Expect::End && args.replicas > 0 && args.menu().roles.contains(&Role::Server) {
         return wrong(
-            "--expect end needs --replicas 0 where servers die: with copies the job goes on; or leave server out of --roles",
+            "--expect end needs --replicas 0 if servers are killed, because with replicas the job continues; or remove server from --roles",
         );
     }
     if args.menu().is_empty() {
         return wrong(
-            "nothing can come: the scheduler is never cut off, and only servers are drained; name other --faults or --roles",
+            "no fault is possible: the scheduler is never partitioned, and only servers are drained; use other --faults or --roles",
         );
     }
     Ok(())

@@ -63,7 +63,7 @@ pub(crate) struct DoctorArgs {
 const EXIT_CODES: &str = "Exit codes: 0 when all that is needed works (warnings included), else that of the first FAIL: \
 69 no scheduler answers there, 72 a peer did not answer in time (a firewall that drops), 73 a peer refused or is no \
 doctor of this release, or the scheduler would refuse this process (another release or job), 74 an address or port cannot be used or refuses, 75 a transport that would be used or is \
-required does not work, 78 bad settings or addresses. A doctor that listens ends with 0 when it is told to. Deadlines: every step takes at most deadlines.handshake_ms.";
+required does not work, 78 bad settings or addresses. A doctor that listens (--listen) ends with 0 on SIGTERM or SIGINT. Deadlines: every step takes at most deadlines.handshake_ms.";
 
 fn role(name: &str) -> Result<Role, String> {
     role_of(name).ok_or_else(|| "use scheduler, server or worker".into())

@@ -10,9 +10,8 @@ use std::path::{Path, PathBuf};
 /// Which scheduler is asked.
 #[derive(Args, Debug)]
 pub(crate) struct Whom {
-    /// The scheduler's HTTP address. It logs it when it starts, and writes it to its --port-file. Without
-    /// this flag the setting node.http counts, if it names a port; where nobody says it, that of the scheduler that
-    /// systemd starts on this host (/etc/gradwire/scheduler.toml).
+    /// The scheduler's HTTP address, which it logs at its start and writes to its --port-file. Default: the setting node.http, if it
+    /// names a port; otherwise the address of the scheduler that systemd starts on this host (/etc/gradwire/scheduler.toml).
     #[arg(long, value_name = "HOST:PORT")]
     scheduler_http: Option<String>,
     /// Read the address from the scheduler's --port-file.

@@ -336,7 +336,7 @@ fn stays(status: &ClusterStatus, member: &MemberStatus, cause: WaitCause, waited
         WaitCause::Answers => (
             format!("{who} has not answered, for {waited}, and waits for nobody"),
             format!(
-                "what was sent, or its answer, is on its way: see that link's rate below RATE in `gradwire status`, and {}",
+                "the message or its answer is still in transit: see that link's rate below RATE in `gradwire status`, and {}",
                 place(status, member)
             ),
         ),
@@ -364,7 +364,7 @@ fn stragglers(status: &ClusterStatus) -> Vec<Finding> {
             format!("{who} is slower than the others, round after round"),
             seen,
             format!(
-                "see what else runs beside {at}; cluster.backup_workers or cluster.mode=bounded:N let rounds go on without the slowest"
+                "see what else runs beside {at}; cluster.backup_workers or cluster.mode=bounded:N let rounds complete without the slowest worker"
             ),
         )
     };
@@ -419,9 +419,9 @@ fn full(status: &ClusterStatus) -> Vec<Finding> {
         let Some(load) = member.load.filter(|_| !member.left) else { continue };
         if load.spill_blocks > 0 && load.spill_blocks_used == load.spill_blocks {
             found.push(Finding::new(
-                format!("{} has no memory left for contributions that come before their turn", id(member)),
+                format!("{} has no memory left for contributions that arrive before their turn", id(member)),
                 vec![format!("{} of {} spill blocks in use", load.spill_blocks_used, load.spill_blocks)],
-                "workers are sent back to try again until it has: raise memory.spill_bytes, or see who is slow",
+                "workers must send again until there is room: raise memory.spill_bytes, or find the slow worker",
             ));
         }
     }

@@ -10,7 +10,7 @@ use crate::ids::{Epoch, Incarnation, JobId, Key, MemberId, Rank};
 use crate::limits::RANKS_LISTED_MAX;
 use crate::mode::Mode;
 use crate::shard_map::{MapChange, MapUpdate};
-use crate::tensor::{RuleChange, TensorError, TensorSpec, label};
+use crate::tensor::{RuleChange, TensorError, TensorSpec, label, with_labels};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -244,8 +244,8 @@ pub enum DeclareError {
         /// The limit.
         limit: u64,
     },
-    /// A server could not allocate its part.
-    #[error("server {server} could not allocate its part: {reason}")]
+    /// A server could not allocate its part, or change a rule.
+    #[error("server {server} refused: {reason}")]
     Server {
         /// The server.
         server: Rank,
@@ -285,6 +285,9 @@ impl DeclareError {
             Self::Tensor(error) => error.name_by(name_of),
             Self::Conflict { key, name, .. } | Self::Duplicate { key, name } if name.is_empty() => {
                 *name = name_of(*key).unwrap_or_default();
+            }
+            Self::Server { reason, .. } | Self::Checkpoint { reason, .. } | Self::NotNow(reason) => {
+                *reason = with_labels(reason, name_of);
             }
             _ => {}
         }

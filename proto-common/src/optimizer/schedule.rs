@@ -92,11 +92,13 @@ impl Schedule {
 }
 
 /// Half of 1 + cos(pi * share), computed by our own library, because the system's may round differently.
+#[inline]
 fn half_wave(share: f64) -> f64 {
     0.5 * (1.0 + libm::cos(std::f64::consts::PI * share))
 }
 
 /// By repeated squaring, in one order everywhere.
+#[inline]
 pub(super) fn power(base: f64, exponent: u64) -> f64 {
     let (mut result, mut square, mut left) = (1.0, base, exponent);
     while left > 0 {

@@ -93,7 +93,7 @@ fn mistake(key: &BarrierKey, who: &Arrival) -> Option<String> {
         return Some(format!("the name is too long: at most {NAME_BYTES_MAX} bytes"));
     }
     if who.passed > PASSED_MAX {
-        return Some(format!("nobody has come through a barrier {} times", who.passed));
+        return Some(format!("no member can have passed a barrier {} times", who.passed));
     }
     let member = who.member;
     (!key.holds(member)).then(|| format!("{member} is not part of the group; use a group that contains it"))

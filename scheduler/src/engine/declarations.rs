@@ -237,7 +237,7 @@ impl Declarations {
                 continue;
             }
             if pending.is_change() {
-                let what = format!("server {server} died while the rule was changed; change it again");
+                let what = format!("server {server} failed while the rule was changed; change it again");
                 pending.error.get_or_insert(DeclareError::NotNow(what));
             }
             epochs.push(*epoch);

@@ -68,7 +68,7 @@ impl Restorer {
                 spec.optimizer,
                 spec.settled_mode()
             );
-            return Err(CheckpointError::OtherSpec { key, name, ours, theirs });
+            return Err(CheckpointError::OtherSpec { tensor: spec.label(), name, ours, theirs });
         };
         self.0.has(&tensor.spec, chunk_bytes)?;
         let state = self.0.chunk(&tensor.spec, &span)?;

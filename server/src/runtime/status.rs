@@ -263,21 +263,27 @@ const GAUGES: [(&str, &str, Read); 17] = [
     }),
     (
         "gradwire_server_checkpoint_bytes",
-        "Bytes of chunks that are copied for a checkpoint and not written.",
+        "Bytes of chunks that are copied for a checkpoint and not written yet.",
         |s| s.checkpoint_bytes,
     ),
     ("gradwire_server_chunks_served", "Chunks that it serves.", |s| s.shards.served.chunks),
-    ("gradwire_server_chunks_alone", "Chunks that it serves and nobody has a copy of.", |s| {
+    ("gradwire_server_chunks_alone", "Chunks that it serves and that have no replica.", |s| {
         s.shards.served.chunks - s.shards.backed.chunks
     }),
-    ("gradwire_server_chunks_copying", "Chunks that it serves and is making a copy of elsewhere.", |s| {
+    ("gradwire_server_chunks_copying", "Chunks that it serves and whose replica is being made.", |s| {
         s.shards.copying.chunks
     }),
-    ("gradwire_server_copies", "Chunks of others that it has a copy of.", |s| s.shards.copies.chunks),
-    ("gradwire_server_copies_arriving", "Chunks of others that a copy is being made of here.", |s| {
+    ("gradwire_server_copies", "Chunks of other servers of which it has the replica.", |s| {
+        s.shards.copies.chunks
+    }),
+    ("gradwire_server_copies_arriving", "Chunks of other servers whose replica is being made here.", |s| {
         s.shards.arriving.chunks
     }),
-    ("gradwire_server_streams_down", "Streams that are wanted and not there.", ServerStatus::streams_down),
+    (
+        "gradwire_server_streams_down",
+        "Streams to other servers that are needed and not connected.",
+        ServerStatus::streams_down,
+    ),
     ("gradwire_server_rows", "Rows of sparse tables that are kept.", |s| s.tables.rows),
     ("gradwire_server_calls_kept", "Calls in progress, or answered and not acknowledged.", |s| s.calls_kept),
     ("gradwire_server_call_bytes", "Bytes of calls that are kept.", |s| s.call_bytes),

@@ -8,7 +8,7 @@ pub struct Schedule<'a> {
     waiting: Vec<&'a Suite>,
     slots: u64,
     used: u64,
-    /// One of no slots runs: the next one waits for it, because several together would need a processor.
+    /// A suite without slots runs. The next one waits for it, because several of them together would need a processor.
     is_beside: bool,
     is_alone: bool,
 }

@@ -17,9 +17,9 @@ pub fn chapters(repo: &Repo) -> Vec<Finding> {
     let missing = there
         .difference(&listed)
         .map(|path| finding(path, "is no chapter of the book", "add it to docs/SUMMARY.md"));
-    let gone = listed
-        .difference(&there)
-        .map(|path| finding(path, "is a chapter and no page", "mend docs/SUMMARY.md"));
+    let gone = listed.difference(&there).map(|path| {
+        finding(path, "is a chapter and no page", "remove it from docs/SUMMARY.md, or write the page")
+    });
     missing.chain(gone).collect()
 }
 

@@ -67,7 +67,7 @@
 //!
 //! # Embedding tables
 //!
-//! A [`Table`] has rows under 64-bit ids. A row exists from its first push or pull on.
+//! A [`Table`] has rows under 64-bit ids. A row exists from its first push on; until then, pulls return its initial values.
 //!
 //! ```no_run
 //! # use gradwire::prelude::*;
@@ -104,13 +104,13 @@ pub use gradwire_worker::{
     OpError, OpFuture, Piece, RegistrationStats, ReplyBody, RowsHandle, SharedBuffer, Source, Table, Target,
     Tensor, TensorBuffer, UserBuffer, Weights,
 };
-pub use proto_common::codec::Compression;
+pub use proto_common::codec::{Codec, Compression};
 pub use proto_common::config::Settings;
 pub use proto_common::element::Dtype;
 pub use proto_common::ids::{Key, Rank, Version};
 pub use proto_common::message::NodeGroup;
 pub use proto_common::mode::Mode;
-pub use proto_common::optimizer::{Optimizer, Rule};
+pub use proto_common::optimizer::{Decay, Form, Moments, Optimizer, Rule, Schedule};
 pub use proto_common::table::{Initial, TableSpec};
 pub use proto_common::tensor::TensorSpec;
 

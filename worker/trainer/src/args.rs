@@ -141,7 +141,7 @@ pub struct TrainArgs {
     /// line then also says what this rank's gradients were in bytes, and what was sent for them.
     #[arg(long, value_name = "NAME[:N]", default_value_t = Codec::Plain, help_heading = "Training")]
     pub codec: Codec,
-    /// Leave out what an encoding leaves out: no error feedback
+    /// Drop the error of each encoding instead of adding it to the next gradient (no error feedback)
     #[arg(long, help_heading = "Training")]
     pub no_error_feedback: bool,
     /// Momentum at the workers, before gradients are encoded; use it with --momentum 0
@@ -167,11 +167,11 @@ pub struct TrainArgs {
     /// Write the model here when training ends (safetensors; the file is replaced whole or not at all)
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub save: Option<PathBuf>,
-    /// Go on from a model written by --save; every worker reads the file
+    /// Continue from a model written by --save; every worker reads the file
     ///
     /// Weights, seed and finished epochs come from the file, so row orders continue where they stopped.
     /// What a rule keeps (momentum and the like) lives on the servers, what a codec has not sent yet at the workers, and
-    /// neither is in the file: both restart at zero, so a resumed run does not give the very bits of an undisturbed one
+    /// neither is in the file: both restart at zero, so a resumed run does not end with the same bits as one without a break
     /// unless it is sgd, --momentum is 0 and there is no --codec.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub resume: Option<PathBuf>,

@@ -154,9 +154,9 @@ class Client(_native.Client):
     def resume(self, tensors: Iterable[Tensor]) -> int:
         """Where training is: the round that every worker has finished of these tensors, which are all that you contribute to; 0
         in a job that has just begun. Call it once, after declaring them and before you push: your next contribution is to the
-        round after it, and your first pull brings the weights that the round left. So a script that a launcher starts again,
-        where rounds wait for it (`cluster.worker_loss = "wait"`), goes on with that step; with 0 it sets initial values. What a
-        codec had left over in a process that died is lost."""
+        round after it, and your first pull brings the weights of that round. A script that a launcher starts again while rounds wait for
+        it (`cluster.worker_loss = "wait"`) therefore continues with that step; with 0 it sets initial values. What a codec had kept of
+        earlier gradients in the process that failed is lost."""
         return self._resume(list(tensors))
 
     def checkpoint(self, tensors: Iterable[Tensor], timeout: float = 300.0) -> str:

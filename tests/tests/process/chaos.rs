@@ -92,7 +92,7 @@ fn what_cannot_be_is_refused_before_anything_starts() {
     for (words, fix) in [
         (&["--faults", "partition"][..], "needs --transport tcp"),
         (&["--servers", "1"], "--servers of 2"),
-        (&["--faults", "partition", "--roles", "scheduler", "--transport", "tcp"], "name other --faults"),
+        (&["--faults", "partition", "--roles", "scheduler", "--transport", "tcp"], "use other --faults"),
     ] {
         let (code, text) = chaos(words, SOON);
         assert_eq!(code, 2, "{text}");

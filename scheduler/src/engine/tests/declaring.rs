@@ -330,7 +330,7 @@ fn a_changed_rule_that_a_dying_server_had_not_answered_is_to_be_changed_again() 
     assert_eq!(rig.say(server(0), assigned(epoch)), []);
     let due = rig.engine.declarations.without(Rank(1));
     let [(_, 2, Err(error))] = &due[..] else { panic!("{due:?}") };
-    assert!(error.to_string().contains("server 1 died while the rule was changed"), "{error}");
+    assert!(error.to_string().contains("server 1 failed while the rule was changed"), "{error}");
 }
 
 fn change(key: u64) -> ToScheduler {

@@ -66,9 +66,12 @@ impl Directory {
 
     /// The names in a directory say what is in it only once the directory itself is on the disk.
     fn sync(path: &Path) -> Result<(), CheckpointError> {
-        let synced = File::open(path).and_then(|directory| directory.sync_all());
-        synced.map_err(CheckpointError::io("sync", path.display().to_string()))
+        flush(path).map_err(CheckpointError::io("sync", path.display().to_string()))
     }
+}
+
+fn flush(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
 }
 
 /// Is the directory gone, and nothing else in its place?
@@ -211,8 +214,9 @@ impl Store for Directory {
         removed.map_err(CheckpointError::io("remove", path.display().to_string()))?;
         self.let_go(&path);
         // Whoever else clears up may have removed the directory as well.
-        let synced = absent(File::open(self.root.join(name)).and_then(|directory| directory.sync_all()));
-        synced.map(drop).map_err(CheckpointError::io("sync", self.root.join(name).display().to_string()))
+        let directory = self.root.join(name);
+        let synced = absent(flush(&directory)).map(drop);
+        synced.map_err(CheckpointError::io("sync", directory.display().to_string()))
     }
 
     fn forget(&self, name: &str) -> Result<bool, CheckpointError> {

@@ -165,7 +165,7 @@ struct Inner {
     room: Arc<Room>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Nothing comes out of it: the other end goes with the thread.
-    ended: Mutex<oneshot::Receiver<()>>,
+    ended: oneshot::Receiver<()>,
     known: Arc<Known>,
     passed: Passed,
 }
@@ -210,7 +210,7 @@ impl Posts {
             let _alive: oneshot::Sender<()> = alive;
             hub.run();
         })?;
-        let (thread, ended) = (Mutex::new(Some(thread)), Mutex::new(ended));
+        let thread = Mutex::new(Some(thread));
         let room = Room::new(WAITING_MAX, WAITING_BYTES_MAX);
         Ok(Self(Arc::new(Inner { work, way, room, thread, ended, known, passed })))
     }
@@ -397,8 +397,7 @@ impl Drop for Inner {
         let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) else {
             return;
         };
-        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if ended.recv_timeout(END_WITHIN) == Err(RecvTimeoutError::Timeout) {
+        if self.ended.recv_timeout(END_WITHIN) == Err(RecvTimeoutError::Timeout) {
             let stuck =
                 self.known.stuck().map_or_else(|| "a callback did not return".into(), |s| s.to_string());
             tracing::error!("abandoned the message thread: {stuck}");

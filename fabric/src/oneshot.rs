@@ -12,16 +12,14 @@ use std::time::{Duration, Instant};
 pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     let slot =
         Arc::new(Slot { state: Mutex::new(State { sent: None, is_over: false }), changed: Condvar::new() });
-    (Sender(Arc::new(Senders(slot.clone()))), Receiver(slot))
+    (Sender(slot.clone()), Receiver(slot))
 }
 
-/// Sends the answer. If all copies are dropped before, the receiver gets an error.
-pub struct Sender<T>(Arc<Senders<T>>);
+/// Sends the answer. If it is dropped before, the receiver gets an error.
+pub struct Sender<T>(Arc<Slot<T>>);
 
 /// Waits for the answer.
 pub struct Receiver<T>(Arc<Slot<T>>);
-
-struct Senders<T>(Arc<Slot<T>>);
 
 struct Slot<T> {
     state: Mutex<State<T>>,
@@ -52,7 +50,7 @@ impl<T> Slot<T> {
 impl<T> Sender<T> {
     /// Sends the answer without waiting. Only the first one counts. The receiver may have stopped waiting.
     pub fn send(&self, value: T) {
-        self.0.0.end(Some(value));
+        self.0.end(Some(value));
     }
 }
 
@@ -87,15 +85,9 @@ impl<T> Receiver<T> {
     }
 }
 
-impl<T> Drop for Senders<T> {
+impl<T> Drop for Sender<T> {
     fn drop(&mut self) {
         self.0.end(None);
-    }
-}
-
-impl<T> Clone for Sender<T> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
     }
 }
 
@@ -138,10 +130,8 @@ mod tests {
                 Some(limit) => answer.recv_timeout(limit).ok(),
                 None => answer.recv().ok(),
             });
-            let other = reply.clone();
+            reply.send(3);
             drop(reply);
-            other.send(3);
-            drop(other);
             assert_eq!(waiting.join().unwrap(), Some(3));
         }
         let (reply, answer) = channel();
@@ -153,12 +143,10 @@ mod tests {
     #[test]
     fn who_waits_hears_that_nobody_will_answer() {
         let (reply, answer) = channel::<u32>();
-        let other = reply.clone();
-        drop(reply);
         let limit = Duration::from_millis(10);
-        assert_eq!(answer.recv_timeout(limit), Err(RecvTimeoutError::Timeout), "there is another one");
+        assert_eq!(answer.recv_timeout(limit), Err(RecvTimeoutError::Timeout), "somebody may yet");
         let waiting = std::thread::spawn(move || answer.recv_timeout(LONG));
-        drop(other);
+        drop(reply);
         assert_eq!(waiting.join().unwrap(), Err(RecvTimeoutError::Disconnected));
     }
 }

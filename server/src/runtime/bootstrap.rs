@@ -6,8 +6,7 @@ use super::thread::LaneMessage;
 use crate::engine::member::Peers;
 use daemon::control::Connection;
 use daemon::security::Security;
-use fabric::oneshot;
-use fabric::{ChannelSetup, CqHandle, Devices, Mailbox};
+use fabric::{ChannelSetup, CqHandle, Devices, Mailbox, oneshot};
 use proto_common::batch::SlotGrant;
 use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
@@ -257,7 +256,7 @@ fn attach(
         return Err("it has meanwhile requested a new connection".into());
     }
     for (setup, (lane, _)) in setups.into_iter().zip(&reception.lanes) {
-        let (reply, answer): (oneshot::Sender<_>, _) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let rank = id.rank;
         lane.send(match inboxes.next() {
             Some(inbox) => LaneMessage::Attach { rank, incarnation, setup, inbox, reply },

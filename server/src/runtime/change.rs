@@ -2,8 +2,7 @@
 //! rounds are open, each chunk changes with its next one.
 
 use super::lane::{DataLane, LaneError};
-use fabric::CompletionQueue;
-use fabric::oneshot;
+use fabric::{CompletionQueue, oneshot};
 use proto_common::ids::{Epoch, Key, Rank};
 use proto_common::message::NotTaken;
 use proto_common::tensor::RuleChange;

@@ -5,8 +5,7 @@
 use super::lane::{DataLane, LaneError};
 use crate::engine::{ChunkSpec, Role, RoleChanges};
 use crate::storage::Made;
-use fabric::CompletionQueue;
-use fabric::oneshot;
+use fabric::{CompletionQueue, oneshot};
 use proto_common::ids::{ChunkId, Epoch};
 use proto_common::message::NotTaken;
 use std::collections::HashMap;
@@ -48,7 +47,7 @@ fn has_copies(role: Role) -> bool {
 impl<Q: CompletionQueue> DataLane<Q> {
     /// All chunks that this lane has a part in from an epoch on, however long that takes.
     pub fn roles(&mut self, epoch: Epoch, chunks: &[(ChunkSpec, Role)]) -> Result<(), LaneError> {
-        let mut changing = self.begin_roles(epoch, chunks.to_vec(), AllMade::new(), None)?;
+        let mut changing = self.begin_roles(epoch, chunks.to_vec(), AllMade::new())?;
         while !self.prepare_some(&mut changing) {}
         self.end_roles(&mut changing)
     }
@@ -66,8 +65,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
             before.answer(failed.map_or(Ok(()), Err));
             made = before.made;
         }
-        match self.begin_roles(epoch, chunks, made, Some(reply.clone())) {
-            Ok(changing) => self.changing = Some(changing),
+        match self.begin_roles(epoch, chunks, made) {
+            Ok(changing) => self.changing = Some(Changing { reply: Some(reply), ..changing }),
             Err(error) => reply.send(Err(error.into())),
         }
         self.change_roles();
@@ -90,7 +89,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
         epoch: Epoch,
         chunks: Vec<(ChunkSpec, Role)>,
         made: AllMade,
-        reply: Option<Reply>,
     ) -> Result<Changing, LaneError> {
         self.epoch = self.epoch.max(epoch);
         let mut next = 0;
@@ -105,8 +103,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 next = chunks.len();
             }
         }
-        let (lacking, failed) = (Vec::new(), None);
-        Ok(Changing { epoch, chunks, next, made, lacking, failed, reply })
+        Ok(Changing { epoch, chunks, next, made, lacking: Vec::new(), failed: None, reply: None })
     }
 
     /// Makes what there is to be made for some chunks. True when that is all.

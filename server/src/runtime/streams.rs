@@ -4,8 +4,7 @@
 use super::bootstrap::{Reception, blocking, granted};
 use super::thread::LaneMessage;
 use daemon::reach::{self, Unreached};
-use fabric::oneshot;
-use fabric::{ChannelSetup, CqHandle};
+use fabric::{ChannelSetup, CqHandle, oneshot};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{InboxGrant, ReplicaHello, ServerOffer, ToServer};

@@ -2,8 +2,7 @@
 //! is told when one ends. It must not decide which servers there are.
 
 use super::lane::LaneDriver;
-use fabric::CompletionQueue;
-use fabric::oneshot;
+use fabric::{CompletionQueue, oneshot};
 use proto_common::ids::Rank;
 use std::collections::HashMap;
 

@@ -7,7 +7,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=${CARGO_TARGET_DIR:-target}/package
 rm -f "$out"/*.crate
 verify=--no-verify
-[ "${1:-}" != verify ] || verify=
+if [ "${1:-}" = verify ]; then
+  verify=
+  # cargo keeps what it unpacked of a version once, and would compile the packages of the last run.
+  rm -rf "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/gradwire*
+fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 package() { cargo package --workspace --locked --allow-dirty $verify "$@" 2>&1 | tee "$log"; }

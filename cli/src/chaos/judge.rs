@@ -20,21 +20,31 @@ pub(super) fn is_stranded(is_away: bool, seat: Seat, code: i32) -> bool {
     is_away && seat.role == Role::Server && code == ExitCode::SchedulerUnreachable as i32
 }
 
+/// What the scheduler says to whom it refuses because all workers have said goodbye.
+const IS_ENDING: &str = "the job is ending";
+
 /// Was it started again so late that the job had ended in good order: a server that could not register any more, a scheduler to
 /// which nobody came, or a worker that was killed when it had said goodbye and had not ended yet?
 pub(super) fn is_late(seat: Seat, code: i32, said: &str, scheduler_said: &str) -> bool {
     let said = last_life(said);
     let is_unreachable = code == ExitCode::SchedulerUnreachable as i32;
     match seat.role {
-        Role::Server => is_unreachable && !said.contains("server registered"),
+        Role::Server => {
+            (is_unreachable || is_refused_at_end(code, said)) && !said.contains("server registered")
+        }
         Role::Scheduler => code == ExitCode::Deadline as i32 && !said.contains(" registered "),
         Role::Worker => {
             // Its place may be counted as one that is taken, while others train on.
             let is_refused = code == ExitCode::Refused as i32
-                && ["the job is ending", "are taken", "is taken"].iter().any(|words| said.contains(words));
+                && [IS_ENDING, "are taken", "is taken"].iter().any(|words| said.contains(words));
             (is_unreachable || is_refused) && has_left(seat, scheduler_said)
         }
     }
+}
+
+/// Was it refused because the job is ending? The scheduler is there still, then.
+pub(super) fn is_refused_at_end(code: i32, said: &str) -> bool {
+    code == ExitCode::Refused as i32 && last_life(said).contains(IS_ENDING)
 }
 
 /// Is the last that the scheduler's lives said of it that it left?
@@ -75,6 +85,10 @@ mod tests {
         let judge = |code, said: &str| is_late(server, code, said, "");
         assert!(judge(unreachable, &late), "the life before had registered, this one has not");
         assert!(!judge(unreachable, &format!("{life}{registered}")));
+        let refused =
+            "error: the scheduler refused this process: the job is ending: restart this process later\n";
+        assert!(judge(ExitCode::Refused as i32, &format!("{before}{life}{refused}")), "it is told so");
+        assert!(!judge(ExitCode::Refused as i32, &format!("{before}{life}error: another version\n")));
         assert!(!judge(ExitCode::Internal as i32, &late));
     }
 

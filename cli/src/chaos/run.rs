@@ -3,7 +3,7 @@
 
 use super::args::{ChaosArgs, Expect};
 use super::cluster::{Cluster, Ended, SCHEDULER, Seat, hash_in, since_all_began};
-use super::judge::{is_late, is_stranded, is_typed, judge_unmoved};
+use super::judge::{is_late, is_refused_at_end, is_stranded, is_typed, judge_unmoved};
 use super::report::{Recovery, RunReport};
 use super::schedule::{Kind, Schedule, Strike};
 use super::soak::Soak;
@@ -387,6 +387,13 @@ impl<'a> Run<'a> {
             self.finished.push(seat);
             return Ok(());
         }
+        // Killed in the last rounds, it came back when all workers had said goodbye.
+        if seat.role == Role::Server
+            && is_refused_at_end(code, &self.cluster.said(seat))
+            && self.is_late(seat, code)
+        {
+            return Ok(());
+        }
         let during = match &self.phase {
             Phase::Struck(hit) => format!(" {} ms after {}", hit.at.elapsed().as_millis(), words(hit)),
             _ => String::new(),
@@ -444,7 +451,8 @@ impl<'a> Run<'a> {
                 // It comes late to hear that it was taken for dead.
                 let is_deposed = code != 0 && is_typed(code) && self.deposed == Some(seat);
                 let has_scheduler = self.cluster.lives.contains_key(&SCHEDULER);
-                let is_late = !has_scheduler && self.is_late(seat, code);
+                let is_refused = is_refused_at_end(code, &self.cluster.said(seat));
+                let is_late = (!has_scheduler || is_refused) && self.is_late(seat, code);
                 let is_away =
                     matches!(&self.phase, Phase::Struck(hit) if hit.victim == SCHEDULER && !hit.is_back);
                 let is_excused = is_deposed || is_late || is_stranded(is_away, seat, code);

@@ -115,13 +115,18 @@ struct Fold<'a, T, C, F> {
     fold: F,
 }
 
+#[expect(
+    clippy::needless_range_loop,
+    reason = "over iterators the operand's bounds would be checked each time, and nothing vectorised"
+)]
 impl<T: Real + Element<Sum = T>, C: Operand<T>, F: Fn(T, T) -> T> Pass for Fold<'_, T, C, F> {
     #[inline(always)]
     fn run(self) {
         let Self { sum, contribution, fold } = self;
-        weights::check(sum.len(), contribution.count());
-        for (index, sum) in sum.iter_mut().enumerate() {
-            *sum = fold(*sum, contribution.at(index));
+        let count = sum.len();
+        weights::check(count, contribution.count());
+        for index in 0..count {
+            sum[index] = fold(sum[index], contribution.at(index));
         }
     }
 }

@@ -55,7 +55,7 @@ pub fn update<E: Element>(
 }
 
 /// Elements of a block: with its arrays it stays in the first-level cache.
-const BLOCK: usize = 256;
+const BLOCK: usize = 1024;
 
 /// Runs a rule block by block: each block's sum is computed first, then the rule goes over it in place. So a rule is compiled once per type
 /// of sums, and not for each of its 24 combinations with kinds of operands and of weights; memory is passed over once all the same.

@@ -4,14 +4,15 @@
 # With `verify`, cargo also compiles each of them from its file alone. A warning is a failure, because a registry would show it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-out=${CARGO_TARGET_DIR:-target}/package
-rm -f "$out"/*.crate
 verify=--no-verify
 if [ "${1:-}" = verify ]; then
   verify=
-  # cargo keeps what it unpacked of a version once, and would compile the packages of the last run.
-  rm -rf "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/gradwire*
+  # cargo keeps what it unpacked and compiled of a version, and would compile each package with those of the last run.
+  export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/verify
+  rm -rf "$CARGO_TARGET_DIR" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/gradwire*
 fi
+out=${CARGO_TARGET_DIR:-target}/package
+rm -f "$out"/*.crate
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 package() { cargo package --workspace --locked --allow-dirty $verify "$@" 2>&1 | tee "$log"; }

@@ -233,6 +233,12 @@ pub struct LoadStatus {
     pub spill_blocks_used: u64,
     /// Spill blocks.
     pub spill_blocks: u64,
+    /// Bytes that a worker whose channel has ended may still be writing; they are used for nothing else.
+    #[serde(default)]
+    pub quarantined_bytes: u64,
+    /// The first such worker.
+    #[serde(default)]
+    pub quarantined_for: Option<Rank>,
 }
 
 /// A number that a trainer reports.

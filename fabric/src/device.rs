@@ -18,6 +18,17 @@ pub struct Caps {
     pub send_depth: usize,
 }
 
+/// Whether the peer of a channel that has ended may still reach our memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fence {
+    /// It does not: the driver has proof. What was granted over the channel is its owner's alone again.
+    Done,
+    /// It may be in the middle of a copy, however long ago that began: its process can have been stopped there. What
+    /// was granted over the channel stays in quarantine. Otherwise the peer, once it continues, would overwrite what
+    /// somebody else was granted.
+    Pending,
+}
+
 /// What a peer's channel needs from a completion queue while it is being connected.
 #[derive(Clone, Debug)]
 pub struct CqHandle {
@@ -125,6 +136,19 @@ pub trait CompletionQueue: Send {
     /// Posts a write. Writes of one channel arrive in the order in which they were posted.
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError>;
 
+    /// Posts a write, without a notice, that the peer may carry out itself: over shared memory it copies the bytes out of our
+    /// memory, when it polls. Until this completes, the source must not change, and the peer can read all of its region. What
+    /// is posted afterwards arrives later; the completion may come after those of later posts.
+    fn post_landing(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
+        self.post_write(channel, write)
+    }
+
+    /// The bytes of landings with this id that are not known to be complete are in `span`, too: the peer copies them from there,
+    /// and the old place may change. How many landings that is true of: none where they are on their way already.
+    fn move_landings(&mut self, _channel: ChannelId, _id: u64, _span: &Span) -> usize {
+        0
+    }
+
     /// Posts a read.
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError>;
 
@@ -144,9 +168,20 @@ pub trait CompletionQueue: Send {
         self.map(channel, remote.key)?.slice(remote.offset, bytes).map_err(|_| PostError::RemoteAccess)
     }
 
-    /// Works on the peer's memory in place. `work` runs at once, like a post. A peer that closes its channel waits for
-    /// it as it waits for writes: for a while, then it logs a warning. If the channel has already closed, `work` does
-    /// not run. It must be short, and must not use this queue.
+    /// Begins to read memory of the peer's in place ([`CompletionQueue::map`]): until [`CompletionQueue::end_reads`], or the end
+    /// of the channel on this side, the fence of a peer that closes it is pending, so that what the peer had granted stays
+    /// as it is. [`PostError::Closed`]: the peer has closed, and may use its memory for something else already. Once begun, a
+    /// further call changes nothing.
+    fn begin_reads(&mut self, _channel: ChannelId) -> Result<(), PostError> {
+        Err(PostError::RemoteAccess)
+    }
+
+    /// Nothing of the peer's is read in place any more.
+    fn end_reads(&mut self, _channel: ChannelId) {}
+
+    /// Works on the peer's memory in place. `work` runs at once, like a post, and the fence of a peer that closes its
+    /// channel meanwhile is pending until `work` has returned. If the channel has already closed, `work` does not run.
+    /// It must be short, and must not use this queue.
     fn while_open(&mut self, _channel: ChannelId, _work: &mut dyn FnMut()) -> Result<(), PostError> {
         Err(PostError::RemoteAccess)
     }
@@ -162,9 +197,17 @@ pub trait CompletionQueue: Send {
         false
     }
 
-    /// Closes a channel. After the call no write of the peer arrives, and no read of the peer begins that would
-    /// complete. Its unfinished requests are dropped.
-    fn close(&mut self, channel: ChannelId);
+    /// Closes a channel: nothing comes of it any more, its unfinished requests are dropped, and the peer begins no copy.
+    /// A copy that the peer is in the middle of may go on: the answer says so.
+    fn close(&mut self, channel: ChannelId) -> Fence;
+
+    /// The fence of a channel that has ended, by [`CompletionQueue::close`] or with
+    /// [`CompletionKind::Disconnected`](crate::CompletionKind::Disconnected). While it is pending, whoever polls should
+    /// ask again now and then: [`crate::LaneQueue::wait`] sleeps briefly meanwhile. Where closing is the proof, as with
+    /// sockets and queue pairs, it is never pending.
+    fn fence(&mut self, _channel: ChannelId) -> Fence {
+        Fence::Done
+    }
 
     /// The capabilities of this queue's channels; with several drivers the smallest common ones.
     fn caps(&self) -> Caps;

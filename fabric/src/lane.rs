@@ -1,7 +1,7 @@
 //! A lane's completion queue: the queues of all drivers as one, polled together and slept on together. It
 //! owns the routing by channel id and the choice of how to sleep; it must not know how a driver works.
 
-use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, SetupKind};
+use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Region, Span, View};
 use crate::rest::{Rest, Sleeper};
@@ -244,6 +244,22 @@ impl CompletionQueue for LaneQueue {
         }
     }
 
+    #[inline]
+    fn post_landing(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
+        match route(channel) {
+            Route::Shm(channel) => self.shm.post_landing(channel, write),
+            Route::Tcp(channel) => self.tcp.post_landing(channel, write),
+            Route::Verbs(channel) => self.verbs()?.post_landing(channel, write),
+        }
+    }
+
+    fn move_landings(&mut self, channel: ChannelId, id: u64, span: &Span) -> usize {
+        match route(channel) {
+            Route::Shm(channel) => self.shm.move_landings(channel, id, span),
+            Route::Tcp(_) | Route::Verbs(_) => 0,
+        }
+    }
+
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
         match route(channel) {
             Route::Shm(channel) => self.shm.post_read(channel, read),
@@ -264,6 +280,19 @@ impl CompletionQueue for LaneQueue {
         match route(channel) {
             Route::Shm(channel) => self.shm.map(channel, key),
             Route::Tcp(_) | Route::Verbs(_) => Err(PostError::RemoteAccess),
+        }
+    }
+
+    fn begin_reads(&mut self, channel: ChannelId) -> Result<(), PostError> {
+        match route(channel) {
+            Route::Shm(channel) => self.shm.begin_reads(channel),
+            Route::Tcp(_) | Route::Verbs(_) => Err(PostError::RemoteAccess),
+        }
+    }
+
+    fn end_reads(&mut self, channel: ChannelId) {
+        if let Route::Shm(channel) = route(channel) {
+            self.shm.end_reads(channel);
         }
     }
 
@@ -301,15 +330,18 @@ impl CompletionQueue for LaneQueue {
         self.tcp.moved()
     }
 
-    fn close(&mut self, channel: ChannelId) {
+    fn close(&mut self, channel: ChannelId) -> Fence {
         match route(channel) {
             Route::Shm(channel) => self.shm.close(channel),
             Route::Tcp(channel) => self.tcp.close(channel),
-            Route::Verbs(channel) => {
-                if let Some(verbs) = &mut self.verbs {
-                    verbs.close(channel);
-                }
-            }
+            Route::Verbs(channel) => self.verbs.as_mut().map_or(Fence::Done, |verbs| verbs.close(channel)),
+        }
+    }
+
+    fn fence(&mut self, channel: ChannelId) -> Fence {
+        match route(channel) {
+            Route::Shm(channel) => self.shm.fence(channel),
+            Route::Tcp(_) | Route::Verbs(_) => Fence::Done,
         }
     }
 

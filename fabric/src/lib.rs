@@ -33,7 +33,7 @@ mod tcp;
 mod verbs;
 mod work;
 
-pub use device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, PendingOffer};
+pub use device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, Fence, PendingOffer};
 pub use devices::{Devices, DevicesConfig};
 pub use error::{FabricError, PostError};
 pub use host::{host_identity, memory_bytes};

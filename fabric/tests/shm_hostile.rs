@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 const CAPACITY: u32 = DEPTH as u32;
 const SLOTS_AT: u64 = 384;
+/// Of a ring of that capacity: its words, its slots and the landings behind them.
+const RING_BYTES: u64 = 8192;
 
 fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
     let memfd = memfd_create("hostile", MemfdFlags::ALLOW_SEALING).unwrap();
@@ -55,7 +57,7 @@ impl Raw {
     }
 
     fn greeting(&self, index: u16, capacity: u32) -> Vec<u8> {
-        let mut bytes = b"GWS1".to_vec();
+        let mut bytes = b"GWS2".to_vec();
         bytes.extend_from_slice(&index.to_le_bytes());
         bytes.extend_from_slice(&[0; 2]);
         bytes.extend_from_slice(&capacity.to_le_bytes());
@@ -98,7 +100,7 @@ fn offer() -> (LaneQueue, Vec<u8>, Box<dyn PendingOffer>) {
 fn victim() -> (Side, Raw, OwnedFd) {
     let (mut queue, offer, pending) = offer();
     let raw = Raw::dial(&offer);
-    let ring = sealed(4096);
+    let ring = sealed(RING_BYTES);
     raw.greet(&sealed(4096), &ring);
     let channel = queue.attach(pending.accept(soon()).unwrap().pop().unwrap()).unwrap();
     (Side::new(queue, channel), raw, ring)
@@ -125,11 +127,11 @@ fn strangers_do_not_keep_a_peer_from_connecting() {
     let silent: Vec<_> = (0..10).map(|_| Raw::dial(&offer)).collect();
     let mut wrong = Raw::dial(&offer);
     wrong.secret[15] ^= 1;
-    wrong.greet(&sealed(4096), &sealed(4096));
+    wrong.greet(&sealed(4096), &sealed(RING_BYTES));
     let garbage = Raw::dial(&offer);
     send(&garbage.link, &[7; 200], &[]);
     let many = Raw::dial(&offer);
-    let fd = sealed(4096);
+    let fd = sealed(RING_BYTES);
     send(&many.link, &many.greeting(0, CAPACITY), &[fd.as_fd(); 5]);
     let no_fds = Raw::dial(&offer);
     send(&no_fds.link, &no_fds.greeting(0, CAPACITY), &[]);
@@ -161,9 +163,9 @@ fn silence_ends_at_the_deadline() {
 
 #[test]
 fn memory_that_could_vanish_is_refused() {
-    let unsealed = || memory(4096, SealFlags::empty());
+    let unsealed = || memory(RING_BYTES, SealFlags::empty());
     assert!(matches!(refused(|raw| raw.greet(&sealed(4096), &unsealed())), Err(FabricError::Peer(_))));
-    assert!(matches!(refused(|raw| raw.greet(&unsealed(), &sealed(4096))), Err(FabricError::Peer(_))));
+    assert!(matches!(refused(|raw| raw.greet(&unsealed(), &sealed(RING_BYTES))), Err(FabricError::Peer(_))));
     assert!(matches!(refused(|raw| raw.greet(&sealed(4096), &sealed(512))), Err(FabricError::Peer(_))));
     let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     assert!(refused(|raw| raw.greet(&sealed(4096), &socket.into())).is_err());
@@ -173,7 +175,7 @@ fn memory_that_could_vanish_is_refused() {
 fn impossible_rings_are_refused() {
     for (index, capacity) in [(0, 0), (0, 3), (0, 1 << 20), (0, u32::MAX), (1, CAPACITY)] {
         let answer = refused(|raw| {
-            let (bell, ring) = (sealed(4096), sealed(4096));
+            let (bell, ring) = (sealed(4096), sealed(RING_BYTES));
             send(&raw.link, &raw.greeting(index, capacity), &[bell.as_fd(), ring.as_fd()]);
         });
         assert!(matches!(answer, Err(FabricError::Peer(_))), "{index} {capacity}: {answer:?}");

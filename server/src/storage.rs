@@ -404,6 +404,13 @@ impl Storage {
         Ok(self.spill.region.span(self.spill.start(block), bytes)?)
     }
 
+    /// Copies a chunk's weights into a spill block.
+    pub fn copy_weights(&self, chunk: u32, buffer: u8, to: u32) -> Result<Span, StorageError> {
+        let from = self.weights(chunk, buffer)?;
+        self.spill.region.copy(self.spill.start(to), from.region(), from.offset(), from.len())?;
+        self.spill_span(to, from.len())
+    }
+
     /// The memory that workers write contributions into, where they have a grant.
     #[must_use]
     pub fn spill_cells(&self) -> &Cells {

@@ -1,6 +1,6 @@
 //! The errors of the client library, by blame: the caller, the cluster's state, the environment.
 
-use crate::subject::{Subject, are, have, ranks, waited};
+use crate::subject::{Subject, are, have, ranks, unanswered, waited};
 use daemon::security::SecurityError;
 use fabric::FabricError;
 use proto_common::batch::{OpKind, Status};
@@ -139,6 +139,14 @@ pub enum OpError {
         /// What the channel reported.
         reason: String,
     },
+    /// The channel to a server ended while the server was in the middle of a copy, and it has not continued.
+    #[error("the operation's buffers are still in use by {}, which was stopped in the middle of a copy {} ago. They are free again when it continues or ends; do not write to arrays that the operation shares. Check {}.", ranks("server", servers, "a server"), waited(*waited_ms), ranks("server", servers, "the servers with `gradwire status`"))]
+    Held {
+        /// The servers.
+        servers: Vec<Rank>,
+        /// For how long the operation's end has waited for them.
+        waited_ms: u64,
+    },
     /// Memory that is to be sent or received cannot be registered with the RDMA device.
     #[error("{0}")]
     Unregistered(String),
@@ -229,17 +237,13 @@ impl OpError {
             Self::Died(_)
             | Self::Deposed { .. }
             | Self::Broken { .. }
+            | Self::Held { .. }
             | Self::Unregistered(_)
             | Self::Call { .. }
             | Self::Closed(_) => {}
         }
         self
     }
-}
-
-/// Who has not answered, with the verb.
-fn unanswered(servers: &[Rank]) -> String {
-    format!("{} {}", ranks("server", servers, "the servers"), have(servers))
 }
 
 /// What went wrong with a call.
@@ -565,9 +569,10 @@ impl ClientError {
                     _ => ExitCode::Failure,
                 },
                 OpError::Died(death) => death_code(death),
-                OpError::Broken { .. } | OpError::Deposed { .. } | OpError::Torn { .. } => {
-                    ExitCode::MemberDied
-                }
+                OpError::Broken { .. }
+                | OpError::Held { .. }
+                | OpError::Deposed { .. }
+                | OpError::Torn { .. } => ExitCode::MemberDied,
                 OpError::Unregistered(_) => ExitCode::Transport,
                 OpError::BadValue { .. }
                 | OpError::VersionGone { .. }

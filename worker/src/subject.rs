@@ -60,6 +60,11 @@ pub(crate) fn are(ranks: &[Rank]) -> &'static str {
     if ranks.len() == 1 { "is" } else { "are" }
 }
 
+/// Who has not answered, with the verb.
+pub(crate) fn unanswered(servers: &[Rank]) -> String {
+    format!("{} {}", ranks("server", servers, "the servers"), have(servers))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -158,7 +158,7 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         | OpError::Unconnected { .. }
         | OpError::NoAnswer { .. } => GradwireCode::Deadline,
         OpError::Died(_) | OpError::Deposed { .. } | OpError::Torn { .. } => GradwireCode::MemberDied,
-        OpError::Broken { .. } => GradwireCode::Unreachable,
+        OpError::Broken { .. } | OpError::Held { .. } => GradwireCode::Unreachable,
         OpError::Unregistered(_) => GradwireCode::Transport,
         OpError::BadValue { .. } => GradwireCode::Value,
         OpError::Refused { .. } | OpError::VersionGone { .. } => GradwireCode::Refused,

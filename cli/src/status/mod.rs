@@ -2,7 +2,7 @@
 //! did not say.
 
 mod fetch;
-mod table;
+pub(crate) mod table;
 mod whom;
 pub(crate) mod words;
 

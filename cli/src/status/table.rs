@@ -1,7 +1,7 @@
 //! A job's status as tables for people. Text from text; no I/O.
 
 use super::words::{bytes, clean, duration, id, names, phase, state};
-use daemon::status::{CheckpointStatus, ClusterStatus};
+use daemon::status::{CheckpointStatus, ClusterStatus, MemberStatus};
 use proto_common::ids::Role;
 
 /// The whole page.
@@ -56,6 +56,9 @@ fn head(status: &ClusterStatus) -> String {
     if !status.missing.is_empty() {
         text.push_str(&format!("missing: {}\n", names(&status.missing)));
     }
+    for member in &status.members {
+        text.push_str(&quarantine(member).map_or_else(String::new, |line| format!("{line}\n")));
+    }
     let running = |role| status.members.iter().filter(move |m| m.role == role && !m.left);
     if let (Some(first), Some(last)) =
         (running(Role::Worker).map(|m| m.round).max(), running(Role::Worker).map(|m| m.round).min())
@@ -72,6 +75,16 @@ fn head(status: &ClusterStatus) -> String {
         text.push_str(&format!("oldest waiting operation: {} of {}, {waited}\n", oldest.what, id(member)));
     }
     text
+}
+
+/// What a server keeps back because a peer may still write it.
+pub(crate) fn quarantine(member: &MemberStatus) -> Option<String> {
+    let load = member.load.filter(|load| load.quarantined_bytes > 0 && !member.left)?;
+    let who = load.quarantined_for.map_or_else(|| "a worker".to_owned(), |rank| format!("worker {rank}"));
+    let (bytes, at) = (bytes(load.quarantined_bytes), id(member));
+    Some(format!(
+        "{at} keeps {bytes} in quarantine: {who}, whose channel has ended, was stopped while it wrote there"
+    ))
 }
 
 fn members(status: &ClusterStatus) -> String {

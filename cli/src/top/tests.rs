@@ -32,6 +32,8 @@ fn status() -> ClusterStatus {
         credits: 64,
         spill_blocks_used: 1,
         spill_blocks: 256,
+        quarantined_bytes: 0,
+        quarantined_for: None,
     });
     let mut slow = member(Role::Worker, 1);
     slow.waited_for_percent = 90;

@@ -1,6 +1,7 @@
 //! From a status to causes: whoever waits names those whom it waits for, and so on, to one that waits for nobody. Pure; it knows
 //! nothing that the scheduler did not say.
 
+use crate::status::table::quarantine;
 use crate::status::words::{duration, id, names, state};
 use daemon::status::{ClusterStatus, JobPhase, MemberStatus};
 use proto_common::ids::{MemberId, Role};
@@ -422,6 +423,14 @@ fn full(status: &ClusterStatus) -> Vec<Finding> {
                 format!("{} has no memory left for contributions that arrive before their turn", id(member)),
                 vec![format!("{} of {} spill blocks in use", load.spill_blocks_used, load.spill_blocks)],
                 "workers must send again until there is room: raise memory.spill_bytes, or find the slow worker",
+            ));
+        }
+        if let Some(kept) = quarantine(member) {
+            found.push(Finding::new(
+                kept,
+                vec![format!("{} of {} slots free", load.credits_free, load.credits)],
+                "training goes on with the rest; it is free again when that process continues or ends: see whether it is stopped \
+                 (SIGSTOP, a debugger, the freezer of its container), and end it if nobody needs it",
             ));
         }
     }

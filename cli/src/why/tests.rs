@@ -276,6 +276,12 @@ fn other_things_that_hold_a_job_up() {
     }
     let load = json!({ "stored_bytes": 1, "credits_free": 1, "credits": 2, "spill_blocks_used": 4, "spill_blocks": 4 });
     assert!(one(&job(&[server(0, json!({ "load": load }))], json!({}))).what.contains("no memory left"));
+    let load = json!({
+        "stored_bytes": 1, "credits_free": 0, "credits": 2, "spill_blocks_used": 0, "spill_blocks": 4, "quarantined_bytes": 4096,
+        "quarantined_for": 3,
+    });
+    let found = one(&job(&[server(0, json!({ "load": load }))], json!({})));
+    assert!(found.what.contains("in quarantine: worker 3") && found.fix.contains("SIGSTOP"), "{found:?}");
     let silent = [worker(0, json!({ "silent_ms": 2_600 }))];
     assert!(one(&job(&silent, json!({}))).what.contains("no heartbeat from worker 0 for 2.6 s"));
     assert_eq!(causes(&job(&[], json!({}))), [], "nothing is wrong");

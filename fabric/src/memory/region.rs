@@ -146,7 +146,7 @@ impl Drop for Mapping {
 /// What a region's memory is made of, kept for as long as the region lives.
 enum Backing {
     /// The library's own, which peers on this host may map.
-    Memfd(OwnedFd),
+    Memfd { file: OwnedFd, peers_write: bool },
     /// The library's own, of huge pages. Peers do not map these: nothing guarantees them that a page is there.
     HugePages { _memfd: OwnedFd },
     /// The library's own, which nobody else can map.
@@ -221,7 +221,7 @@ impl Region {
         let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| FabricError::os(what("memfd_create"), e))?;
         let mapping = Self::sealed_mapping(&memfd, bytes, MapFlags::NORESERVE, seals, what)?;
-        Ok(Self::new(mapping, Backing::Memfd(memfd)))
+        Ok(Self::new(mapping, Backing::Memfd { file: memfd, peers_write: seals.is_empty() }))
     }
 
     /// As [`Region::allocate`], with huge pages where they are asked for and free; it is then rounded up to whole
@@ -318,6 +318,11 @@ impl Region {
         !matches!(self.0.backing, Backing::Adopted { access: Access::Read, .. })
     }
 
+    /// May peers write it, where they are granted that? Not what they are let read only.
+    pub(crate) fn peers_write(&self) -> bool {
+        self.is_writable() && !matches!(self.0.backing, Backing::Memfd { peers_write: false, .. })
+    }
+
     /// Unique id within this process; also the remote key on shm and tcp.
     #[must_use]
     pub fn id(&self) -> u64 {
@@ -345,7 +350,7 @@ impl Region {
     /// and huge pages.
     pub(crate) fn memfd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0.backing {
-            Backing::Memfd(memfd) => Some(memfd.as_fd()),
+            Backing::Memfd { file, .. } => Some(file.as_fd()),
             Backing::HugePages { .. } | Backing::Private | Backing::Adopted { .. } => None,
         }
     }
@@ -392,7 +397,7 @@ impl Region {
     }
 
     /// Where bytes may be written: nowhere in memory that is for reading only.
-    pub(super) fn writable_at(&self, offset: u64, bytes: u64) -> Result<*mut u8, OutOfBounds> {
+    pub(crate) fn writable_at(&self, offset: u64, bytes: u64) -> Result<*mut u8, OutOfBounds> {
         if !self.is_writable() {
             OutOfBounds::unless_within(offset, bytes, 0)?;
         }

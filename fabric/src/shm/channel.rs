@@ -2,32 +2,35 @@
 //! mapped regions and the link of the channel; it must not know of other channels or of sleeping.
 
 use super::bell::{Bell, ring_peer};
+use super::landings::{Copied, Landing, Taken, Told};
 use super::link::{self, Message, Received};
 use super::regions::{PeerRegions, REGIONS_MAX};
 use super::ring::{Consumer, Producer, RingBroken};
 use super::shared::{BellPage, MappedRing};
 use crate::error::{FabricError, PostError};
-use crate::memory::{Mapping, Region};
+use crate::memory::{Mapping, Region, Span};
 use crate::work::{
     ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write,
 };
 use rustix::io::Errno;
 use rustix::net::Shutdown;
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Spans one write may gather.
 pub(super) const GATHER_MAX: usize = 1024;
 /// Notices one channel delivers in one poll, so that busy ones do not starve the others.
 const POLL_NOTICES_MAX: usize = 64;
+/// Bytes of landings that one poll copies, so that a caller stays responsive; a larger one is copied whole.
+const LANDED_BYTES_MAX: u64 = 4 << 20;
+/// A landing of at least this much wakes a peer that sleeps: it copies while the next one is made. Others wait for the notice
+/// that follows.
+const RUNG_BYTES_MIN: u64 = 64 << 10;
 /// Messages taken from a link in one go: all regions there may be, and bells.
 const DRAIN_MAX: usize = 2 * REGIONS_MAX;
 /// Copies of at least this much may pass by the cache; what is smaller is read soon, with what lies around it.
 const STREAMED_BYTES_MIN: usize = 128 << 10;
-/// How long closing waits for a copy of the peer's that is under way. A copy of gigabytes or a process that
-/// does not run can take longer, which is logged.
-const QUIET_WAIT: Duration = Duration::from_millis(20);
 
 /// A connected channel on its way to its queue.
 #[derive(Debug)]
@@ -47,13 +50,24 @@ pub(super) struct Channel {
     receive: Consumer<MappedRing>,
     send: Producer<MappedRing>,
     regions: PeerRegions,
-    /// Ids of our regions that the peer has, in the order they were handed over; sorted, since ids grow.
-    exposed: Vec<u64>,
+    /// Our regions that the peer has, sorted by id.
+    exposed: Vec<Region>,
+    /// What the peer is to copy, with the ids of those that want a completion.
+    told: Told,
+    unfinished: VecDeque<Option<u64>>,
+    /// What it tells us to copy.
+    taken: Taken,
+    /// Of those that were copied, how many the peer was not woken for.
+    untold: u32,
     /// Completions of ours that wait for the next poll.
     undelivered: usize,
+    /// The peer's memory is read in place, from one call to another.
+    reads: bool,
     send_depth: usize,
     /// Why nothing is posted or handed over any more, and how many notices may still be delivered.
     ended: Option<(DisconnectReason, u32)>,
+    /// That was told. The channel is here until it is closed, because the peer's memory may still be read in place.
+    is_over: bool,
 }
 
 impl Channel {
@@ -67,9 +81,15 @@ impl Channel {
             send,
             regions: PeerRegions::default(),
             exposed: Vec::new(),
+            told: Told::default(),
+            unfinished: VecDeque::new(),
+            taken: Taken::default(),
+            untold: 0,
             undelivered: 0,
+            reads: false,
             send_depth,
             ended: None,
+            is_over: false,
         }
     }
 
@@ -81,7 +101,14 @@ impl Channel {
     /// is said once: the caller may have lost interest.
     #[inline]
     pub(super) fn has_work(&mut self) -> bool {
-        self.ended.is_some() || self.receive.has_next() || self.send.take_space()
+        if self.is_over {
+            return false;
+        }
+        self.ended.is_some()
+            || self.receive.has_next()
+            || self.taken.has_next(self.receive.memory())
+            || self.told.has_done(self.send.memory())
+            || self.send.take_space()
     }
 
     /// The peer has gone: what it published before still counts, a ring's worth at most.
@@ -95,46 +122,134 @@ impl Channel {
         self.ended = Some((DisconnectReason::PeerMisbehaved(what.into()), 0));
     }
 
-    /// Delivers notices. Says why, when the channel is over and everything was delivered.
+    /// Copies what is to land, and delivers notices. Says why, when the channel is over and everything was delivered.
     #[inline]
     pub(super) fn deliver(&mut self, completions: &mut Vec<Completion>) -> Option<DisconnectReason> {
+        if self.is_over {
+            return None;
+        }
         self.undelivered = 0;
-        let mut left = match &self.ended {
-            Some((_, deliverable)) => POLL_NOTICES_MAX.min(*deliverable as usize),
-            None => POLL_NOTICES_MAX,
-        };
-        let mut drained = self.ended.is_some() && left == 0;
-        while left > 0 {
+        self.finish(completions);
+        let mut left = POLL_NOTICES_MAX;
+        let mut bytes_left = LANDED_BYTES_MAX;
+        let has_drained = loop {
+            if self.is_cut_off() {
+                break true;
+            }
+            if left == 0 {
+                break false;
+            }
+            // In this order: what was told before a notice is seen with it.
+            let has_next = self.receive.has_next();
+            if !self.land_all(&mut bytes_left) {
+                break false;
+            }
+            if !has_next || self.is_cut_off() {
+                break true;
+            }
             match self.receive.pop() {
                 Ok(Some(immediate)) => {
                     completions
                         .push(Completion { channel: self.id, kind: CompletionKind::Received { immediate } });
                     left -= 1;
                     if let Some((_, deliverable)) = &mut self.ended {
-                        *deliverable -= 1;
+                        *deliverable = deliverable.saturating_sub(1);
                     }
                 }
-                Ok(None) => {
-                    drained = true;
-                    break;
-                }
-                Err(broken) => {
-                    self.misbehaved(broken.to_string());
-                    drained = true;
-                    break;
-                }
+                Ok(None) => break true,
+                Err(broken) => self.misbehaved(broken.to_string()),
             }
-        }
-        if self.receive.release() {
+        };
+        let is_told = self.tells_of_landings(LANDED_BYTES_MAX - bytes_left);
+        if self.receive.release() || is_told {
             ring_peer(&self.peer_bell, self.link.as_fd());
         }
-        if drained { self.ended.take().map(|(reason, _)| reason) } else { None }
+        if has_drained { self.ended.take().map(|(reason, _)| reason) } else { None }
+    }
+
+    /// Is the peer to be woken for what was copied? A few small ones it finds when it wakes for something else.
+    #[inline]
+    fn tells_of_landings(&mut self, copied_bytes: u64) -> bool {
+        let is_told = copied_bytes >= RUNG_BYTES_MIN || self.untold > self.receive.capacity() / 4;
+        if is_told {
+            self.untold = 0;
+        }
+        is_told
+    }
+
+    /// Is nothing of the peer's to be delivered any more?
+    fn is_cut_off(&self) -> bool {
+        self.ended.as_ref().is_some_and(|(_, deliverable)| *deliverable == 0)
+    }
+
+    /// What the peer has copied is done.
+    #[inline]
+    fn finish(&mut self, completions: &mut Vec<Completion>) {
+        match self.told.take_done(self.send.memory()) {
+            Ok(count) => {
+                for id in self.unfinished.drain(..count as usize).flatten() {
+                    completions.push(Completion { channel: self.id, kind: CompletionKind::WriteDone { id } });
+                }
+            }
+            Err(broken) => self.misbehaved(broken.to_string()),
+        }
+    }
+
+    /// Copies what is to land, up to a number of bytes. False where there is more.
+    #[inline]
+    fn land_all(&mut self, bytes_left: &mut u64) -> bool {
+        while let Some(landing) = self.taken.next(self.receive.memory()) {
+            if *bytes_left == 0 {
+                return false;
+            }
+            if let Err(what) = self.land(&landing) {
+                self.misbehaved(what);
+                return true;
+            }
+            match self.taken.judge(self.receive.memory(), self.send.memory(), &landing) {
+                Copied::Whole => {
+                    self.taken.done(self.receive.memory());
+                    self.untold += 1;
+                }
+                // Once more, from where its bytes are now.
+                Copied::Moved => {}
+                Copied::Closed => {
+                    // What was copied may not be what it told of, and neither is what its notices say of it.
+                    self.ended = Some((DisconnectReason::PeerClosed, 0));
+                    return true;
+                }
+            }
+            *bytes_left = bytes_left.saturating_sub(landing.bytes.max(1));
+        }
+        true
+    }
+
+    fn land(&mut self, landing: &Landing) -> Result<(), String> {
+        let &Landing { source, target, bytes, streams, .. } = landing;
+        let refuse = |what: &str, (key, offset): (u64, u64)| {
+            format!("it told of {bytes} bytes at {offset} of {what} {key}, which are not there")
+        };
+        let to = self.exposed.binary_search_by_key(&target.0, Region::id).ok();
+        let to = to.map(|at| &self.exposed[at]).filter(|region| region.peers_write());
+        let to = to.and_then(|region| region.writable_at(target.1, bytes).ok());
+        let to = to.ok_or_else(|| refuse("our region", target))?;
+        if self.regions.find(source.0).is_none() {
+            self.drain_link();
+        }
+        let from = self.regions.find(source.0).and_then(|region| region.at(source.1, bytes).ok());
+        let from = from.ok_or_else(|| refuse("its region", source))?;
+        // SAFETY: both stretches are in bounds (checked) of mappings that live: ours in `exposed`, the peer's in `regions`.
+        // They are different mappings, so the addresses do not overlap. Our memory was granted for this, so nobody has a
+        // reference into it; the peer may write its own meanwhile, which tears bytes and is noticed by `has_closed`. Needed:
+        // this is the receiving half of a one-sided write.
+        unsafe { copy_raw(from, to, bytes as usize, streams) };
+        Ok(())
     }
 
     /// Takes what lies on the link.
     pub(super) fn drain_link(&mut self) {
         for _ in 0..DRAIN_MAX {
-            if self.ended.is_some() {
+            if self.is_over || self.ended.is_some() {
                 return;
             }
             match link::receive_message(self.link.as_fd()) {
@@ -156,7 +271,7 @@ impl Channel {
 
     pub(super) fn expose(&mut self, region: &Region) -> Result<RemoteKey, PostError> {
         let key = region.id();
-        let at = match self.exposed.binary_search(&key) {
+        let at = match self.exposed.binary_search_by_key(&key, Region::id) {
             Ok(_) => return Ok(RemoteKey(key)),
             Err(at) => at,
         };
@@ -173,7 +288,7 @@ impl Channel {
             }
             Err(e) => return Err(self.send_failed(e)),
         }
-        self.exposed.insert(at, key);
+        self.exposed.insert(at, region.clone());
         Ok(RemoteKey(key))
     }
 
@@ -186,7 +301,7 @@ impl Channel {
     }
 
     fn open(&self) -> Result<(), PostError> {
-        if self.ended.is_some() { Err(PostError::Closed) } else { Ok(()) }
+        if self.is_over || self.ended.is_some() { Err(PostError::Closed) } else { Ok(()) }
     }
 
     fn ring_broken(&mut self, broken: RingBroken) -> PostError {
@@ -226,7 +341,7 @@ impl Channel {
 
     /// Is there space for one more completion of ours?
     fn completion_space(&self) -> Result<(), PostError> {
-        if self.undelivered < self.send_depth { Ok(()) } else { Err(PostError::Full) }
+        if self.undelivered + self.unfinished.len() < self.send_depth { Ok(()) } else { Err(PostError::Full) }
     }
 
     #[inline]
@@ -259,7 +374,7 @@ impl Channel {
             self.send.publish(immediate);
         }
         if total > 0 {
-            self.send.leave();
+            self.leave();
         }
         if write.immediate.is_some() {
             ring_peer(&self.peer_bell, self.link.as_fd());
@@ -268,6 +383,47 @@ impl Channel {
             self.complete(CompletionKind::WriteDone { id: write.id }, completions);
         }
         Ok(())
+    }
+
+    /// Tells the peer to copy the bytes. What it cannot map is written.
+    pub(super) fn post_landing(
+        &mut self,
+        write: &Write<'_>,
+        streams: bool,
+        completions: &mut Vec<Completion>,
+    ) -> Result<(), PostError> {
+        let source = match write.gather {
+            [source] if !source.is_empty() && source.region().memfd().is_some() => source,
+            _ => return self.post_write(write, streams, completions),
+        };
+        self.completion_space()?;
+        let RemoteKey(key) = self.expose(source.region())?;
+        self.open()?;
+        if !self.told.has_space(self.send.memory()) {
+            return Err(PostError::Full);
+        }
+        let bytes = source.len();
+        let landing = Landing {
+            source: (key, source.offset()),
+            target: (write.remote.key.0, write.remote.offset),
+            bytes,
+            streams: streams && bytes >= STREAMED_BYTES_MIN as u64,
+            is_moved: false,
+        };
+        self.told.tell(self.send.memory(), &landing);
+        self.unfinished.push_back(write.signaled.then_some(write.id));
+        if bytes >= RUNG_BYTES_MIN {
+            ring_peer(&self.peer_bell, self.link.as_fd());
+        }
+        Ok(())
+    }
+
+    /// The bytes of landings with this id are in `span`, too. How many of them the peer copies from there.
+    pub(super) fn move_landings(&mut self, id: u64, span: &Span) -> usize {
+        let Ok(RemoteKey(key)) = self.expose(span.region()) else { return 0 };
+        let (told, memory) = (&self.told, self.send.memory());
+        let those = (0..).zip(&self.unfinished).filter(|(_, other)| **other == Some(id));
+        those.filter(|(nth, _)| told.relocate(memory, *nth, (key, span.offset()))).count()
     }
 
     pub(super) fn post_read(
@@ -289,7 +445,7 @@ impl Channel {
             // span of a writable region of ours, other memory and so other addresses. Both may be written by
             // others meanwhile, which tears bytes and nothing else. Needed: this is the one-sided read.
             unsafe { std::ptr::copy_nonoverlapping(from, read.local.as_ptr(), bytes as usize) };
-            self.send.leave();
+            self.leave();
         }
         self.complete(CompletionKind::ReadDone { id: read.id }, completions);
         Ok(())
@@ -302,8 +458,38 @@ impl Channel {
             return Err(PostError::Closed);
         }
         work();
-        self.send.leave();
+        self.leave();
         Ok(())
+    }
+
+    /// From now on the peer's memory may be read in place: its fence is pending until the end of that.
+    pub(super) fn begin_reads(&mut self) -> Result<(), PostError> {
+        self.open()?;
+        if !self.send.enter() {
+            return Err(PostError::Closed);
+        }
+        self.reads = true;
+        Ok(())
+    }
+
+    /// The channel's end was told. True: it stays until it is closed.
+    pub(super) fn outlasts_its_end(&mut self) -> bool {
+        self.is_over = self.reads;
+        self.reads
+    }
+
+    pub(super) fn end_reads(&mut self) {
+        if std::mem::take(&mut self.reads) {
+            self.leave();
+        }
+    }
+
+    /// Ends a copy, unless something else goes on. A peer that has closed meanwhile waits for this.
+    #[inline]
+    fn leave(&mut self) {
+        if !self.reads && self.send.leave() {
+            ring_peer(&self.peer_bell, self.link.as_fd());
+        }
     }
 
     fn complete(&mut self, kind: CompletionKind, completions: &mut Vec<Completion>) {
@@ -311,32 +497,41 @@ impl Channel {
         completions.push(Completion { channel: self.id, kind });
     }
 
-    /// Ends the channel for good: when this returns, an honest peer writes nothing into our memory any more, and reads
-    /// nothing out of it (views apart).
+    /// Ends the channel for good: an honest peer begins no copy after this. One that it is in the middle of is what is
+    /// returned: the fence is done when that is over.
     /// The caller has taken the link out of its epoll.
-    pub(super) fn retire(mut self) {
+    pub(super) fn close(mut self) -> Option<Fencing> {
+        self.end_reads();
         self.receive.close();
-        let started = Instant::now();
-        while !self.receive.is_quiet() && !self.peer_is_gone() {
-            if started.elapsed() > QUIET_WAIT {
-                tracing::warn!(
-                    channel = self.id.0,
-                    "closed a channel whose peer is still copying into our memory"
-                );
-                break;
-            }
-            std::thread::yield_now();
-        }
-        // Fails only when the peer is gone, which is what it is to achieve.
-        let _ = rustix::net::shutdown(&self.link, Shutdown::Both);
+        // Our half only: the peer's tells that it has gone. Fails only when that has happened.
+        let _ = rustix::net::shutdown(&self.link, Shutdown::Write);
         ring_peer(&self.peer_bell, self.link.as_fd());
+        let fencing = Fencing { id: self.id, receive: self.receive, link: self.link };
+        if fencing.is_done() { None } else { Some(fencing) }
+    }
+}
+
+/// A closed channel whose peer was in the middle of a copy.
+#[derive(Debug)]
+pub(super) struct Fencing {
+    pub(super) id: ChannelId,
+    receive: Consumer<MappedRing>,
+    link: OwnedFd,
+}
+
+impl Fencing {
+    /// Is the copy over, or the peer's process? The kernel closes a process's descriptors after its last thread has
+    /// stopped, so that the link's end is proof; a forked child that has the link keeps it open.
+    pub(super) fn is_done(&self) -> bool {
+        self.receive.is_quiet() || self.peer_has_gone()
     }
 
-    /// Has its end of the link been closed? A process that died in mid-copy will not end it.
-    fn peer_is_gone(&mut self) -> bool {
-        self.ended = None;
-        self.drain_link();
-        self.ended.is_some()
+    fn peer_has_gone(&self) -> bool {
+        // What it sent before is of no interest. There is an end to it, as it is told that nobody takes it.
+        (0..DRAIN_MAX)
+            .map(|_| link::receive_message(self.link.as_fd()))
+            .take_while(|received| !matches!(received, Received::Nothing | Received::Failed(_)))
+            .any(|received| matches!(received, Received::Closed))
     }
 }
 
@@ -351,13 +546,21 @@ fn copy_out(write: &Write<'_>, to: *mut u8, streams: bool) {
         // checked against the mapping by the caller, and is another mapping, so the addresses do not overlap.
         // A peer may write either meanwhile, which tears bytes and nothing else. Needed: this is the
         // one-sided write.
-        unsafe {
-            if streams && bytes >= STREAMED_BYTES_MIN {
-                crate::copy::streaming_raw(to.add(at), span.as_ptr(), bytes);
-            } else {
-                std::ptr::copy_nonoverlapping(span.as_ptr(), to.add(at), bytes);
-            }
-        };
+        unsafe { copy_raw(span.as_ptr(), to.add(at), bytes, streams && bytes >= STREAMED_BYTES_MIN) };
         at += bytes;
+    }
+}
+
+/// # Safety
+/// As for [`std::ptr::copy_nonoverlapping`], but for others that write either stretch meanwhile.
+#[inline]
+unsafe fn copy_raw(from: *const u8, to: *mut u8, bytes: usize, streams: bool) {
+    // SAFETY: the caller's. Needed because peers' memory is reached by address only.
+    unsafe {
+        if streams {
+            crate::copy::streaming_raw(to, from, bytes);
+        } else {
+            std::ptr::copy_nonoverlapping(from, to, bytes);
+        }
     }
 }

@@ -20,7 +20,7 @@ const GREETING_BYTES: usize = 32;
 const MESSAGE_BYTES_MAX: usize = 64;
 /// Descriptors of a greeting: doorbell, ring. More than that are refused.
 const FDS_MAX: usize = 2;
-const MAGIC: [u8; 4] = *b"GWS1";
+const MAGIC: [u8; 4] = *b"GWS2";
 const KIND_REGION: u8 = 1;
 const KIND_BELL: u8 = 2;
 const REGION_BYTES: usize = 17;
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn bytes_are_frozen() {
         let greeting = Greeting { index: 0x102, capacity: 64, secret: Secret([9; 16]) };
-        let mut bytes = b"GWS1\x02\x01\0\0\x40\0\0\0\0\0\0\0".to_vec();
+        let mut bytes = b"GWS2\x02\x01\0\0\x40\0\0\0\0\0\0\0".to_vec();
         bytes.extend_from_slice(&[9; 16]);
         assert_eq!(greeting.encode().to_vec(), bytes);
         let decoded = Greeting::decode(&bytes).unwrap();

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | `offer` | who may connect, and the exchange of both ends' memory |
 //! | `link` | the bytes and descriptors on a channel's socket |
-//! | `ring`, `doorbell` | the lock-free algorithms, over the primitives of `word`, checked in `models` |
+//! | `ring`, `landings`, `doorbell` | the lock-free algorithms, over the primitives of `word`, checked in `models` |
 //! | `shared`, `bell` | the same in shared memory, with their system calls |
 //! | `regions` | a peer's regions, mapped |
 //! | `channel`, `queue` | posting, polling, sleeping, noticing deaths |
@@ -14,6 +14,7 @@
 mod bell;
 mod channel;
 mod doorbell;
+mod landings;
 mod link;
 #[cfg(test)]
 mod models;

@@ -1,6 +1,7 @@
 //! Checked by loom: the ring loses, repeats and tears no notice; the doorbell loses no wake; a closed ring lets nothing land.
 
 use super::doorbell;
+use super::landings::{Copied, ENTRY_WORDS, Landing, Taken, Told};
 use super::ring::{Consumer, Producer, RingMemory};
 use super::word::{Modelled, explore};
 use loom::cell::UnsafeCell;
@@ -11,6 +12,8 @@ use loom::thread;
 struct Words {
     slots: Vec<AtomicU64>,
     words: [AtomicU32; 4],
+    taken: AtomicU64,
+    landings: Vec<AtomicU64>,
     /// The memory the notices are about, a cell for each slot: loom reports a read that races with a write.
     payload: Vec<UnsafeCell<u32>>,
     bell: Bell,
@@ -21,6 +24,8 @@ impl Words {
         Arc::new(Self {
             slots: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
             words: std::array::from_fn(|_| AtomicU32::new(0)),
+            taken: AtomicU64::new(0),
+            landings: (0..capacity * ENTRY_WORDS).map(|_| AtomicU64::new(0)).collect(),
             payload: (0..capacity).map(|_| UnsafeCell::new(0)).collect(),
             bell: Bell::new(),
         })
@@ -46,6 +51,12 @@ impl RingMemory for Arc<Words> {
     }
     fn starved(&self) -> &AtomicU32 {
         &self.words[3]
+    }
+    fn taken(&self) -> &AtomicU64 {
+        &self.taken
+    }
+    fn landing(&self, index: u32, word: u32) -> &AtomicU64 {
+        &self.landings[(index * ENTRY_WORDS + word) as usize]
     }
 }
 
@@ -187,4 +198,66 @@ fn nothing_lands_after_a_close() {
         words.payload[0].with_mut(|cell| unsafe { *cell = 7 });
         sender.join().unwrap();
     });
+}
+
+/// The writer tells of bytes and gives a notice. Before they are copied it closes, or tells of another place; after that it uses
+/// its memory for something else. What the receiver believes is what the bytes were before.
+fn tell_and_overwrite(moves: bool) {
+    // The ring that the receiver reads, and the one that the writer reads.
+    let (words, back) = (Words::new(2), Words::new(2));
+    let source: Arc<[AtomicU32; 2]> = Arc::new([AtomicU32::new(1), AtomicU32::new(1)]);
+    let writer = {
+        let (words, back, source) = (words.clone(), back.clone(), source.clone());
+        thread::spawn(move || {
+            let mut producer = Producer::new(words.clone());
+            let mut consumer = Consumer::new(back);
+            let mut told = Told::default();
+            source[0].store(2, Ordering::Relaxed);
+            let landing =
+                Landing { source: (0, 0), target: (9, 0), bytes: 4, streams: false, is_moved: false };
+            told.tell(&words, &landing);
+            producer.publish(7);
+            if told.take_done(&words).unwrap() == 0 {
+                if moves {
+                    source[1].store(2, Ordering::Relaxed);
+                    assert!(told.relocate(&words, 0, (1, 0)));
+                } else {
+                    consumer.close();
+                }
+            }
+            source[0].store(3, Ordering::Relaxed);
+        })
+    };
+    let consumer = Consumer::new(words.clone());
+    let mut taken = Taken::default();
+    let has_notice = consumer.has_next();
+    let Some(mut landing) = taken.next(&words) else {
+        assert!(!has_notice, "what was told before a notice is there with it");
+        return writer.join().unwrap();
+    };
+    loop {
+        let copied = source[landing.source.0 as usize].load(Ordering::Relaxed);
+        match taken.judge(&words, &back, &landing) {
+            Copied::Whole => {
+                assert_eq!(copied, 2);
+                break taken.done(&words);
+            }
+            Copied::Moved => {
+                assert!(moves && !landing.is_moved, "once");
+                landing = taken.next(&words).unwrap();
+            }
+            Copied::Closed => break assert!(!moves),
+        }
+    }
+    writer.join().unwrap();
+}
+
+#[test]
+fn a_landing_is_whole_or_counts_for_nothing() {
+    explore(false, || tell_and_overwrite(false));
+}
+
+#[test]
+fn a_landing_that_moves_is_whole() {
+    explore(false, || tell_and_overwrite(true));
 }

@@ -2,12 +2,12 @@
 //! It owns the doorbell's use and the noticing of dead peers; what a channel does is `channel`'s business.
 
 use super::bell::Bell;
-use super::channel::{Channel, GATHER_MAX, ShmSetup};
+use super::channel::{Channel, Fencing, GATHER_MAX, ShmSetup};
 use super::doorbell::{ON_SOCKETS, ON_WORD};
 use super::shared::RING_CAPACITY_MAX;
-use crate::device::{Caps, ChannelSetup, CompletionQueue, SetupKind};
+use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence, SetupKind};
 use crate::error::{FabricError, PostError};
-use crate::memory::{Region, View};
+use crate::memory::{Region, Span, View};
 use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, Write};
 use rustix::event::Timespec;
 use rustix::event::epoll;
@@ -28,6 +28,8 @@ const LINKS_EVERY: Duration = Duration::from_millis(20);
 const POLLS_PER_CLOCK: u32 = 32;
 /// A thread asleep on the word wakes this often to look at the links: a peer that was killed rings nobody.
 const LINKS_ASLEEP_EVERY: Duration = Duration::from_millis(100);
+/// Longest sleep while a fence is pending: a peer that was stopped in mid-copy may end without ringing.
+const FENCES_EVERY: Duration = Duration::from_millis(5);
 /// Links looked at in one go.
 const LINK_EVENTS: usize = 64;
 /// Marks the wake event among the links; channel ids are below it.
@@ -42,6 +44,8 @@ pub(crate) struct ShmQueue {
     send_depth: usize,
     /// Sorted by id: ids only grow.
     channels: Vec<Channel>,
+    /// Closed ones whose peer was in mid-copy when that was looked at last.
+    fencing: Vec<Fencing>,
     next_id: u32,
     /// Completions of our own requests, for the next poll.
     done: Vec<Completion>,
@@ -74,6 +78,7 @@ impl ShmQueue {
             handle: ShmHandle { bell, ring_capacity },
             send_depth,
             channels: Vec::new(),
+            fencing: Vec::new(),
             next_id: 0,
             done: Vec::new(),
             links,
@@ -122,6 +127,7 @@ impl ShmQueue {
     /// Looks at the links that have something to say: deaths, regions, bells.
     pub(crate) fn look_at_links(&mut self) {
         self.links_seen = Instant::now();
+        self.fencing.retain(|fencing| !fencing.is_done());
         // Links of ended channels stay readable until a poll removes them, so there is always an end to this.
         for _ in 0..=self.channels.len() / LINK_EVENTS {
             let empty =
@@ -145,11 +151,13 @@ impl ShmQueue {
         }
     }
 
-    fn retire(&mut self, at: usize) {
+    fn retire(&mut self, at: usize) -> Fence {
         let channel = self.channels.remove(at);
         // Before the descriptor is closed: a forked child may hold a copy that would keep it registered.
         let _ = epoll::delete(&self.links, channel.link());
-        channel.retire();
+        let Some(fencing) = channel.close() else { return Fence::Done };
+        self.fencing.push(fencing);
+        Fence::Pending
     }
 
     /// Sleeps until `poll` has something, the bell's `wake` was called, or the time is over. With
@@ -157,6 +165,7 @@ impl ShmQueue {
     /// may sleep for less than it is told.
     pub(crate) fn wait(&mut self, timeout: Duration, mut on_sockets: Option<&mut dyn FnMut(Duration)>) {
         let started = Instant::now();
+        let timeout = if self.fencing.is_empty() { timeout } else { timeout.min(FENCES_EVERY) };
         let bell = self.bell();
         loop {
             let left = timeout.saturating_sub(started.elapsed());
@@ -213,6 +222,16 @@ impl CompletionQueue for ShmQueue {
         self.channels[at].post_write(write, self.streams, &mut self.done)
     }
 
+    #[inline]
+    fn post_landing(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
+        let at = self.index(channel).ok_or(PostError::Closed)?;
+        self.channels[at].post_landing(write, self.streams, &mut self.done)
+    }
+
+    fn move_landings(&mut self, channel: ChannelId, id: u64, span: &Span) -> usize {
+        self.index(channel).map_or(0, |at| self.channels[at].move_landings(id, span))
+    }
+
     fn stream_writes(&mut self, streams: bool) {
         self.streams = streams;
     }
@@ -228,6 +247,16 @@ impl CompletionQueue for ShmQueue {
 
     fn map(&mut self, channel: ChannelId, key: RemoteKey) -> Result<View, PostError> {
         self.find(channel)?.mapping(key).map(View::all)
+    }
+
+    fn begin_reads(&mut self, channel: ChannelId) -> Result<(), PostError> {
+        self.find(channel)?.begin_reads()
+    }
+
+    fn end_reads(&mut self, channel: ChannelId) {
+        if let Some(at) = self.index(channel) {
+            self.channels[at].end_reads();
+        }
     }
 
     fn while_open(&mut self, channel: ChannelId, work: &mut dyn FnMut()) -> Result<(), PostError> {
@@ -250,18 +279,29 @@ impl CompletionQueue for ShmQueue {
             match self.channels[at].deliver(completions) {
                 None => at += 1,
                 Some(reason) => {
-                    self.retire(at);
+                    if self.channels[at].outlasts_its_end() {
+                        let _ = epoll::delete(&self.links, self.channels[at].link());
+                        at += 1;
+                    } else {
+                        // Whoever is told asks for the fence.
+                        self.retire(at);
+                    }
                     completions.push(Completion { channel, kind: CompletionKind::Disconnected(reason) });
                 }
             }
         }
     }
 
-    fn close(&mut self, channel: ChannelId) {
-        if let Some(at) = self.index(channel) {
-            self.retire(at);
-            self.done.retain(|completion| completion.channel != channel);
-        }
+    fn close(&mut self, channel: ChannelId) -> Fence {
+        let Some(at) = self.index(channel) else { return self.fence(channel) };
+        self.done.retain(|completion| completion.channel != channel);
+        self.retire(at)
+    }
+
+    fn fence(&mut self, channel: ChannelId) -> Fence {
+        self.fencing.retain(|fencing| fencing.id != channel || !fencing.is_done());
+        let is_pending = self.fencing.iter().any(|fencing| fencing.id == channel);
+        if is_pending || self.index(channel).is_some() { Fence::Pending } else { Fence::Done }
     }
 
     fn caps(&self) -> Caps {
@@ -296,6 +336,7 @@ impl ShmQueue {
 impl Drop for ShmQueue {
     fn drop(&mut self) {
         while !self.channels.is_empty() {
+            // Nobody uses memory again by what this queue says.
             self.retire(self.channels.len() - 1);
         }
     }

@@ -24,6 +24,10 @@ pub(crate) trait RingMemory {
     fn busy(&self) -> &<Self::P as Primitives>::Word32;
     /// Set by a producer that found no space, cleared by the consumer that made some.
     fn starved(&self) -> &<Self::P as Primitives>::Word32;
+    /// Consumer's: how many landings it has copied.
+    fn taken(&self) -> &<Self::P as Primitives>::Word64;
+    /// A word of an entry for a landing, of which there are as many as slots.
+    fn landing(&self, index: u32, word: u32) -> &<Self::P as Primitives>::Word64;
 }
 
 /// The other side wrote something that the algorithm never writes.
@@ -33,6 +37,8 @@ pub(crate) enum RingBroken {
     Slot,
     #[error("its notice ring's head is out of range")]
     Head,
+    #[error("it says that it copied what it was not told of")]
+    Taken,
 }
 
 fn word_of(position: u32, notice: u32) -> u64 {
@@ -53,6 +59,10 @@ pub(crate) struct Producer<M> {
 impl<M: RingMemory> Producer<M> {
     pub(crate) fn new(memory: M) -> Self {
         Self { memory, next: 0, head: 0, waits: false }
+    }
+
+    pub(crate) fn memory(&self) -> &M {
+        &self.memory
     }
 
     /// After `has_space` said no, and a fence: would it say something else now? Says so once.
@@ -107,10 +117,12 @@ impl<M: RingMemory> Producer<M> {
         open
     }
 
-    /// Ends what `enter` opened.
+    /// Ends what `enter` opened. True: the consumer has closed meanwhile, and is to be rung. That is a hint without a
+    /// fence of its own: a consumer that it misses looks again by itself.
     #[inline]
-    pub(crate) fn leave(&mut self) {
+    pub(crate) fn leave(&mut self) -> bool {
         self.memory.busy().store(0, Ordering::Release);
+        self.memory.closed().load(Ordering::Relaxed) != 0
     }
 
     /// Publishes a notice after all bytes written before; `has_space` must have said so.
@@ -139,6 +151,10 @@ impl<M: RingMemory> Consumer<M> {
             memory.slot(index).store(word_of(before, 0), Ordering::Relaxed);
         }
         Self { memory, next: 0, released: 0 }
+    }
+
+    pub(crate) fn memory(&self) -> &M {
+        &self.memory
     }
 
     #[inline]
@@ -205,6 +221,7 @@ impl<M: RingMemory> Consumer<M> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::shm::landings::ENTRY_WORDS;
     use crate::shm::word::Native;
     use proptest::prelude::*;
     use std::collections::VecDeque;
@@ -214,6 +231,8 @@ pub(crate) mod tests {
     struct Words {
         slots: Vec<AtomicU64>,
         words: [AtomicU32; 4],
+        taken: AtomicU64,
+        landings: Vec<AtomicU64>,
     }
 
     impl RingMemory for Arc<Words> {
@@ -236,11 +255,18 @@ pub(crate) mod tests {
         fn starved(&self) -> &AtomicU32 {
             &self.words[3]
         }
+        fn taken(&self) -> &AtomicU64 {
+            &self.taken
+        }
+        fn landing(&self, index: u32, word: u32) -> &AtomicU64 {
+            &self.landings[(index * ENTRY_WORDS + word) as usize]
+        }
     }
 
     fn ring(capacity: usize) -> (Arc<Words>, Producer<Arc<Words>>, Consumer<Arc<Words>>) {
-        let slots = (0..capacity).map(|_| AtomicU64::new(0)).collect();
-        let words = Arc::new(Words { slots, words: Default::default() });
+        let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
+        let (slots, landings) = (zeros(capacity), zeros(capacity * ENTRY_WORDS as usize));
+        let words = Arc::new(Words { slots, words: Default::default(), taken: AtomicU64::new(0), landings });
         let consumer = Consumer::new(words.clone());
         (words.clone(), Producer::new(words), consumer)
     }

@@ -1,6 +1,7 @@
 //! Owns the layout of the pages two processes share for their own talk: the notice ring and the doorbell
 //! page, and the careful mapping of what a peer hands over. Algorithms over them are elsewhere.
 
+use super::landings::ENTRY_WORDS;
 use super::ring::RingMemory;
 use super::word::Native;
 use crate::error::FabricError;
@@ -16,9 +17,11 @@ pub(super) const RING_CAPACITY_MAX: u32 = 1 << 16;
 pub(super) const LINE_PAIR_BYTES: u64 = 128;
 const HEAD_AT: u64 = 0;
 const CLOSED_AT: u64 = 4;
+const TAKEN_AT: u64 = 8;
 const BUSY_AT: u64 = LINE_PAIR_BYTES;
 const STARVED_AT: u64 = 2 * LINE_PAIR_BYTES;
 const SLOTS_AT: u64 = 3 * LINE_PAIR_BYTES;
+const ENTRY_BYTES: u64 = ENTRY_WORDS as u64 * 8;
 const BELL_BYTES: usize = 4096;
 
 /// The kernel's memfds live on a tmpfs of its own. Other file systems can make an access fail with a bus
@@ -61,7 +64,23 @@ pub(super) fn word32(mapping: &Mapping, offset: u64) -> &AtomicU32 {
     }
 }
 
-/// A notice ring in shared memory.
+/// As [`word32`], at a multiple of 8.
+#[inline]
+fn word64(mapping: &Mapping, offset: u64) -> &AtomicU64 {
+    match mapping.at(offset, 8) {
+        // SAFETY: as in `word32`, with offsets that are multiples of 8.
+        Ok(word) => unsafe { AtomicU64::from_ptr(word.cast()) },
+        // Invariant: indices are masked by the capacity that the mapping was checked for.
+        Err(_) => unreachable!("the ring's indices are below its capacity"),
+    }
+}
+
+/// Behind the slots, on lines of their own.
+const fn landings_at(capacity: u32) -> u64 {
+    (SLOTS_AT + capacity as u64 * 8).next_multiple_of(ENTRY_BYTES)
+}
+
+/// A notice ring in shared memory, and the landings that go with it.
 #[derive(Debug)]
 pub(super) struct MappedRing {
     mapping: Mapping,
@@ -73,7 +92,8 @@ impl MappedRing {
         if !capacity.is_power_of_two() || capacity > RING_CAPACITY_MAX {
             return Err(FabricError::Peer(format!("its notice ring has {capacity} slots")));
         }
-        Ok((SLOTS_AT as usize + capacity as usize * 8).next_multiple_of(4096))
+        let end = landings_at(capacity) + u64::from(capacity) * ENTRY_BYTES;
+        Ok((end as usize).next_multiple_of(4096))
     }
 
     /// A new one for us to read; the region's file goes to the peer.
@@ -98,12 +118,7 @@ impl RingMemory for MappedRing {
 
     #[inline]
     fn slot(&self, index: u32) -> &AtomicU64 {
-        match self.mapping.at(SLOTS_AT + u64::from(index) * 8, 8) {
-            // SAFETY: as in `word32`, with offsets that are multiples of 8.
-            Ok(slot) => unsafe { AtomicU64::from_ptr(slot.cast()) },
-            // Invariant: indices are masked by the capacity that the mapping was checked for.
-            Err(_) => unreachable!("the ring's indices are below its capacity"),
-        }
+        word64(&self.mapping, SLOTS_AT + u64::from(index) * 8)
     }
 
     #[inline]
@@ -124,6 +139,17 @@ impl RingMemory for MappedRing {
     #[inline]
     fn starved(&self) -> &AtomicU32 {
         word32(&self.mapping, STARVED_AT)
+    }
+
+    #[inline]
+    fn taken(&self) -> &AtomicU64 {
+        word64(&self.mapping, TAKEN_AT)
+    }
+
+    #[inline]
+    fn landing(&self, index: u32, word: u32) -> &AtomicU64 {
+        let at = landings_at(self.capacity) + u64::from(index) * ENTRY_BYTES;
+        word64(&self.mapping, at + u64::from(word) * 8)
     }
 }
 

@@ -105,7 +105,7 @@ impl World {
     }
 
     /// The region that a message names, as its peer sees it; none when there is nothing to move.
-    fn resolve(&mut self, handle: Handle) -> Result<Option<Region>, String> {
+    pub(super) fn resolve(&mut self, handle: Handle) -> Result<Option<Region>, String> {
         let Some(message) = self.messages.get(handle) else { return Ok(None) };
         let (peer, remote, bytes) = (message.channel ^ 1, message.remote, message.bytes);
         let writes = message.kind == Kind::Write;

@@ -5,6 +5,8 @@ use super::message::{Fate, Handle, Kind, Messages};
 use super::trace::What;
 use super::world::{Event, World};
 use super::{Action, NodeId, QueueId};
+use crate::device::Fence;
+use crate::error::PostError;
 use crate::work::{ChannelId, CompletionKind, DisconnectReason};
 
 impl World {
@@ -51,9 +53,68 @@ impl World {
         self.rng.within(self.faults.detect_min_us, self.faults.detect_max_us)
     }
 
+    /// The peer's memory is read in place from now on, unless the peer has closed: it may use that otherwise, although the news
+    /// are still on their way.
+    pub(super) fn begin_reads(&mut self, end: u32) -> Result<(), PostError> {
+        if !self.is_open(end ^ 1) && !self.crashed(end ^ 1) {
+            return Err(PostError::Closed);
+        }
+        self.end(end).reads = true;
+        Ok(())
+    }
+
+    pub(super) fn end_reads(&mut self, queue: QueueId, channel: ChannelId) {
+        if let Some(end) = self.ends.get_mut(channel.0 as usize).filter(|end| end.queue == queue) {
+            end.reads = false;
+        }
+    }
+
+    /// The fence of an end: pending while the other side reads, or copies.
+    pub(super) fn fence(&self, channel: ChannelId) -> Fence {
+        let Some(end) = self.ends.get(channel.0 as usize) else { return Fence::Done };
+        let peer = channel.0 ^ 1;
+        let is_pending = self.ends[peer as usize].reads || end.fenced_us > self.now_us;
+        if is_pending && !self.crashed(peer) { Fence::Pending } else { Fence::Done }
+    }
+
+    /// An end is about to close: with some luck its peer is in the middle of a copy, which does not end with that.
+    fn begin_late_copy(&mut self, end: u32) {
+        let peer = end ^ 1;
+        let Some(&head) = self.ends[peer as usize].line.front() else { return };
+        let is_copy = self.messages.get(head).is_some_and(|m| m.kind == Kind::Write && !m.is_landing);
+        if !is_copy || self.crashed(peer) || !self.rng.chance(self.faults.late_copy_per_10k) {
+            return;
+        }
+        let Ok(Some(target)) = self.resolve(head) else { return };
+        let Some(message) = self.messages.get(head) else { return };
+        message.capture_now();
+        let (remote, bytes, data) = (message.remote, message.bytes, message.data.clone());
+        let late = self.messages.take(peer, Kind::Write);
+        if let Some(message) = self.messages.get(late) {
+            (message.remote, message.bytes, message.data) = (remote, bytes, data);
+            (message.captured, message.target) = (true, Some(target));
+        }
+        let at_us = self.now_us + self.rng.within(1, self.faults.late_copy_us.max(1));
+        self.end(end).fenced_us = at_us;
+        self.schedule_first(at_us, Event::Late(late));
+    }
+
+    /// A copy ends whose channel has been closed.
+    pub(super) fn late(&mut self, handle: Handle) {
+        let Some(message) = self.messages.get(handle) else { return };
+        let (channel, offset, bytes) = (message.channel, message.remote.offset, message.bytes);
+        if !self.crashed(channel) {
+            self.land(handle, 0, bytes);
+            self.note(What::Late, channel ^ 1, offset, bytes);
+        }
+        self.messages.free(handle);
+    }
+
     /// The owner of one end is done with it.
     pub(super) fn close(&mut self, queue: QueueId, channel: ChannelId) {
+        self.end_reads(queue, channel);
         if let Some(end) = self.open_end(queue, channel) {
+            self.begin_late_copy(end);
             let news_us = self.flight_us();
             self.sever(end, DisconnectReason::PeerClosed, news_us);
         }

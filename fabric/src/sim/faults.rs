@@ -31,6 +31,12 @@ pub struct SimFaults {
     pub torn_per_10k: u32,
     /// The longest time from the first piece to the immediate.
     pub torn_us: u64,
+    /// Channels that are closed while the peer is in the middle of a copy into this side's memory, of those where something of the
+    /// peer's is under way: it lands although the channel is closed, and the fence is pending until then. Landings are none of
+    /// those ([`CompletionQueue::post_landing`](crate::CompletionQueue::post_landing)).
+    pub late_copy_per_10k: u32,
+    /// The longest time from the close to the end of such a copy.
+    pub late_copy_us: u64,
     /// Soonest that a channel's other side hears of a crash or a break.
     pub detect_min_us: u64,
     /// Latest that it does.
@@ -69,6 +75,8 @@ impl SimFaults {
             duplicate_within_us: 200,
             torn_per_10k: 0,
             torn_us: 0,
+            late_copy_per_10k: 0,
+            late_copy_us: 0,
             detect_min_us: 100,
             detect_max_us: 1_000,
             spurious_full_per_10k: 0,

@@ -55,6 +55,9 @@ pub(super) struct Message {
     pub(super) id: u64,
     pub(super) immediate: Option<u32>,
     pub(super) signaled: bool,
+    /// The receiver copies it.
+    pub(super) is_landing: bool,
+    pub(super) is_moved: bool,
     pub(super) bytes: u64,
     pub(super) remote: RemoteSpan,
     /// A write's sources; a read's target.
@@ -87,6 +90,8 @@ impl Message {
             id: 0,
             immediate: None,
             signaled: false,
+            is_landing: false,
+            is_moved: false,
             bytes: 0,
             remote: RemoteSpan { key: RemoteKey(0), offset: 0 },
             spans: Vec::new(),

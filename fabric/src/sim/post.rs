@@ -18,6 +18,7 @@ impl World {
         queue: QueueId,
         to: ChannelId,
         write: &Write<'_>,
+        is_landing: bool,
     ) -> Result<(), PostError> {
         let channel = self.open_end(queue, to).ok_or(PostError::Closed)?;
         if write.gather.len() > self.faults.gather_max {
@@ -35,6 +36,7 @@ impl World {
             message.id = write.id;
             message.immediate = write.immediate;
             message.signaled = write.signaled;
+            message.is_landing = is_landing;
             message.bytes = bytes;
             message.remote = write.remote;
             message.spans.extend_from_slice(write.gather);
@@ -46,6 +48,26 @@ impl World {
         self.end(channel).notices += usize::from(write.immediate.is_some());
         self.posted(queue, channel, handle, What::Write, bytes, write.id);
         Ok(())
+    }
+
+    /// Landings with this id, of bytes that are in `span`, too.
+    pub(super) fn move_landings(&mut self, queue: QueueId, to: ChannelId, id: u64, span: &Span) -> usize {
+        let Some(channel) = self.open_end(queue, to) else { return 0 };
+        let Self { ends, messages, .. } = self;
+        let mut moved = 0;
+        for handle in &ends[channel as usize].unfinished {
+            let Some(message) = messages.get(*handle) else { continue };
+            if message.is_landing && message.id == id && !message.is_moved {
+                message.is_moved = true;
+                if !message.captured {
+                    let bytes = message.bytes;
+                    message.spans.clear();
+                    message.spans.extend(span.slice(0, bytes));
+                }
+                moved += 1;
+            }
+        }
+        moved
     }
 
     pub(super) fn post_read(

@@ -1,9 +1,9 @@
 //! A simulated completion queue: the driver's face towards a role. Owns nothing but its number.
 
 use super::{NodeId, SimNet};
-use crate::device::{Caps, ChannelSetup, CompletionQueue};
+use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence};
 use crate::error::{FabricError, PostError};
-use crate::memory::{Region, View};
+use crate::memory::{Region, Span, View};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 
 /// A queue of a simulated network. It orders the queues of one network by their creation.
@@ -50,11 +50,19 @@ impl CompletionQueue for SimQueue {
     }
 
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
-        self.net.lock().post_write(self.id, channel, write)
+        self.net.lock().post_write(self.id, channel, write, false)
+    }
+
+    fn post_landing(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
+        self.net.lock().post_write(self.id, channel, write, true)
     }
 
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
         self.net.lock().post_read(self.id, channel, read)
+    }
+
+    fn move_landings(&mut self, channel: ChannelId, id: u64, span: &Span) -> usize {
+        self.net.lock().move_landings(self.id, channel, id, span)
     }
 
     fn reads_in_place(&self, _channel: ChannelId) -> bool {
@@ -75,8 +83,24 @@ impl CompletionQueue for SimQueue {
         self.net.lock().poll(self.id, completions);
     }
 
-    fn close(&mut self, channel: ChannelId) {
-        self.net.lock().close(self.id, channel);
+    fn begin_reads(&mut self, channel: ChannelId) -> Result<(), PostError> {
+        let mut world = self.net.lock();
+        let end = world.open_end(self.id, channel).ok_or(PostError::Closed)?;
+        world.begin_reads(end)
+    }
+
+    fn end_reads(&mut self, channel: ChannelId) {
+        self.net.lock().end_reads(self.id, channel);
+    }
+
+    fn close(&mut self, channel: ChannelId) -> Fence {
+        let mut world = self.net.lock();
+        world.close(self.id, channel);
+        world.fence(channel)
+    }
+
+    fn fence(&mut self, channel: ChannelId) -> Fence {
+        self.net.lock().fence(channel)
     }
 
     fn caps(&self) -> Caps {

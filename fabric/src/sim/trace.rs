@@ -26,6 +26,7 @@ pub(super) enum What {
     Heal,
     Crash,
     Break,
+    Late,
 }
 
 impl What {
@@ -51,6 +52,7 @@ impl What {
             Self::Heal => ("node", "heal", "node", ""),
             Self::Crash => ("node", "crash", "", ""),
             Self::Break => ("node", "break", "node", ""),
+            Self::Late => ("channel", "late copy after its close", "offset", "bytes"),
         }
     }
 }

@@ -24,6 +24,8 @@ pub(super) enum Event {
     Ack(Handle),
     /// It arrives a second time.
     Duplicate(Handle),
+    /// It lands where the channel is closed.
+    Late(Handle),
     /// The script.
     Act(Action),
 }
@@ -97,6 +99,10 @@ pub(super) struct End {
     pub(super) busy_until_us: u64,
     /// Outgoing notices that the peer has not polled.
     pub(super) notices: usize,
+    /// The peer's memory is read in place.
+    pub(super) reads: bool,
+    /// It is closed, and the peer's copy is not over before.
+    pub(super) fenced_us: u64,
 }
 
 #[derive(Debug)]
@@ -168,6 +174,8 @@ impl World {
                 unfinished: VecDeque::new(),
                 busy_until_us: self.now_us,
                 notices: 0,
+                reads: false,
+                fenced_us: 0,
             });
         }
         self.note(
@@ -294,6 +302,7 @@ impl World {
                 Event::Deliver(handle) => self.deliver(handle),
                 Event::Ack(handle) => self.acknowledged(handle),
                 Event::Duplicate(handle) => self.duplicate(handle),
+                Event::Late(handle) => self.late(handle),
                 Event::Act(action) => self.act(action),
             }
         }

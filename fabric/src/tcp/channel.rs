@@ -295,7 +295,7 @@ impl Channel {
             Frame::Write { key, offset, length, immediate } => {
                 let on_landed = immediate.map_or(OnLanded::Nothing, OnLanded::Received);
                 let span = self.exposed("write", key, offset, length)?;
-                if span.as_ref().is_some_and(|span| span.writable().is_err()) {
+                if span.as_ref().is_some_and(|span| !span.region().peers_write()) {
                     return Err(misbehaved(format!("a write with key {key}, which is read-only")));
                 }
                 (span, on_landed)

@@ -2,7 +2,7 @@
 //! judge frames (`channel` does) and never blocks but in [`TcpQueue::wait`].
 
 use super::channel::{Budget, Channel, GATHER_MAX};
-use crate::device::{Caps, ChannelSetup, CompletionQueue, SetupKind};
+use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::Region;
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
@@ -278,7 +278,8 @@ impl CompletionQueue for TcpQueue {
         self.moved
     }
 
-    fn close(&mut self, channel: ChannelId) {
+    /// All copies are this process's own system calls, so none is under way.
+    fn close(&mut self, channel: ChannelId) -> Fence {
         self.ready.retain(|completion| completion.channel != channel);
         if let Some(at) = position(&self.channels, channel) {
             self.channels.remove(at);
@@ -286,6 +287,7 @@ impl CompletionQueue for TcpQueue {
                 self.turn -= 1;
             }
         }
+        Fence::Done
     }
 
     fn caps(&self) -> Caps {

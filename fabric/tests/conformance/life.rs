@@ -5,7 +5,7 @@ use super::child::BIG;
 use super::rig::{
     LONG_SLEEP, Place, Queue, Rig, at, bytes_of, connect, filled, meet, pair, pair_with, region, soon,
 };
-use fabric::{CompletionKind, CompletionQueue, DisconnectReason, PostError, Read, Region};
+use fabric::{CompletionKind, CompletionQueue, DisconnectReason, Fence, PostError, Read, Region};
 use std::time::{Duration, Instant};
 
 /// What memory is filled with that is used again: no byte of it may change.
@@ -46,7 +46,12 @@ pub fn nothing_lands_after_a_close_and_the_peer_hears_it<R: Rig>() {
             assert!(Instant::now() < deadline, "it writes nothing");
             b.poll();
         }
-        b.queue.close(b.channel);
+        let mut fence = b.queue.close(b.channel);
+        while fence == Fence::Pending {
+            assert!(Instant::now() < deadline, "the fence is never done");
+            b.queue.wait(Duration::from_millis(5));
+            fence = b.queue.fence(b.channel);
+        }
         assert_nothing_lands::<R>(&lent);
         let (told, posted, exposed) = writing.join().unwrap();
         assert!(matches!(told, CompletionKind::Disconnected(_)), "{told:?}");

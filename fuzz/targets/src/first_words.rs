@@ -4,7 +4,7 @@
 use proto_common::message::{opening_of, speaker_of};
 
 /// Of shm offers and greetings, and of tcp offers, open and sealed.
-const MAGICS: [&[u8; 4]; 4] = [b"GWSO", b"GWS1", b"GWO3", b"GWS3"];
+const MAGICS: [&[u8; 4]; 4] = [b"GWSO", b"GWS2", b"GWO3", b"GWS3"];
 
 crate::target!(|input: (u8, Vec<u8>)| {
     let (which, mut bytes) = input;

@@ -124,7 +124,8 @@ impl Rig {
     }
 
     fn disconnect(&mut self, rank: Rank) {
-        self.engine.peer_down(rank);
+        let fence = self.engine.peer_down(rank);
+        self.engine.fenced(fence);
         self.workers[rank.0 as usize].credits.clear();
         self.flush();
     }

@@ -4,7 +4,7 @@
 
 use crate::{JOB, OWN_LIFE, PAYLOAD_BYTES, PAYLOAD_OFFSET, Program, header, request};
 use gradwire_server::engine::{
-    Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Onto, Source, Verdict,
+    Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, FenceId, LaneEngine, Onto, Source, Verdict,
 };
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
@@ -98,6 +98,8 @@ struct Rig {
     spills: Vec<bool>,
     /// Reads under way: worker, chunk, spill block.
     reads: Vec<(Rank, u32, u32)>,
+    /// Of channels that have ended, while they are pending.
+    fences: Vec<FenceId>,
     /// Contributions folded out of key buffers.
     placed: u64,
     lives: u64,
@@ -131,6 +133,7 @@ impl Rig {
             landings: Vec::new(),
             spills,
             reads: Vec::new(),
+            fences: Vec::new(),
             placed: 0,
             lives: 0,
             now_ms: 0,
@@ -150,6 +153,7 @@ impl Rig {
             12 => self.again(rank),
             13 => {
                 self.now_ms += program.number().min(1 << 32);
+                self.fences.pop().into_iter().for_each(|fence| self.engine.fenced(fence));
                 let mut out = Commands::default();
                 self.engine.tick(self.now_ms, &mut out);
                 self.execute(&out, None);
@@ -185,7 +189,8 @@ impl Rig {
         while let Some(at) = self.landings.iter().position(|(peer, ..)| *peer == rank) {
             self.landed(at);
         }
-        self.engine.peer_down(rank);
+        let fence = self.engine.peer_down(rank);
+        self.fences.push(fence);
         let Self { reads, spills, .. } = self;
         reads.retain(|(peer, _, block)| {
             spills[*block as usize] &= *peer != rank;
@@ -538,6 +543,9 @@ impl Rig {
 
     fn finish(&mut self) {
         (0..self.config.workers).for_each(|rank| self.disconnect(Rank(rank)));
+        let (free, total) = self.engine.credits();
+        assert_eq!(free + self.engine.quarantined().0, total, "no credit is lost");
+        self.fences.drain(..).for_each(|fence| self.engine.fenced(fence));
         let (free, total) = self.engine.credits();
         assert_eq!(free, total, "credits come back");
         assert_eq!(self.engine.key_buffers(), 0, "grants end with their channels");

@@ -26,8 +26,15 @@ fn frozen_bytes() {
 
 #[test]
 fn frozen_bytes_of_a_heartbeat() {
-    let load =
-        ServerLoad { stored_bytes: 1, credits_free: 2, credits: 3, spill_blocks_used: 4, spill_blocks: 5 };
+    let load = ServerLoad {
+        stored_bytes: 1,
+        credits_free: 2,
+        credits: 3,
+        spill_blocks_used: 4,
+        spill_blocks: 5,
+        quarantined_bytes: 6,
+        quarantined_for: Some(Rank(7)),
+    };
     let message = ToScheduler::Heartbeat(MemberReport {
         round: 7,
         in_flight: 8,
@@ -52,7 +59,8 @@ fn frozen_bytes_of_a_heartbeat() {
     wanted += &("02000000".to_owned() + &u64_of(1) + "0b000000");
     wanted += &(u64_of(0) + &u64_of(10));
     wanted += "01";
-    wanted.extend((1..=5).map(u64_of));
+    wanted.extend((1..=6).map(u64_of));
+    wanted += "0107000000";
     wanted += &(u64_of(1) + &u64_of(1) + "6d" + "000000000000f03f");
     wanted += &("01".to_owned() + &u64_of(1) + "6403" + &u64_of(1) + &u64_of(1) + "74" + &u64_of(13));
     assert_eq!(hex, wanted);

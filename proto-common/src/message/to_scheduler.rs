@@ -148,6 +148,10 @@ pub struct ServerLoad {
     pub spill_blocks_used: u64,
     /// Spill blocks.
     pub spill_blocks: u64,
+    /// Bytes in quarantine: a peer whose channel has ended may be in the middle of a copy into them.
+    pub quarantined_bytes: u64,
+    /// The first worker that this waits for.
+    pub quarantined_for: Option<Rank>,
 }
 
 /// All messages of members.

@@ -110,6 +110,15 @@ fn show(id: MemberId, member: &Member, waited: &Waited, now_ms: u64) -> MemberSt
 }
 
 fn load(load: ServerLoad) -> LoadStatus {
-    let ServerLoad { stored_bytes, credits_free, credits, spill_blocks_used, spill_blocks } = load;
-    LoadStatus { stored_bytes, credits_free, credits, spill_blocks_used, spill_blocks }
+    let ServerLoad { stored_bytes, credits_free, credits, spill_blocks_used, spill_blocks, .. } = load;
+    let ServerLoad { quarantined_bytes, quarantined_for, .. } = load;
+    LoadStatus {
+        stored_bytes,
+        credits_free,
+        credits,
+        spill_blocks_used,
+        spill_blocks,
+        quarantined_bytes,
+        quarantined_for,
+    }
 }

@@ -6,6 +6,7 @@ use super::held::{Held, HeldSet};
 use super::keep::Keep;
 use super::lengths::Lengths;
 use super::mode::Tally;
+use super::relief::Moved;
 use super::role::Role;
 use super::saving::Saving;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
@@ -211,6 +212,8 @@ pub(super) struct Chunk {
     pub(super) buffer: u8,
     /// Who reads each buffer: the landings in flight from it.
     pub(super) readers: [Vec<Rank>; 2],
+    /// Weights that were moved out of a buffer before all had copied them.
+    pub(super) moved: Vec<Moved>,
     /// Who has a view of each buffer, by the last operation that gave it.
     pub(super) views: [Vec<(Rank, Operation)>; 2],
     /// The versions that each buffer is the weights of: several, where rounds ended without new ones.
@@ -272,6 +275,7 @@ impl Chunk {
             version: 0,
             buffer: 0,
             readers: [Vec::new(), Vec::new()],
+            moved: Vec::new(),
             views: [Vec::new(), Vec::new()],
             versions: [0..=0, 0..=0],
             before: Before::new(keep_previous),
@@ -367,15 +371,6 @@ impl Chunk {
             };
             views.retain(|(other, last)| *other != rank || is_kept || *last >= reading.from);
         }
-    }
-
-    /// Whoever still reads an older version, in rank order.
-    pub(super) fn reading(&self) -> Vec<Rank> {
-        let views = self.views.iter().flatten().map(|(rank, _)| *rank);
-        let mut ranks: Vec<Rank> = self.readers.iter().flatten().copied().chain(views).collect();
-        ranks.sort_unstable();
-        ranks.dedup();
-        ranks
     }
 
     pub(super) fn round(&self) -> u64 {

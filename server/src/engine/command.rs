@@ -164,6 +164,16 @@ pub enum Command {
         /// Where to.
         landing: Landing,
     },
+    /// Copy the weights in a buffer into a spill block, and let workers that have not copied them yet copy those. Answered by
+    /// `LaneEngine::relieved`.
+    Relieve {
+        /// Chunk index.
+        chunk: u32,
+        /// Which buffer.
+        buffer: u8,
+        /// The spill block.
+        to: u32,
+    },
     /// Copy a call's frame out of its slot, and read what its worker has of the body. Answered by
     /// `LaneEngine::call_arrived`.
     CallTake {

@@ -283,7 +283,7 @@ impl LaneEngine {
             (_, Some(group)) if !chunk.is_due() => self.prepare(index, group, last, out),
             (Some(into), None) => self.finish(index, last, into, out),
             _ => {
-                chunk.stage = Stage::Buffer;
+                self.wait_for_buffer(index);
                 if let Some(addend) = last {
                     out.push(Command::Reduce { chunk: index, addend });
                 }

@@ -33,7 +33,7 @@ impl LaneEngine {
         (self.ledger.free(), self.ledger.total())
     }
 
-    /// Credits that workers hold. With the free ones they are all there are.
+    /// Credits that workers hold. With the free ones, and those in quarantine, they are all there are.
     #[must_use]
     pub fn credits_lent(&self) -> usize {
         self.ledger.held()
@@ -90,14 +90,19 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes everything back from a peer whose channel is closed. Only after the fence.
-    pub(super) fn revoke(&mut self, from: Rank) {
-        for (index, slot) in self.slots.iter_mut().enumerate() {
-            if slot.holder == Some(from) {
-                slot.holder = None;
-                self.free.push(index as u32);
-            }
-        }
+    /// The grants of a peer whose channel has ended are void. Its slots are nobody's until they are taken back.
+    pub(super) fn revoke(&mut self, from: Rank) -> Vec<u32> {
+        let held = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.holder == Some(from));
+        let revoked = held.map(|(index, slot)| {
+            slot.holder = None;
+            index as u32
+        });
+        revoked.collect()
+    }
+
+    /// Revoked slots that nobody writes any more: they are free.
+    pub(super) fn take_back(&mut self, slots: &[u32]) {
+        self.free.extend_from_slice(slots);
     }
 
     /// Slots that somebody may write.
@@ -113,9 +118,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_credit_is_lost_or_made(steps in prop::collection::vec((0u8..4, 0u32..3, any::<prop::sample::Index>()), 1..200)) {
+        fn no_credit_is_lost_or_made(steps in prop::collection::vec((0u8..5, 0u32..3, any::<prop::sample::Index>()), 1..200)) {
             let mut ledger = Ledger::new(5);
             let mut out: Vec<(Rank, SlotGrant)> = Vec::new();
+            let mut revoked: Vec<u32> = Vec::new();
             for (step, rank, index) in steps {
                 let rank = Rank(rank);
                 match step {
@@ -124,7 +130,7 @@ mod tests {
                             prop_assert!(out.iter().all(|(_, g)| g.slot != grant.slot), "one slot, one holder");
                             out.push((rank, grant));
                         }
-                        None => prop_assert_eq!(out.len(), 5),
+                        None => prop_assert_eq!(out.len() + revoked.len(), 5),
                     },
                     2 if !out.is_empty() => {
                         let (holder, grant) = out.swap_remove(index.index(out.len()));
@@ -133,12 +139,13 @@ mod tests {
                         prop_assert_eq!(ledger.redeem(holder, grant), Ok(()));
                         prop_assert_eq!(ledger.redeem(holder, grant), Err(Misuse::Stale));
                     }
-                    _ => {
-                        ledger.revoke(rank);
+                    3 if revoked.is_empty() => {
+                        revoked = ledger.revoke(rank);
                         out.retain(|(holder, _)| *holder != rank);
                     }
+                    _ => ledger.take_back(&std::mem::take(&mut revoked)),
                 }
-                prop_assert_eq!(ledger.free() + out.len(), ledger.total());
+                prop_assert_eq!(ledger.free() + revoked.len() + out.len(), ledger.total());
                 prop_assert_eq!(ledger.held(), out.len());
             }
         }

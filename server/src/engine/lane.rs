@@ -8,6 +8,8 @@ use super::credits::{Ledger, Misuse};
 use super::lines::Calls;
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
+use super::quarantine::{FenceId, Quarantine};
+use super::relief::Stuck;
 use super::role::Role;
 use super::roster::Roster;
 use super::sabotage::BrokenRule;
@@ -89,6 +91,8 @@ pub struct LaneStats {
     pub in_place: u64,
     /// Views of weights given.
     pub views: u64,
+    /// Rounds that went on without workers that had not copied older weights.
+    pub relieved: u64,
     /// Contributions that workers wrote into key buffers.
     pub placed: u64,
     /// Operations sent back to be tried again.
@@ -132,6 +136,8 @@ pub struct LaneEngine {
     pub(super) spills: Vec<u32>,
     /// Spill blocks that are key buffers.
     pub(super) key_buffers: u32,
+    pub(super) quarantine: Quarantine,
+    pub(super) stuck: Vec<Stuck>,
     pub(super) calls: Calls,
     pub(super) savings: Savings,
     pub(super) copying: Copying,
@@ -157,6 +163,8 @@ impl LaneEngine {
             ripe: Vec::new(),
             spills: (0..config.spill_blocks).rev().collect(),
             key_buffers: 0,
+            quarantine: Quarantine::default(),
+            stuck: Vec::new(),
             calls: Calls::default(),
             savings: Savings::default(),
             copying: Copying::default(),
@@ -249,19 +257,22 @@ impl LaneEngine {
         grants
     }
 
-    /// A worker's channel is closed, and fenced: nothing of it lands any more. Its contributions stay, but for those that
-    /// are in its memory only, which it may write again from now on. Its views stay: it may live, and read them still.
-    pub fn peer_down(&mut self, rank: Rank) {
-        let Some(place) = self.peers.get_mut(rank.0 as usize) else { return };
-        *place = None;
-        self.ledger.revoke(rank);
+    /// A worker's channel is closed. Its contributions stay, but for those that are in its memory only, which it may write
+    /// again from now on. Its views stay: it may live, and read them still. What it had been granted comes back with
+    /// [`LaneEngine::fenced`].
+    pub fn peer_down(&mut self, rank: Rank) -> FenceId {
+        if let Some(place) = self.peers.get_mut(rank.0 as usize) {
+            *place = None;
+        }
+        let slots = self.ledger.revoke(rank);
         self.wanting.retain(|other| *other != rank);
         self.dirty.retain(|other| *other != rank);
         for chunk in &mut self.chunks {
             chunk.waiters.retain(|waiter| waiter.rank != rank);
         }
-        self.take_back(rank);
+        let spills = self.take_back(rank);
         self.calls_peer_down(rank);
+        self.quarantine.begin(rank, slots, spills)
     }
 
     /// A batch lies in a slot.
@@ -503,16 +514,6 @@ impl LaneEngine {
             false
         });
         chunk.waiters = waiters;
-    }
-
-    /// A landing at this worker is done (or its channel is gone): the buffer has one reader less.
-    pub fn landed(&mut self, peer: Rank, chunk: u32, buffer: u8, out: &mut Commands) {
-        let Some(state) = self.chunks.get_mut(chunk as usize) else { return };
-        let readers = &mut state.readers[usize::from(buffer & 1)];
-        if let Some(at) = readers.iter().position(|reader| *reader == peer) {
-            readers.swap_remove(at);
-        }
-        self.finish_late(chunk, out);
     }
 
     /// A round that is complete and waited for readers: ends it where its weights have a place now.

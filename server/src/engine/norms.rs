@@ -87,9 +87,8 @@ impl LaneEngine {
         let chunks = group.chunks.clone();
         out.push(Command::Norms { chunks: chunks.clone() });
         for other in chunks {
-            let chunk = &mut self.chunks[other as usize];
-            chunk.stage = Stage::Buffer;
-            if let Some(into) = chunk.writable() {
+            self.wait_for_buffer(other);
+            if let Some(into) = self.chunks[other as usize].writable() {
                 self.finish(other, None, into, out);
                 self.ripe.push(other);
             }

@@ -80,15 +80,21 @@ impl LaneEngine {
 
     /// The worker has said that it does not write its buffer any more.
     pub(super) fn end_buffer(&mut self, index: u32, rank: Rank) {
+        let unused = self.revoke_buffer(index, rank);
+        self.spills.extend(unused);
+    }
+
+    /// The grant is void; its block, where nothing that was taken lies in it. What does is a contribution's as any other.
+    fn revoke_buffer(&mut self, index: u32, rank: Rank) -> Option<u32> {
         let chunk = &mut self.chunks[index as usize];
-        match chunk.buffer_of(rank) {
-            KeyBuffer::None => return,
-            KeyBuffer::Granted { spill, .. } => self.spills.push(spill),
-            // It is a contribution's as any other block.
-            KeyBuffer::Full { .. } => {}
-        }
+        let unused = match chunk.buffer_of(rank) {
+            KeyBuffer::None => return None,
+            KeyBuffer::Granted { spill, .. } => Some(spill),
+            KeyBuffer::Full { .. } => None,
+        };
         self.key_buffers -= 1;
         chunk.set_buffer(rank, KeyBuffer::None);
+        unused
     }
 
     /// A payload is not needed any more: its spill block is free, or its worker's to write again.
@@ -124,21 +130,20 @@ impl LaneEngine {
         self.settle(chunk, out);
     }
 
-    /// The worker's channel is closed, and nothing of it arrives any more: its grants end, and what was not read to
-    /// its end is asked for again, as if it had not been taken. What it had placed stays, until its turn.
-    pub(super) fn take_back(&mut self, rank: Rank) {
+    /// The worker's channel is closed: its grants end, and what was not read to its end is asked for again, as if it had not
+    /// been taken. What it had placed stays, until its turn. Returns the blocks that it may have been writing, or that its
+    /// memory was being read into.
+    pub(super) fn take_back(&mut self, rank: Rank) -> Vec<u32> {
         self.copying.lapsing.retain(|lapsing| lapsing.rank != rank);
-        for index in 0..self.chunks.len() as u32 {
-            self.end_buffer(index, rank);
-        }
-        let Self { chunks, spills, .. } = self;
-        for chunk in chunks {
+        let chunks = 0..self.chunks.len() as u32;
+        let mut lent: Vec<u32> = chunks.filter_map(|index| self.revoke_buffer(index, rank)).collect();
+        for chunk in &mut self.chunks {
             // Those behind it stay taken: the worker does not send again what a deadline has ended.
             let first = chunk.forget_first(rank);
             let reopened = &mut chunk.reopened;
             let mut reopen = |held: &Held| {
                 if let Source::Spill(spill) = held.from {
-                    spills.push(spill);
+                    lent.push(spill);
                 }
                 let Held { rank, round, operation, .. } = *held;
                 reopened.push(Reopened { rank, operation, round });
@@ -146,5 +151,6 @@ impl LaneEngine {
             first.iter().for_each(&mut reopen);
             chunk.held.drop_unread(rank, reopen);
         }
+        lent
     }
 }

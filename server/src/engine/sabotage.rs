@@ -10,6 +10,8 @@ pub enum BrokenRule {
     Dedupe,
     /// A worker's channel is given up, and its slots given to others, without its end: what was under way still lands.
     Fencing,
+    /// What a worker was granted over a channel that has ended is granted again before the fence is done.
+    Fence,
     /// A round is published when its update was sent to the copies, not when they have confirmed it.
     AckAfterReplicate,
     /// Contributions are taken in any role, and of workers that have not heard of the last decision.

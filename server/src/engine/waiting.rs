@@ -78,6 +78,13 @@ impl LaneEngine {
         self.chunks.iter().map(|chunk| chunk.waiters.len()).sum::<usize>() + self.open_calls()
     }
 
+    /// Has the worker operations that were taken and are not answered?
+    #[must_use]
+    pub fn owes(&self, rank: Rank) -> bool {
+        let peer = self.peers.get(rank.0 as usize).and_then(Option::as_ref);
+        peer.is_some_and(|peer| peer.unanswered > 0)
+    }
+
     /// What each worker has waited for the longest, for people: those that wait longest first, and few of them.
     #[must_use]
     pub fn waits(&self, now_ms: u64) -> Vec<Waiting> {

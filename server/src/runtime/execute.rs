@@ -13,17 +13,22 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Executes all commands in order.
     pub(super) fn execute(&mut self) -> Result<(), LaneError> {
         // Executing makes more: a round's verdict, or landings that end because a peer is expelled.
-        while !self.commands.list.is_empty() {
-            let mut commands = std::mem::take(&mut self.executed);
-            std::mem::swap(&mut commands, &mut self.commands);
-            self.commands.told_before_ms = self.flight.told_before_ms();
-            self.flight.arrive(&mut commands.arrivals);
-            let result = self.execute_all(&mut commands);
-            commands.clear();
-            self.executed = commands;
-            result?;
+        loop {
+            while !self.commands.list.is_empty() {
+                let mut commands = std::mem::take(&mut self.executed);
+                std::mem::swap(&mut commands, &mut self.commands);
+                self.commands.told_before_ms = self.flight.told_before_ms();
+                self.flight.arrive(&mut commands.arrivals);
+                let result = self.execute_all(&mut commands);
+                commands.clear();
+                self.executed = commands;
+                result?;
+            }
+            if self.gone.is_empty() {
+                break;
+            }
+            self.close_gone();
         }
-        self.gone.clear();
         self.close_over();
         Ok(())
     }
@@ -93,7 +98,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             Command::Land { peer, chunk, buffer, landing } => {
                 let bytes = self.storage.size_of(chunk)?;
-                self.post(peer, Post::Land { chunk, buffer, bytes, landing })?;
+                self.post(peer, Post::Land { chunk, buffer, bytes, landing, moved: None })?;
             }
             Command::Capture { to, chunk, state, live } => self.capture(to, chunk, &state, live)?,
             Command::TellPrimary { from, notice } => self.tell_primary(from, notice)?,
@@ -126,6 +131,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 self.take_call(&Taken { call, peer, app, from, frame_bytes, region, bytes })?;
             }
             Command::CallDeliver { call } => self.deliver_call(call)?,
+            Command::Relieve { chunk, buffer, to } => self.relieve(chunk, buffer, to)?,
             Command::CallCancel { call } => self.calls.cancel(call),
             Command::CallLand { peer, call, landing } => self.land_call(peer, call, landing)?,
             Command::CallDrop { call } => self.calls.drop_call(call),
@@ -142,7 +148,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     fn view_of(&self, from: Source) -> Option<View> {
         let Source::Worker { peer, region, offset, bytes } = from else { return None };
         let link = self.links.get(peer.0 as usize).and_then(Option::as_ref).map(|link| &link.mapped);
-        let gone = self.gone.iter().filter(|(rank, _)| *rank == peer).map(|(_, mapped)| mapped);
+        let gone = self.gone.iter().filter(|gone| gone.rank == peer).map(|gone| &gone.link.mapped);
         let remote = RemoteSpan { key: RemoteKey(region), offset };
         link.into_iter().chain(gone).find_map(|mapped| mapped.find(remote, bytes))
     }

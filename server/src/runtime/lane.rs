@@ -3,19 +3,20 @@
 
 use super::calls::{CallEvent, CallMemory};
 use super::change::Changed;
+use super::fences::Gone;
 use super::flight::LaneFlight;
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
 use super::replicas::Replicas;
 use super::roles::{AllMade, Changing};
 use super::saving::Saves;
-use crate::engine::{BatchContext, BrokenRule, ChunkSpec, Commands, EngineConfig, LaneEngine};
+use crate::engine::{BatchContext, ChunkSpec, Commands, EngineConfig, FenceId, LaneEngine};
 use crate::storage::{Cells, Storage, StorageError};
 use crate::tables::Tables;
 use daemon::flight::Kind;
 use fabric::{
-    Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, MappedRegions,
-    OutOfBounds, PostError, RemoteKey, RemoteSpan, Span,
+    Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds,
+    PostError, RemoteKey, RemoteSpan, Span,
 };
 use proto_common::batch::{BatchReader, BlockData, Notice, SlotGrant, prefix_bytes};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
@@ -117,7 +118,7 @@ pub struct DataLane<Q> {
     pub(super) tables: Tables,
     pub(super) inbox: Cells,
     pub(super) links: Vec<Option<Link>>,
-    ranks: HashMap<ChannelId, Rank>,
+    pub(super) ranks: HashMap<ChannelId, Rank>,
     pub(super) epoch: Epoch,
     pub(super) blocks: Blocks,
     pub(super) prefix: Box<[u8]>,
@@ -125,8 +126,10 @@ pub struct DataLane<Q> {
     pub(super) commands: Commands,
     /// Its memory is the next list's.
     pub(super) executed: Commands,
-    /// What was mapped of workers whose channel has ended, until the commands that name it are executed.
-    pub(super) gone: Vec<(Rank, MappedRegions)>,
+    /// Channels of workers that are to be closed when the commands that read their memory are executed.
+    pub(super) gone: Vec<Gone>,
+    /// Those that are closed, whose fences are not done yet.
+    pub(super) fencing: Vec<(ChannelId, FenceId)>,
     completions: Vec<Completion>,
     next_tick_ms: u64,
     expelled: u64,
@@ -162,6 +165,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             commands: Commands::default(),
             executed: Commands::default(),
             gone: Vec::new(),
+            fencing: Vec::new(),
             completions: Vec::with_capacity(256),
             next_tick_ms: 0,
             expelled: 0,
@@ -186,7 +190,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// Breaks a rule from now on.
     #[cfg(feature = "sabotage")]
-    pub fn sabotage(&mut self, rule: BrokenRule) {
+    pub fn sabotage(&mut self, rule: crate::engine::BrokenRule) {
         self.engine.sabotage(rule);
     }
 
@@ -194,6 +198,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
     #[must_use]
     pub fn stored_bytes(&self) -> u64 {
         self.storage.bytes()
+    }
+
+    /// Bytes of slots and spill blocks in quarantine.
+    #[must_use]
+    pub fn quarantined_bytes(&self) -> u64 {
+        let (slots, spills) = self.engine.quarantined();
+        slots as u64 * self.inbox.cell_bytes() + spills as u64 * self.config.chunk_bytes
     }
 
     /// Peers closed for breaking the protocol.
@@ -254,6 +265,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         inbox: WorkerInbox,
     ) -> Result<InboxGrant, LaneError> {
         let refuse = |queue: &mut Q, reason: String| {
+            // Nothing was granted over it that anybody is granted again.
             queue.close(channel);
             Err(LaneError::Attach { rank, reason })
         };
@@ -303,28 +315,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(key)
     }
 
-    /// Closes a worker's channel, fences it, and forgets what was to be said to it.
-    pub fn detach(&mut self, rank: Rank) {
-        let Some(link) = self.links.get_mut(rank.0 as usize).and_then(Option::take) else { return };
-        if !self.engine.breaks(BrokenRule::Fencing) {
-            self.queue.close(link.channel);
-        }
-        self.ranks.remove(&link.channel);
-        // Contributions that were taken are still to be read.
-        self.gone.push((rank, link.mapped));
-        // This also ends the reads that were under way. First, so that nothing that follows is for this worker.
-        self.engine.peer_down(rank);
-        self.calls.end_reads(rank);
-        for posted in link.posted {
-            self.completed(rank, posted);
-        }
-        for post in link.backlog {
-            self.dropped(rank, post);
-        }
-    }
-
     /// What a post held is free, because its channel is gone.
-    fn dropped(&mut self, rank: Rank, post: Post) {
+    pub(super) fn dropped(&mut self, rank: Rank, post: Post) {
         match post {
             Post::Land { chunk, buffer, .. } => self.completed(rank, Posted::Land { chunk, buffer }),
             Post::Results { block, .. } => self.completed(rank, Posted::Block(block)),
@@ -334,7 +326,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
     }
 
-    fn completed(&mut self, rank: Rank, posted: Posted) {
+    pub(super) fn completed(&mut self, rank: Rank, posted: Posted) {
         match posted {
             Posted::Land { chunk, buffer } => self.engine.landed(rank, chunk, buffer, &mut self.commands),
             Posted::Block(block) => self.blocks.give(block),
@@ -358,6 +350,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     pub(super) fn take(&mut self, now_ms: u64) -> Result<bool, LaneError> {
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.poll(&mut completions);
+        self.settle_fences();
         let busy = !completions.is_empty() || self.queue.moved();
         for completion in completions.drain(..) {
             self.handle(completion, now_ms)?;
@@ -367,6 +360,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if now_ms >= self.next_tick_ms {
             self.next_tick_ms = now_ms + TICK_MS;
             self.engine.tick(now_ms, &mut self.commands);
+            self.execute()?;
+        }
+        if self.engine.is_stuck() {
+            self.engine.relieve(now_ms, &mut self.commands);
             self.execute()?;
         }
         let changed = self.change_roles();
@@ -380,6 +377,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.retry_servers()?;
         self.engine.flush(self.blocks.free(), &mut self.commands);
         self.execute()?;
+        self.end_reads();
         self.queue.flush();
         Ok(())
     }
@@ -396,10 +394,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 None => self.expel(rank, "its notice has an unknown form"),
             },
             CompletionKind::WriteDone { id } => {
-                if let Some(link) = self.links[rank.0 as usize].as_mut() {
-                    link.posted.pop_front();
-                }
                 let posted = Posted::from_id(id);
+                if let Some(link) = self.links[rank.0 as usize].as_mut() {
+                    link.completed(posted);
+                }
                 self.completed(rank, posted);
                 if matches!(posted, Posted::Reply(_)) {
                     self.call_written(rank)?;
@@ -497,9 +495,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return Ok(());
         }
         reader.blocks.iter().try_for_each(|block| match block.data {
-            // Its owner may write that memory again.
-            BlockData::ByReference { .. } if !queue.reads_in_place(link.channel) => Err(PostError::Closed),
             BlockData::ByReference { region, offset } => {
+                if !link.reads {
+                    // Where its owner has closed, it may write that memory again.
+                    queue.begin_reads(link.channel)?;
+                    link.reads = true;
+                }
                 link.map(queue, RemoteSpan { key: RemoteKey(region), offset }, block.bytes)
             }
             _ => Ok(()),

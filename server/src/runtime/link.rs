@@ -21,8 +21,8 @@ pub struct WorkerInbox {
 /// Something to be written to a worker, in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Post {
-    /// Weights to where the operation granted.
-    Land { chunk: u32, buffer: u8, bytes: u64, landing: Landing },
+    /// Weights to where the operation granted; out of this spill block, where they were moved from their buffer.
+    Land { chunk: u32, buffer: u8, bytes: u64, landing: Landing, moved: Option<u32> },
     /// A result batch, encoded in a prefix block.
     Results { slot: SlotGrant, block: u32, bytes: u64 },
     /// A contribution, read out of its memory into a spill block.
@@ -86,6 +86,8 @@ pub(super) struct Link {
     /// Its memory is read where it lies: as it was when the channel came, because what came over it is judged by that even
     /// when it has ended since.
     pub(super) in_place: bool,
+    /// Contributions may lie in its memory only: its fence is pending until they have been read.
+    pub(super) reads: bool,
     /// Remote key under which the worker writes into our spill blocks.
     /// It is told only with the first grant: most workers never write there.
     pub(super) spill_key: Option<u64>,
@@ -108,7 +110,20 @@ impl Link {
         let (backlog, posted, fetches) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
         let (spill_key, weights_key) = (None, None);
         let (mapped, moves) = (MappedRegions::default(), Moves::default());
-        Self { channel, inbox, in_place, spill_key, weights_key, mapped, backlog, posted, fetches, moves }
+        let reads = false;
+        Self {
+            channel,
+            inbox,
+            in_place,
+            reads,
+            spill_key,
+            weights_key,
+            mapped,
+            backlog,
+            posted,
+            fetches,
+            moves,
+        }
     }
 
     /// Maps a stretch of the worker's memory, to be read where it lies.
@@ -119,6 +134,13 @@ impl Link {
         bytes: u64,
     ) -> Result<(), PostError> {
         self.mapped.view(queue, self.channel, remote, bytes).map(drop)
+    }
+
+    /// One of what was posted is done. Landings that the worker copies itself are done later than what was posted after them.
+    pub(super) fn completed(&mut self, posted: Posted) {
+        if let Some(at) = self.posted.iter().position(|other| *other == posted) {
+            self.posted.remove(at);
+        }
     }
 
     pub(super) fn slot(&self, grant: SlotGrant) -> RemoteSpan {

@@ -7,6 +7,9 @@ mod calls;
 mod change;
 mod embed;
 mod execute;
+#[cfg(test)]
+mod fence_tests;
+mod fences;
 mod flight;
 mod lane;
 mod link;

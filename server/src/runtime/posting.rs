@@ -17,8 +17,11 @@ pub(super) fn start<Q: CompletionQueue>(
 ) -> Result<Result<(), PostError>, LaneError> {
     let (gather, gather_reply);
     let (spans, remote, immediate, posted) = match post {
-        Post::Land { chunk, buffer, bytes, landing } => {
-            gather = [storage.weights(chunk, buffer)?.slice(0, bytes)?];
+        Post::Land { chunk, buffer, bytes, landing, moved } => {
+            gather = match moved {
+                Some(block) => [storage.spill_span(block, bytes)?],
+                None => [storage.weights(chunk, buffer)?.slice(0, bytes)?],
+            };
             let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
             (&gather[..], remote, None, Some(Posted::Land { chunk, buffer }))
         }
@@ -54,7 +57,12 @@ pub(super) fn start<Q: CompletionQueue>(
         }
     };
     let (id, signaled) = (posted.map_or(0, Posted::to_id), posted.is_some());
-    let result = queue.post_write(link.channel, &Write { id, gather: spans, remote, immediate, signaled });
+    let write = Write { id, gather: spans, remote, immediate, signaled };
+    let result = match post {
+        // Over shared memory the worker copies them: no server writes into what a trainer computes in.
+        Post::Land { .. } => queue.post_landing(link.channel, &write),
+        _ => queue.post_write(link.channel, &write),
+    };
     if result.is_ok() {
         link.posted.extend(posted);
     }

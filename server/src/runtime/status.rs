@@ -43,6 +43,7 @@ pub(super) struct ServerStatus {
     pub(super) fetches: u64,
     pub(super) in_place: u64,
     pub(super) views: u64,
+    pub(super) relieved: u64,
     pub(super) placed: u64,
     pub(super) retries: u64,
     pub(super) refusals: u64,
@@ -60,6 +61,9 @@ pub(super) struct ServerStatus {
     pub(super) spill_blocks_used: usize,
     pub(super) spill_blocks_total: usize,
     pub(super) key_buffers: u64,
+    pub(super) quarantined_bytes: u64,
+    /// Workers that may be in the middle of a copy into that.
+    pub(super) quarantined_for: Vec<Rank>,
     pub(super) stored_bytes: u64,
     pub(super) checkpoint_chunks_left: u64,
     pub(super) checkpoint_bytes: u64,
@@ -148,6 +152,7 @@ pub(super) fn collect(sources: &Sources) -> ServerStatus {
         status.fetches += stats.fetches;
         status.in_place += stats.in_place;
         status.views += stats.views;
+        status.relieved += stats.relieved;
         status.placed += stats.placed;
         status.retries += stats.retries;
         status.refusals += stats.refusals;
@@ -165,11 +170,16 @@ pub(super) fn collect(sources: &Sources) -> ServerStatus {
         status.spill_blocks_used += report.spills.0;
         status.spill_blocks_total += report.spills.1;
         status.key_buffers += u64::from(report.key_buffers);
+        status.quarantined_bytes += report.quarantined.0;
+        status.quarantined_for.extend(report.quarantined.1);
         status.stored_bytes += report.stored_bytes;
         status.checkpoint_chunks_left += report.saving.0;
         status.checkpoint_bytes = status.checkpoint_bytes.max(report.saving.1);
         status.waits.extend(report.waits.into_iter().map(|waiting| wait(waiting, &sources.flight)));
     }
+    status.quarantined_for.sort_unstable();
+    status.quarantined_for.dedup();
+    status.quarantined_for.truncate(RANKS_LISTED_MAX);
     status.waits.sort_by_key(|wait| Reverse(wait.waited_ms));
     status.waits.truncate(RANKS_LISTED_MAX);
     status
@@ -195,6 +205,8 @@ pub(super) fn report(status: &ServerStatus, port: Option<PortReport>) -> MemberR
             credits: status.credits_total as u64,
             spill_blocks_used: status.spill_blocks_used as u64,
             spill_blocks: status.spill_blocks_total as u64,
+            quarantined_bytes: status.quarantined_bytes,
+            quarantined_for: status.quarantined_for.first().copied(),
         }),
         metrics: Vec::new(),
         port,
@@ -203,7 +215,7 @@ pub(super) fn report(status: &ServerStatus, port: Option<PortReport>) -> MemberR
 
 type Read = fn(&ServerStatus) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 26] = [
+const COUNTERS: [(&str, &str, Read); 27] = [
     ("gradwire_server_streams_connected_total", "Streams connected to servers with copies.", |s| {
         s.streams_connected
     }),
@@ -230,6 +242,9 @@ const COUNTERS: [(&str, &str, Read); 26] = [
     ("gradwire_server_fetches_total", "Contributions read out of workers' memory.", |s| s.fetches),
     ("gradwire_server_in_place_total", "Contributions reduced where workers have them.", |s| s.in_place),
     ("gradwire_server_views_total", "Chunks of weights shown to workers where they lie.", |s| s.views),
+    ("gradwire_server_relieved_total", "Rounds that did not wait for workers to copy older weights.", |s| {
+        s.relieved
+    }),
     ("gradwire_server_placed_total", "Contributions that workers wrote into key buffers.", |s| s.placed),
     ("gradwire_server_retries_total", "Operations sent back to be tried again.", |s| s.retries),
     ("gradwire_server_refusals_total", "Operations refused.", |s| s.refusals),
@@ -257,7 +272,7 @@ const WAITS: [(&str, &str, Read); 2] = [
     }),
 ];
 
-const GAUGES: [(&str, &str, Read); 17] = [
+const GAUGES: [(&str, &str, Read); 18] = [
     ("gradwire_server_checkpoint_chunks_left", "Chunks that the checkpoint under way waits for.", |s| {
         s.checkpoint_chunks_left
     }),
@@ -293,6 +308,9 @@ const GAUGES: [(&str, &str, Read); 17] = [
     ("gradwire_server_spill_blocks", "Spill blocks.", |s| s.spill_blocks_total as u64),
     ("gradwire_server_key_buffers", "Spill blocks that workers may write contributions into.", |s| {
         s.key_buffers
+    }),
+    ("gradwire_server_quarantined_bytes", "Bytes that peers of ended channels may still be writing.", |s| {
+        s.quarantined_bytes
     }),
     ("gradwire_server_stored_bytes", "Bytes of weights, accumulators and optimizer state.", |s| {
         s.stored_bytes

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Longest sleep: bounds how late deadlines and lost peers are noticed.
 const SLEEP: Duration = Duration::from_millis(100);
+/// The same while a complete round waits for workers.
+const SHORT_SLEEP: Duration = Duration::from_millis(1);
 /// It offers its core to others once in so many spins.
 const SPINS_PER_YIELD: u32 = 16;
 
@@ -144,6 +146,8 @@ pub(super) struct LaneReport {
     pub(super) credits: (usize, usize),
     pub(super) spills: (usize, usize),
     pub(super) key_buffers: u32,
+    /// Bytes of slots and spill blocks in quarantine, and workers that they wait for.
+    pub(super) quarantined: (u64, Vec<Rank>),
     pub(super) stored_bytes: u64,
     pub(super) expelled: u64,
     /// Calls in progress or kept, and the bytes of their bodies.
@@ -273,7 +277,8 @@ impl Loop {
                 }
                 continue;
             }
-            self.lane.queue_mut().wait(SLEEP);
+            let sleep = if self.lane.engine().is_stuck() { SHORT_SLEEP } else { SLEEP };
+            self.lane.queue_mut().wait(sleep);
             // Woken for nothing, it sleeps again at once: only work is worth spinning after.
         }
     }
@@ -335,6 +340,7 @@ impl Loop {
             credits: engine.credits(),
             spills: engine.spills(),
             key_buffers: engine.key_buffers(),
+            quarantined: (self.lane.quarantined_bytes(), engine.fencing().collect()),
             stored_bytes: self.lane.stored_bytes(),
             expelled: self.lane.expelled(),
             calls: (engine.calls() as u64, engine.call_bytes()),

@@ -4,8 +4,8 @@
 
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use fabric::{
-    Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Pool, PostError, Read, Region,
-    RemoteKey, Span, Write,
+    Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Fence, Pool, PostError, Read,
+    Region, RemoteKey, Span, Write,
 };
 use gradwire_server::engine::LaneStats;
 use gradwire_server::runtime::DataLane;
@@ -73,8 +73,8 @@ impl CompletionQueue for Flipping {
         self.inner.poll(completions);
     }
 
-    fn close(&mut self, channel: ChannelId) {
-        self.inner.close(channel);
+    fn close(&mut self, channel: ChannelId) -> Fence {
+        self.inner.close(channel)
     }
 
     fn caps(&self) -> Caps {

@@ -4,8 +4,8 @@
 
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use fabric::{
-    Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Pool, PostError, Read, Region,
-    RemoteKey, Write,
+    Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Fence, Pool, PostError, Read,
+    Region, RemoteKey, Write,
 };
 use gradwire_server::runtime::{DataLane, LaneError as ServerError};
 use gradwire_tests::rigs::sim::pair;
@@ -68,8 +68,8 @@ impl CompletionQueue for Scarce {
         self.inner.poll(completions);
     }
 
-    fn close(&mut self, channel: ChannelId) {
-        self.inner.close(channel);
+    fn close(&mut self, channel: ChannelId) -> Fence {
+        self.inner.close(channel)
     }
 
     fn caps(&self) -> Caps {

@@ -5,7 +5,7 @@
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use fabric::{
     Caps, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, DisconnectReason,
-    FabricError, Pool, PostError, Read, Region, RemoteKey, View, Write,
+    FabricError, Fence, Pool, PostError, Read, Region, RemoteKey, View, Write,
 };
 use gradwire_tests::rigs::sim::pair;
 use gradwire_worker::engine::PartSpec;
@@ -80,8 +80,16 @@ impl CompletionQueue for Unmapped {
         }
     }
 
-    fn close(&mut self, channel: ChannelId) {
-        self.inner.close(channel);
+    fn begin_reads(&mut self, channel: ChannelId) -> Result<(), PostError> {
+        self.inner.begin_reads(channel)
+    }
+
+    fn end_reads(&mut self, channel: ChannelId) {
+        self.inner.end_reads(channel);
+    }
+
+    fn close(&mut self, channel: ChannelId) -> Fence {
+        self.inner.close(channel)
     }
 
     fn caps(&self) -> Caps {

@@ -2,8 +2,10 @@
 //! clock and no thread of its own, so that the simulation runs the very same code.
 
 mod answers;
+mod fences;
 mod sending;
 
+use self::fences::{Fences, Lent};
 use super::flight::{About, LaneFlight};
 use super::link::{Link, ServerInbox};
 use super::op::{OpState, Submission};
@@ -11,7 +13,7 @@ use crate::engine::{Command, Commands, EngineConfig, LaneEngine, Submit};
 use crate::error::OpError;
 use daemon::flight::{Flight, Kind};
 use fabric::{
-    Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds, Pool,
+    Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, Fence, OutOfBounds, Pool,
     PostError, Region, Span,
 };
 use proto_common::batch::{BatchReader, Notice, SlotGrant};
@@ -62,6 +64,11 @@ pub(super) struct Live {
     pub(super) source: Option<Span>,
     pub(super) target: Option<Span>,
     pub(super) about: About,
+    lent: Lent,
+    /// Channels that have ended, over which a server may still reach its buffers.
+    fences: Vec<ChannelId>,
+    /// Its failure, while that is not told.
+    failure: Option<OpError>,
 }
 
 /// See the module.
@@ -75,7 +82,6 @@ pub struct LaneDriver<Q> {
     landing: Region,
     /// Room for replies is allocated here: the pool that `landing` is the region of.
     pool: Option<Pool>,
-    inbox: Region,
     links: Vec<Option<Link>>,
     servers: HashMap<ChannelId, Rank>,
     /// Servers whose channel broke, and why: whoever connects them is told.
@@ -84,6 +90,7 @@ pub struct LaneDriver<Q> {
     /// Servers whose channel broke before its probe was answered, and why: whoever connects them is told, nobody else.
     unready: Vec<(Rank, String)>,
     live: HashMap<u64, Live>,
+    fences: Fences,
     blocks: Blocks,
     prefix: Box<[u8]>,
     payload: Box<[u8]>,
@@ -101,7 +108,6 @@ pub struct LaneDriver<Q> {
 impl<Q: CompletionQueue> LaneDriver<Q> {
     /// A lane over `queue`; weights land in `landing`, the region of the client's buffers.
     pub fn new(queue: Q, config: LaneConfig, landing: Region) -> Result<Self, LaneError> {
-        let slots = u64::from(config.result_slots) * u64::from(config.engine.servers);
         let gather_max = queue.caps().gather_max;
         let engine = EngineConfig { gather_max: config.engine.gather_max.min(gather_max), ..config.engine };
         Ok(Self {
@@ -110,12 +116,12 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             epoch: Epoch::default(),
             landing,
             pool: None,
-            inbox: Region::allocate((slots * RESULT_SLOT_BYTES) as usize, "gradwire-results-inbox")?,
             links: (0..config.engine.servers).map(|_| None).collect(),
             servers: HashMap::new(),
             broken: Vec::new(),
             unready: Vec::new(),
             live: HashMap::new(),
+            fences: Fences::default(),
             blocks: Blocks::new(PREFIXES_PER_LANE, TABLE_BYTES_MAX as u64, "gradwire-prefixes")?,
             prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),
             payload: vec![0; RESULT_SLOT_BYTES as usize].into_boxed_slice(),
@@ -189,34 +195,43 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     pub fn attach(&mut self, server: Rank, number: u64, channel: ChannelId) -> Result<InboxGrant, LaneError> {
         self.detach(server);
         self.unready.retain(|(rank, _)| *rank != server);
-        let (region, landing_key) = match self.lend_buffers(channel) {
+        // Of this channel alone: a server that was stopped in mid-copy over an earlier one writes into that one's.
+        let results = Region::allocate(self.inbox_bytes(), "gradwire-results-inbox")?;
+        let (region, landing_key) = match self.lend_buffers(channel, &results) {
             Ok(keys) => keys,
             Err(error) => {
                 let error = LaneError::Lend(self.queue.explain(error));
-                self.queue.close(channel);
-                return Err(error);
+                return self.refuse(channel, error);
             }
         };
         let Some(place) = self.links.get_mut(server.0 as usize) else {
-            self.queue.close(channel);
-            return Err(LaneError::NoServer(server));
+            return self.refuse(channel, LaneError::NoServer(server));
         };
-        *place = Some(Link::new(channel, number, landing_key));
+        *place = Some(Link::new(channel, number, landing_key, results));
         self.servers.insert(channel, server);
-        let grants = self.inbox_grants(server).iter().map(|grant| grant.to_wire()).collect();
+        let grants = self.inbox_grants().iter().map(|grant| grant.to_wire()).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants })
     }
 
-    /// The keys of our inbox and of the client's buffers.
-    fn lend_buffers(&mut self, channel: ChannelId) -> Result<(u64, u64), PostError> {
-        let inbox = self.queue.expose(channel, &self.inbox)?;
-        self.queue.lend(channel, &self.inbox.all())?;
+    /// Closes a channel over which nothing was granted yet.
+    fn refuse<T>(&mut self, channel: ChannelId, error: LaneError) -> Result<T, LaneError> {
+        self.queue.close(channel);
+        Err(error)
+    }
+
+    fn inbox_bytes(&self) -> usize {
+        self.config.result_slots as usize * RESULT_SLOT_BYTES as usize
+    }
+
+    /// The keys of the channel's inbox and of the client's buffers.
+    fn lend_buffers(&mut self, channel: ChannelId, results: &Region) -> Result<(u64, u64), PostError> {
+        let inbox = self.queue.expose(channel, results)?;
+        self.queue.lend(channel, &results.all())?;
         Ok((inbox.0, self.queue.expose(channel, &self.landing)?.0))
     }
 
-    fn inbox_grants(&self, server: Rank) -> Vec<SlotGrant> {
-        let slots = self.config.result_slots;
-        (server.0 * slots..(server.0 + 1) * slots).map(|slot| SlotGrant { slot, generation: 1 }).collect()
+    fn inbox_grants(&self) -> Vec<SlotGrant> {
+        (0..self.config.result_slots).map(|slot| SlotGrant { slot, generation: 1 }).collect()
     }
 
     /// The server has told its inbox: operations may flow. Sends the first write, a probe.
@@ -226,7 +241,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         incarnation: Incarnation,
         inbox: ServerInbox,
     ) -> Result<(), LaneError> {
-        let grants = self.inbox_grants(server);
+        let grants = self.inbox_grants();
         let place = self.links.get_mut(server.0 as usize).and_then(Option::as_mut);
         let link = place.ok_or(LaneError::NoServer(server))?;
         self.engine.server_up(server, incarnation, inbox.slot_bytes, &inbox.grants, &grants);
@@ -249,8 +264,11 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// Closes the channel to a server; what was sent and not answered waits for the next channel.
     pub fn detach(&mut self, server: Rank) {
         let Some(link) = self.links.get_mut(server.0 as usize).and_then(Option::take) else { return };
-        self.queue.close(link.channel);
+        let fence = self.queue.close(link.channel);
         self.servers.remove(&link.channel);
+        if fence == Fence::Pending {
+            self.fence_off(server, link.channel);
+        }
         let waiting = link.backlog.iter().filter_map(|waiting| waiting.block);
         for block in link.posted.iter().copied().chain(waiting) {
             self.blocks.give(block);
@@ -304,7 +322,15 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         };
         let Submission { state, source, target, op, .. } = &submission;
         let about = self.flight.begin(&submission);
-        let live = Live { state: state.clone(), source: source.clone(), target: target.clone(), about };
+        let live = Live {
+            state: state.clone(),
+            source: source.clone(),
+            target: target.clone(),
+            about,
+            lent: Lent::of(submission.kind, submission.placement),
+            fences: Vec::new(),
+            failure: None,
+        };
         self.live.insert(*op, live);
         self.engine.submit(&submit, now_ms, &mut self.commands);
         self.execute()
@@ -314,6 +340,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     pub fn step(&mut self, now_ms: u64) -> Result<bool, LaneError> {
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.poll(&mut completions);
+        self.settle_fences(now_ms);
         let busy = !completions.is_empty() || self.queue.moved();
         if !completions.is_empty() {
             self.flight.look();
@@ -361,11 +388,12 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         !self.broken.is_empty()
     }
 
-    /// A server's life is over: its channel is closed, which fences it, and nobody answers calls to it.
+    /// A server's life is over: its channel is closed, and nobody answers calls to it.
     pub fn end_server(&mut self, server: Rank) -> Result<(), LaneError> {
         self.detach(server);
         self.broken.retain(|(rank, ..)| *rank != server);
         self.unready.retain(|(rank, _)| *rank != server);
+        self.stop_reader(server);
         self.engine.server_gone(server, &mut self.commands);
         self.execute()
     }
@@ -434,11 +462,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                         }
                         self.notice(server, notice)?;
                     }
-                    Command::Failed { op, error } => {
-                        if let Some(live) = self.live.get(&op) {
-                            live.state.fail(error);
-                        }
-                    }
+                    Command::Failed { op, error } => self.failed(op, error),
                     Command::Shown { op, server, offset, at } => self.shown(op, server, offset, at),
                     Command::Landed { op, bytes, newest } => {
                         if let Some(live) = self.live.get(&op) {
@@ -457,14 +481,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                     }
                     Command::Replied { op, offset, bytes, landed } => self.replied(op, offset, bytes, landed),
                     Command::Room { op, bytes } => self.make_room(op, bytes),
-                    Command::Done { op, version } => {
-                        if let Some(live) = self.live.remove(&op) {
-                            // Spans go first: they keep the buffers' region, not the buffers, alive.
-                            drop((live.source, live.target));
-                            self.flight.done(&live.about, live.state.has_failed());
-                            live.state.lane_done(version);
-                        }
-                    }
+                    Command::Done { op, version } => self.done(op, version),
                     Command::Close { server, reason } => self.lose(server, &reason),
                 }
             }

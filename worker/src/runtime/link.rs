@@ -40,6 +40,8 @@ pub(super) struct Link {
     /// Remote key under which the server addresses our key buffers.
     pub(super) landing_key: u64,
     pub(super) inbox: Option<ServerInbox>,
+    /// Slots that the server writes results into; nobody else ever does.
+    pub(super) results: Region,
     /// The server's regions that weights are read in, mapped here, by key. Bounded by what a channel hands over.
     pub(super) mapped: MappedRegions,
     pub(super) probed: bool,
@@ -52,12 +54,13 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(channel: ChannelId, number: u64, landing_key: u64) -> Self {
+    pub(super) fn new(channel: ChannelId, number: u64, landing_key: u64, results: Region) -> Self {
         Self {
             channel,
             number,
             landing_key,
             inbox: None,
+            results,
             mapped: MappedRegions::default(),
             probed: false,
             sums: false,

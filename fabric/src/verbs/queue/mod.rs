@@ -14,7 +14,7 @@ use super::reach::{MESSAGE_BYTES, Reach, Told};
 use super::registrar::{Extent, Registrar};
 use super::sys::{Completions, Context, POLLED_MAX, QueuePair, Receives, Work, ibv_sge, place};
 use super::watch::{Alarm, Watch};
-use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, SetupKind};
+use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Region, Span};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
@@ -472,11 +472,13 @@ impl CompletionQueue for VerbsQueue {
         completions.append(&mut self.ready);
     }
 
-    fn close(&mut self, channel: ChannelId) {
+    /// A device that has destroyed a queue pair does nothing more for it.
+    fn close(&mut self, channel: ChannelId) -> Fence {
         self.ready.retain(|completion| completion.channel != channel);
         if let Ok(at) = self.at(channel) {
             self.remove(at);
         }
+        Fence::Done
     }
 
     fn caps(&self) -> Caps {

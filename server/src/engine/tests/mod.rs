@@ -319,9 +319,10 @@ impl Rig {
         out.list
     }
 
-    /// The worker's channel ends.
+    /// The worker's channel ends, and nothing of it is under way.
     fn down(&mut self, rank: Rank) {
-        self.engine.peer_down(rank);
+        let fence = self.engine.peer_down(rank);
+        self.engine.fenced(fence);
     }
 
     /// The scheduler says that these are there, and that others of them have left in good order.
@@ -336,7 +337,7 @@ impl Rig {
 
     /// A worker dies, and another life of it is there: it is to be connected.
     fn again(&mut self, rank: u32) {
-        self.engine.peer_down(Rank(rank));
+        self.down(Rank(rank));
         self.lives[rank as usize].0 += 1_000;
     }
 

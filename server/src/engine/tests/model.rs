@@ -131,6 +131,7 @@ impl Observer {
                 assert!(all().all(|view| view.folded.len() as u32 == self.rules.needed()));
             }
             Command::Results { .. } | Command::Notice { .. } | Command::Size { .. } => {}
+            Command::Relieve { .. } => panic!("nobody asks for it: {command:?}"),
             Command::CallTake { .. }
             | Command::CallDeliver { .. }
             | Command::CallCancel { .. }

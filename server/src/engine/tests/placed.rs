@@ -323,3 +323,29 @@ fn an_initial_value_can_be_placed() {
     assert_eq!(commands, [Command::Init { chunk: 0, from: Source::Spill(0), into: 1 }]);
     assert_eq!(rig.engine.key_buffers(), 0);
 }
+
+/// The worker may be in the middle of a copy into any of it.
+#[test]
+fn what_a_worker_was_granted_is_nobody_s_until_its_fence_is_done() {
+    let mut rig = Rig::new(config(2));
+    let block = rig.ask(0, push(1, 1), true).expect("a key buffer");
+    let total = rig.engine.credits().1;
+    let sum = |rig: &Rig| rig.engine.credits().0 + rig.engine.credits_lent() + rig.engine.quarantined().0;
+    assert!(rig.held(0) > 0 && sum(&rig) == total);
+    let fence = rig.engine.peer_down(Rank(0));
+    let (slots, blocks) = rig.engine.quarantined();
+    assert!(slots > 0 && sum(&rig) == total, "{slots} of {total}");
+    assert_eq!((blocks, rig.engine.key_buffers()), (1, 0), "nobody may write the buffer any more");
+    assert_eq!(rig.engine.fencing().collect::<Vec<_>>(), [Rank(0)]);
+    // Others are granted other memory meanwhile, and so is another channel of that worker.
+    let other = rig.ask(1, push(1, 1), true).expect("another key buffer");
+    assert_ne!(block, other);
+    rig.connect(0);
+    let again = rig.ask(0, push(1, 1), true).expect("a third one");
+    assert!(again != block && again != other && sum(&rig) == total);
+    rig.engine.fenced(fence);
+    assert_eq!((rig.engine.quarantined(), rig.engine.fencing().count()), ((0, 0), 0));
+    assert_eq!((sum(&rig), rig.engine.spills().0), (total, 0));
+    rig.engine.fenced(fence);
+    assert_eq!(sum(&rig), total, "once");
+}

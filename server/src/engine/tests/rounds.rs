@@ -210,3 +210,63 @@ fn init_and_reads_at_once_find_a_place() {
     assert_eq!(commands, [reduce(rig.at(), Onto::Nothing)]);
     assert_eq!(rig.landed(0, 1), [finish(1, None, (1, 1), 1)], "the first free one will do");
 }
+
+/// A worker that is stopped holds up nobody, as long as there is a spill block.
+#[test]
+fn weights_that_a_worker_does_not_copy_are_moved_out_of_the_way() {
+    let mut rig = Rig::new(config(1));
+    let relieve = |rig: &mut Rig, now_ms| {
+        let mut out = Commands::default();
+        rig.engine.relieve(now_ms, &mut out);
+        out.list
+    };
+    for round in 1..=3 {
+        rig.send(0, &[push_pull(round, round)]);
+        rig.flush();
+    }
+    assert_eq!((rig.version(), rig.engine.is_stuck()), (2, true), "both buffers are to be copied");
+    assert_eq!(relieve(&mut rig, 100), [], "it may be about to do so");
+    let commands = relieve(&mut rig, 105);
+    let [Command::Relieve { chunk: 0, buffer, to }] = commands[..] else { panic!("{commands:?}") };
+    assert_eq!(relieve(&mut rig, 106), [], "once");
+    let used = rig.engine.spills().0;
+    let mut out = Commands::default();
+    rig.engine.relieved(0, buffer, to, &[Rank(0)], &mut out);
+    assert!(
+        matches!(out.list[..], [Command::Finish { round: 3, into, .. }, ..] if into == buffer),
+        "{:?}",
+        out.list
+    );
+    assert_eq!((rig.version(), rig.engine.stats().relieved), (3, 1));
+    assert_eq!(relieve(&mut rig, 200), []);
+    assert!(!rig.engine.is_stuck());
+    // It continues: first it copies what was moved, whose block is free then.
+    assert_eq!(rig.landed(0, buffer), []);
+    assert_eq!(rig.engine.spills().0, used - 1);
+    for buffer in [1 - buffer, buffer] {
+        rig.landed(0, buffer);
+    }
+    rig.send(0, &[push_pull(4, 4)]);
+    assert_eq!((rig.version(), rig.engine.is_stuck()), (4, false));
+}
+
+#[test]
+fn what_cannot_be_moved_is_waited_for() {
+    let mut rig = Rig::new(config(1));
+    for round in 1..=3 {
+        rig.send(0, &[push_pull(round, round)]);
+        rig.flush();
+    }
+    let mut out = Commands::default();
+    rig.engine.relieve(0, &mut out);
+    rig.engine.relieve(5, &mut out);
+    let [Command::Relieve { buffer, to, .. }] = out.list[..] else { panic!("{:?}", out.list) };
+    let used = rig.engine.spills().0;
+    out.clear();
+    // Its bytes are on their way already.
+    rig.engine.relieved(0, buffer, to, &[], &mut out);
+    assert_eq!((&out.list[..], rig.engine.spills().0), (&[][..], used - 1));
+    assert_eq!((rig.version(), rig.engine.is_stuck()), (2, true));
+    rig.landed(0, buffer);
+    assert_eq!(rig.version(), 3);
+}

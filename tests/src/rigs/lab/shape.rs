@@ -213,7 +213,9 @@ impl LabShape {
 
     fn in_crowd(self, seed: u64) -> Self {
         let mode = if seed.is_multiple_of(2) { Mode::Async } else { Mode::Bounded(8) };
-        Self { mode, workers: 3, inbox_slots: 2, rounds: 30, ..self }
+        // Messages that take long: workers are given up while something of theirs is under way.
+        let faults = SimFaults { spike_per_10k: 2_000, ..self.faults };
+        Self { mode, workers: 3, inbox_slots: 2, rounds: 30, faults, ..self }
     }
 
     /// A cluster drawn from a seed, whose plan is empty.
@@ -233,7 +235,8 @@ impl LabShape {
             spill_blocks: rng.within(1, 12) as u32,
             mode: Mode::Sync,
             placements: vec![0],
-            faults: SimFaults::rough(),
+            // Copies that end when the slots of a worker that was given up could be granted again.
+            faults: SimFaults { late_copy_per_10k: 5_000, late_copy_us: 2_000, ..SimFaults::rough() },
             control_us: [200, 2_000, 20_000][rng.below(3) as usize],
             bootstrap_us: 300,
             skew_ppm: 50_000,

@@ -134,7 +134,12 @@ impl Lab {
         let Some(server) = seats[at].server() else { return };
         for lane in &server.lanes {
             let ((free, total), lent) = (lane.engine().credits(), lane.engine().credits_lent());
-            assert!(free + lent == total && total == slots, "seat {at}: {free} + {lent} of {total} credits");
+            let (fencing, _) = lane.engine().quarantined();
+            let all = free + lent + fencing;
+            assert!(
+                all == total && total == slots,
+                "seat {at}: {free} + {lent} + {fencing} of {total} credits"
+            );
             assert_eq!(lane.expelled(), 0, "seat {at} expelled a worker that kept the protocol");
         }
         let map = server.member.map();

@@ -11,18 +11,19 @@ use proto_common::limits::{HEADER_BYTES, RESULT_SLOT_BYTES};
 
 impl<Q: CompletionQueue> LaneDriver<Q> {
     pub(super) fn results(&mut self, server: Rank, slot: SlotGrant, now_ms: u64) -> Result<(), LaneError> {
-        let slots = self.config.result_slots;
-        if slot.slot / slots.max(1) != server.0 {
-            self.lose(server, "its notice names a slot of another server");
+        if slot.slot >= self.config.result_slots {
+            self.lose(server, "its notice names a slot that does not exist");
             return Ok(());
         }
         if !self.engine.notified(server, slot, &mut self.commands) {
             return Ok(());
         }
+        let Some(Some(link)) = self.links.get(server.0 as usize) else { return Ok(()) };
+        let inbox = &link.results;
         let start = u64::from(slot.slot) * RESULT_SLOT_BYTES;
-        self.inbox.read(start, &mut self.prefix[..HEADER_BYTES])?;
+        inbox.read(start, &mut self.prefix[..HEADER_BYTES])?;
         let header = prefix_bytes(&self.prefix[..HEADER_BYTES]).and_then(|bytes| {
-            let copied = self.inbox.read(start, &mut self.prefix[..bytes]);
+            let copied = inbox.read(start, &mut self.prefix[..bytes]);
             debug_assert!(copied.is_ok(), "a slot holds the largest prefix");
             self.reader.read(&self.prefix[..bytes], RESULT_SLOT_BYTES)
         });
@@ -33,12 +34,13 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                 return Ok(());
             }
         };
+        // Within the slot: the reader checked it.
+        let bytes = header.payload_bytes as usize;
+        inbox.read(start + header.payload_offset, &mut self.payload[..bytes])?;
         if self.is_over(server) {
             return Ok(());
         }
-        // Within the slot: the reader checked it.
-        let payload = &mut self.payload[..header.payload_bytes as usize];
-        self.inbox.read(start + header.payload_offset, payload)?;
+        let payload = &self.payload[..bytes];
         let (blocks, grants) = (&self.reader.blocks, &self.reader.grants);
         self.flight.answered(server, blocks);
         let context = ResultContext { server, slot, header: &header, blocks, grants, payload };

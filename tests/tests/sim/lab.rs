@@ -179,7 +179,8 @@ mod broken {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     /// A rule, and a seed that catches who breaks it: of `everything_goes_wrong`, or of `late_writes_are_fenced`.
-    const CAUGHT: [(BrokenRule, u64); 5] = [
+    const CAUGHT: [(BrokenRule, u64); 6] = [
+        (BrokenRule::Fence, 623),
         (BrokenRule::Fencing, 112),
         (BrokenRule::CreditReturn, 0),
         (BrokenRule::Dedupe, 3),
@@ -190,7 +191,7 @@ mod broken {
     /// Why a seed's run failed, if it did.
     fn trouble(seed: u64, rule: BrokenRule, is_broken: bool) -> Option<String> {
         let shape = match rule {
-            BrokenRule::Fencing => LabShape::crowded(seed),
+            BrokenRule::Fencing | BrokenRule::Fence => LabShape::crowded(seed),
             _ => LabShape::everything(seed),
         };
         let shape = LabShape { broken: is_broken.then_some(rule), ..shape };

@@ -156,6 +156,13 @@ fn who_reads_in_place_keeps_the_fence_pending_until_it_closes_too() {
     theirs.write(&span, RemoteSpan { key: back, offset: 0 }, Some(3), false).unwrap();
     assert_eq!(ours.next_immediate(), 3);
     assert_eq!(close(&mut ours), Fence::Pending);
+    // Before it has heard of the close: what is refused now ends no read either.
+    let late = theirs.write(&span, RemoteSpan { key: back, offset: 0 }, Some(4), false);
+    assert_eq!(
+        (late, theirs.queue.begin_reads(theirs.channel)),
+        (Err(PostError::Closed), Err(PostError::Closed))
+    );
+    assert_eq!(ours.queue.fence(ours.channel), Fence::Pending);
     assert_eq!(theirs.next_end(), DisconnectReason::PeerClosed);
     assert_eq!(theirs.notify(1), Err(PostError::Closed));
     assert_eq!(ours.queue.fence(ours.channel), Fence::Pending, "it may still read, and knows it");

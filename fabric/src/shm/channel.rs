@@ -61,8 +61,6 @@ pub(super) struct Channel {
     untold: u32,
     /// Completions of ours that wait for the next poll.
     undelivered: usize,
-    /// The peer's memory is read in place, from one call to another.
-    reads: bool,
     send_depth: usize,
     /// Why nothing is posted or handed over any more, and how many notices may still be delivered.
     ended: Option<(DisconnectReason, u32)>,
@@ -86,7 +84,6 @@ impl Channel {
             taken: Taken::default(),
             untold: 0,
             undelivered: 0,
-            reads: false,
             send_depth,
             ended: None,
             is_over: false,
@@ -240,7 +237,7 @@ impl Channel {
         let from = from.ok_or_else(|| refuse("its region", source))?;
         // SAFETY: both stretches are in bounds (checked) of mappings that live: ours in `exposed`, the peer's in `regions`.
         // They are different mappings, so the addresses do not overlap. Our memory was granted for this, so nobody has a
-        // reference into it; the peer may write its own meanwhile, which tears bytes and is noticed by `has_closed`. Needed:
+        // reference into it; the peer may write its own meanwhile, which tears bytes, and `judge` notices it. Needed:
         // this is the receiving half of a one-sided write.
         unsafe { copy_raw(from, to, bytes as usize, streams) };
         Ok(())
@@ -365,9 +362,7 @@ impl Channel {
         let total = total.ok_or(PostError::RemoteAccess)?;
         if total > 0 {
             let to = self.writable(write.remote, total)?;
-            if !self.send.enter() {
-                return Err(PostError::Closed);
-            }
+            self.enter()?;
             copy_out(write, to, streams);
         }
         if let Some(immediate) = write.immediate {
@@ -438,9 +433,7 @@ impl Channel {
         if bytes > 0 {
             let from = self.remote(read.remote, bytes)?;
             // As for a write: whoever closes waits for us, and may use its memory otherwise afterwards.
-            if !self.send.enter() {
-                return Err(PostError::Closed);
-            }
+            self.enter()?;
             // SAFETY: the source is mapped by `self.regions` and in bounds (checked); the target is a checked
             // span of a writable region of ours, other memory and so other addresses. Both may be written by
             // others meanwhile, which tears bytes and nothing else. Needed: this is the one-sided read.
@@ -454,9 +447,7 @@ impl Channel {
     /// Runs `work` as a copy of ours: whoever closes waits for it.
     pub(super) fn while_open(&mut self, work: &mut dyn FnMut()) -> Result<(), PostError> {
         self.open()?;
-        if !self.send.enter() {
-            return Err(PostError::Closed);
-        }
+        self.enter()?;
         work();
         self.leave();
         Ok(())
@@ -465,29 +456,32 @@ impl Channel {
     /// From now on the peer's memory may be read in place: its fence is pending until the end of that.
     pub(super) fn begin_reads(&mut self) -> Result<(), PostError> {
         self.open()?;
-        if !self.send.enter() {
-            return Err(PostError::Closed);
-        }
-        self.reads = true;
+        self.enter()?;
+        self.send.hold();
         Ok(())
     }
 
     /// The channel's end was told. True: it stays until it is closed.
     pub(super) fn outlasts_its_end(&mut self) -> bool {
-        self.is_over = self.reads;
-        self.reads
+        self.is_over = self.send.is_held();
+        self.is_over
     }
 
     pub(super) fn end_reads(&mut self) {
-        if std::mem::take(&mut self.reads) {
-            self.leave();
+        if self.send.release() {
+            ring_peer(&self.peer_bell, self.link.as_fd());
         }
     }
 
-    /// Ends a copy, unless something else goes on. A peer that has closed meanwhile waits for this.
+    #[inline]
+    fn enter(&mut self) -> Result<(), PostError> {
+        if self.send.enter() { Ok(()) } else { Err(PostError::Closed) }
+    }
+
+    /// Ends a copy. A peer that has closed meanwhile waits for this.
     #[inline]
     fn leave(&mut self) {
-        if !self.reads && self.send.leave() {
+        if self.send.leave() {
             ring_peer(&self.peer_bell, self.link.as_fd());
         }
     }
@@ -527,7 +521,7 @@ impl Fencing {
     }
 
     fn peer_has_gone(&self) -> bool {
-        // What it sent before is of no interest. There is an end to it, as it is told that nobody takes it.
+        // The messages that the peer sent before are dropped. Their number is bounded: the peer sees that this side has closed.
         (0..DRAIN_MAX)
             .map(|_| link::receive_message(self.link.as_fd()))
             .take_while(|received| !matches!(received, Received::Nothing | Received::Failed(_)))

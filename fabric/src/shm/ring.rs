@@ -54,11 +54,13 @@ pub(crate) struct Producer<M> {
     head: u32,
     /// No space was found and nobody was told of any since.
     waits: bool,
+    /// A stretch goes on until `release`, whatever else begins and ends meanwhile.
+    is_held: bool,
 }
 
 impl<M: RingMemory> Producer<M> {
     pub(crate) fn new(memory: M) -> Self {
-        Self { memory, next: 0, head: 0, waits: false }
+        Self { memory, next: 0, head: 0, waits: false, is_held: false }
     }
 
     pub(crate) fn memory(&self) -> &M {
@@ -117,12 +119,28 @@ impl<M: RingMemory> Producer<M> {
         open
     }
 
-    /// Ends what `enter` opened. True: the consumer has closed meanwhile, and is to be rung. That is a hint without a
+    /// Ends what `enter` opened. True: the consumer has closed meanwhile, and must be rung. That is a hint without a
     /// fence of its own: a consumer that it misses looks again by itself.
     #[inline]
     pub(crate) fn leave(&mut self) -> bool {
-        self.memory.busy().store(0, Ordering::Release);
-        self.memory.closed().load(Ordering::Relaxed) != 0
+        // A held stretch also survives an `enter` that finds the consumer closed: otherwise the consumer would believe that
+        // nobody reads its memory any more, and write it.
+        self.memory.busy().store(u32::from(self.is_held), Ordering::Release);
+        !self.is_held && self.memory.closed().load(Ordering::Relaxed) != 0
+    }
+
+    /// The stretch that `enter` has just opened goes on until `release`.
+    pub(crate) fn hold(&mut self) {
+        self.is_held = true;
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held
+    }
+
+    /// Ends a held stretch, if there is one. The answer is that of `leave`.
+    pub(crate) fn release(&mut self) -> bool {
+        std::mem::take(&mut self.is_held) && self.leave()
     }
 
     /// Publishes a notice after all bytes written before; `has_space` must have said so.

@@ -1,5 +1,5 @@
-//! The fence of a shared-memory channel: who is in the middle of a copy when its peer closes keeps the fence pending, for as long
-//! as that takes and whatever stops it; nobody waits for it; and when the fence is done, nothing lands any more.
+//! The fence of a shared-memory channel. A process that is in the middle of a copy when its peer closes keeps the fence pending
+//! until the copy has ended, whatever stops it. No thread waits for the fence. After the fence nothing lands.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -20,7 +20,7 @@ pub(super) fn is_stranded(is_away: bool, seat: Seat, code: i32) -> bool {
     is_away && seat.role == Role::Server && code == ExitCode::SchedulerUnreachable as i32
 }
 
-/// What the scheduler says to whom it refuses because all workers have said goodbye.
+/// The scheduler refuses a process with these words if all workers have said goodbye.
 const IS_ENDING: &str = "the job is ending";
 
 /// Was it started again so late that the job had ended in good order: a server that could not register any more, a scheduler to

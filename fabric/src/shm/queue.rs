@@ -283,7 +283,7 @@ impl CompletionQueue for ShmQueue {
                         let _ = epoll::delete(&self.links, self.channels[at].link());
                         at += 1;
                     } else {
-                        // Whoever is told asks for the fence.
+                        // The owner asks for the fence when it reads this completion.
                         self.retire(at);
                     }
                     completions.push(Completion { channel, kind: CompletionKind::Disconnected(reason) });

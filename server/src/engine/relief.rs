@@ -1,6 +1,6 @@
-//! Rounds that are complete and have no buffer for their weights, because workers have not copied older ones yet: a worker that is
-//! stopped would hold up everybody. What it is to copy is copied for it into a spill block, and the round goes on. Views are
-//! none of this: their holders read the buffer itself.
+//! Rounds that are complete and have no buffer for their weights, because workers have not copied older weights yet. A stopped
+//! worker would delay all others, so the server copies those weights into a spill block, the worker copies them from there
+//! later, and the round continues. Weights that a worker has as a view are not moved: the worker reads the buffer itself.
 
 use super::chunk::{Chunk, Stage};
 use super::command::{Command, Commands};
@@ -63,15 +63,17 @@ impl LaneEngine {
     /// A complete round has to wait for a buffer.
     pub(super) fn wait_for_buffer(&mut self, index: u32) {
         self.chunks[index as usize].stage = Stage::Buffer;
-        if self.stuck.iter().all(|stuck| stuck.chunk != index) {
-            self.stuck.push(Stuck { chunk: index, due_ms: None });
+        match self.stuck.iter_mut().find(|stuck| stuck.chunk == index) {
+            Some(stuck) => stuck.due_ms = None,
+            None => self.stuck.push(Stuck { chunk: index, due_ms: None }),
         }
     }
 
-    /// Does a complete round wait for a buffer? Then [`LaneEngine::relieve`] is to be called every few milliseconds.
+    /// Does a complete round wait only for workers to copy? Then [`LaneEngine::relieve`] must be called every few milliseconds.
+    /// Holders of views may keep a round waiting for long, and nothing can be moved for them, so the lane sleeps meanwhile.
     #[must_use]
     pub fn is_stuck(&self) -> bool {
-        !self.stuck.is_empty()
+        self.stuck.iter().any(|stuck| self.chunks[stuck.chunk as usize].landing_only().is_some())
     }
 
     /// Moves weights out of the way of rounds that have waited for long.

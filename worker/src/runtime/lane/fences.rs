@@ -1,6 +1,7 @@
-//! Operations whose buffers a server may still reach over a channel that has ended: they end, for their callers, when the fence of
-//! that channel is done. Over shared memory servers read gradients, and write replies, where they lie. Without this, a caller that
-//! is told of a failure writes the next gradient while a server still adds up the last one, which everybody then gets.
+//! Operations whose buffers a server may still reach over a channel that has ended. For their callers they end when the fence of
+//! that channel is done. Over shared memory, servers read gradients and write replies in the worker's own buffers. Scenario: the
+//! caller hears of a failure and writes the next gradient while a server still adds up the last one. The server would publish the
+//! mixture to all workers.
 
 use super::{LaneDriver, Live};
 use crate::error::OpError;
@@ -9,7 +10,8 @@ use proto_common::batch::OpKind;
 use proto_common::ids::Rank;
 use proto_common::plan::Placement;
 
-/// So long after its end a caller is told who keeps its operation's buffers. They come back later.
+/// If a server keeps an operation's buffers for longer than this, the caller gets an error that names the server. The buffers are
+/// returned later.
 const HELD_MS: u64 = 1_000;
 
 /// How servers reach an operation's buffers where they lie.
@@ -104,7 +106,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
-    /// An operation failed. Its caller, who may share its buffers, is told when no server reaches them.
+    /// An operation failed. The caller may share its buffers, so it hears of the failure only when no server reaches them.
     pub(super) fn failed(&mut self, op: u64, error: OpError) {
         let Some(live) = self.live.get_mut(&op) else { return };
         if live.fences.is_empty() {

@@ -2,7 +2,7 @@
 //! work is posted by the thread that polls, registration is explicit, completions carry immediate data.
 
 use crate::error::{FabricError, PostError};
-use crate::memory::{Region, Span, View};
+use crate::memory::{Access, Region, Span, View};
 use crate::shm::{ShmHandle, ShmSetup};
 use crate::tcp::Pipe;
 use crate::work::{ChannelId, Completion, Read, RemoteKey, RemoteSpan, Write};
@@ -101,9 +101,9 @@ pub trait CompletionQueue: Send {
     /// the inviting side exposed memory or posted before that, it could be lost.
     fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError>;
 
-    /// Lets the channel's peer address a region (verbs: sends its rkey; shm: passes the memory; tcp: adds an entry to
-    /// the channel's table). A repeated call is cheap. Call it before any grant that names the region, and before
-    /// [`CompletionQueue::lend`]. The region must exist at least as long as the channel.
+    /// Gives a region a name for the channel's peer (verbs: sends its rkey; shm: passes the memory). A repeated call is
+    /// cheap. Call it before [`CompletionQueue::lend`], and before any message with that name. The region must exist at
+    /// least as long as the channel.
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError>;
 
     /// Prepares a part of a region for posts from it or into it; otherwise the first post does this. An error is
@@ -112,11 +112,23 @@ pub trait CompletionQueue: Send {
         Ok(())
     }
 
-    /// Makes sure that a part of an exposed region is reachable before it is granted to the channel's peer, or read by
-    /// it. (On verbs a large region is registered piece by piece, and its keys are sent.) A repeated call is cheap.
-    fn lend(&mut self, _channel: ChannelId, _span: &Span) -> Result<(), PostError> {
+    /// Grants the channel's peer a part of an exposed region, to read it, or to write it, too. A repeated call is cheap. On tcp
+    /// each of the peer's writes and reads must lie in one such part, or the channel ends. On verbs a large region is registered
+    /// piece by piece, and its keys are sent; all that is registered is reachable. Over shared memory all that is exposed is
+    /// reachable. `lease` names the use, for [`CompletionQueue::take_back`].
+    fn lend(
+        &mut self,
+        _channel: ChannelId,
+        _span: &Span,
+        _access: Access,
+        _lease: u64,
+    ) -> Result<(), PostError> {
         Ok(())
     }
+
+    /// What was lent to the peer under this name, and begins in the part, is not the peer's any more: it has said that it does
+    /// not use it.
+    fn take_back(&mut self, _channel: ChannelId, _span: &Span, _lease: u64) {}
 
     /// The reason of the last call that returned [`PostError::Unregistered`]; returned once.
     fn unregistered(&mut self) -> Option<FabricError> {

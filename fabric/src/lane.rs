@@ -3,7 +3,7 @@
 
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, SetupKind};
 use crate::error::{FabricError, PostError};
-use crate::memory::{Region, Span, View};
+use crate::memory::{Access, Region, Span, View};
 use crate::rest::{Rest, Sleeper};
 use crate::shm::{Bell, ShmQueue};
 use crate::tcp::TcpQueue;
@@ -227,11 +227,18 @@ impl CompletionQueue for LaneQueue {
     }
 
     #[inline]
-    fn lend(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
+    fn lend(&mut self, channel: ChannelId, span: &Span, access: Access, lease: u64) -> Result<(), PostError> {
         match route(channel) {
-            // There, what is exposed can be reached whole.
-            Route::Shm(_) | Route::Tcp(_) => Ok(()),
-            Route::Verbs(channel) => self.verbs()?.lend(channel, span),
+            Route::Shm(_) => Ok(()),
+            Route::Tcp(channel) => self.tcp.lend(channel, span, access, lease),
+            Route::Verbs(channel) => self.verbs()?.lend(channel, span, access, lease),
+        }
+    }
+
+    #[inline]
+    fn take_back(&mut self, channel: ChannelId, span: &Span, lease: u64) {
+        if let Route::Tcp(channel) = route(channel) {
+            self.tcp.take_back(channel, span, lease);
         }
     }
 

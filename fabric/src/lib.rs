@@ -14,6 +14,7 @@ pub mod copy;
 mod device;
 mod devices;
 mod error;
+mod grants;
 mod host;
 mod journal;
 mod lane;

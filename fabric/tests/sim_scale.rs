@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 use fabric::sim::{SimFaults, SimNet};
-use fabric::{Completion, CompletionKind, CompletionQueue, Region, RemoteSpan, Write};
+use fabric::{Access, Completion, CompletionKind, CompletionQueue, Region, RemoteSpan, Write};
 
 const WORKERS: usize = 1_000;
 const ROUNDS: u32 = 250;
@@ -21,6 +21,7 @@ fn a_thousand_workers_ping_one_server() {
         let mut lane = net.create_cq(net.node(&format!("worker-{number}")));
         let (at_server, at_worker) = net.connect(&inbox, &lane);
         let key = inbox.expose(at_server, &slots).unwrap();
+        inbox.lend(at_server, &slots.all(), Access::ReadWrite, 0).unwrap();
         assert!(lane.expose(at_worker, &source).is_ok());
         post(&mut lane, at_worker, &source, RemoteSpan { key, offset: number as u64 * 64 }, 0);
         lanes.push((lane, at_worker, key));

@@ -10,7 +10,7 @@ use fabric::{
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
-use tcp_rig::{Carrier, End, at, bytes_of, over_both, pair, pairs, region, soon};
+use tcp_rig::{Carrier, End, at, bytes_of, lend_all, over_both, pair, pairs, region, soon};
 
 over_both!(
     offsets_above_four_gigabytes_work_both_ways,
@@ -177,7 +177,7 @@ fn one_busy_channel_does_not_starve_another(carrier: Carrier) {
     let (mut left, mut right, ids) = pairs(carrier, 2, 64, None);
     let (from, to) = (region(1 << 20), region(1 << 20));
     let span = [from.span(0, 1 << 20).unwrap()];
-    let keys: Vec<_> = ids.iter().map(|(_, theirs)| right.expose(*theirs, &to).unwrap()).collect();
+    let keys: Vec<_> = ids.iter().map(|(_, theirs)| lend_all(&mut right, *theirs, &to)).collect();
     let flood = |left: &mut TcpQueue| {
         let write = Write {
             id: 0,

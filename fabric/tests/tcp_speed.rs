@@ -8,7 +8,7 @@ use fabric::{CompletionKind, CompletionQueue, Pool, Region, RemoteKey, RemoteSpa
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-use tcp_rig::{Carrier, End, at, pair, pairs, region};
+use tcp_rig::{Carrier, End, at, lend_all, pair, pairs, region};
 
 const CARRIERS: [Carrier; 2] = [Carrier::Unix, Carrier::Tcp];
 
@@ -136,7 +136,7 @@ fn round_trips(carrier: Carrier, bytes: u64, channels: u16, spin: bool) -> Vec<f
     let memory = region(4096);
     let keys: Vec<_> = ids
         .iter()
-        .map(|(ours, theirs)| (left.expose(*ours, &memory).unwrap(), right.expose(*theirs, &memory).unwrap()))
+        .map(|(ours, theirs)| (lend_all(&mut left, *ours, &memory), lend_all(&mut right, *theirs, &memory)))
         .collect();
     let span = [memory.span(0, bytes).unwrap()];
     let send = |queue: &mut TcpQueue, channel, key| {

@@ -182,9 +182,12 @@ mod one_device {
         let (a, _b) = connect::<Verbs>(&mut near, &mut far);
         let (large, small) = (region(64 << 10), region(PAGE)); // So little is registered whole.
         assert_eq!(near.expose(a, &large), Err(PostError::Unregistered));
-        assert_eq!(near.lend(a, &large.span(0, 1).unwrap()), Err(PostError::RemoteAccess));
+        assert_eq!(
+            near.lend(a, &large.span(0, 1).unwrap(), Access::ReadWrite, 0),
+            Err(PostError::RemoteAccess)
+        );
         near.expose(a, &small).unwrap();
-        assert_eq!(near.lend(a, &small.all()), Ok(()));
+        assert_eq!(near.lend(a, &small.all(), Access::ReadWrite, 0), Ok(()));
     }
 
     #[test]
@@ -240,7 +243,7 @@ mod one_device {
         let lent = filled(4, LONG);
         let (mut a, mut b) = pair_of_depth::<Verbs>(1);
         let key = b.expose(&lent);
-        b.queue.lend(b.channel, &lent.all()).unwrap();
+        b.queue.lend(b.channel, &lent.all(), Access::ReadWrite, 0).unwrap();
         b.notify(key.0 as u32);
         assert_eq!(a.next_with(&mut b), CompletionKind::Received { immediate: key.0 as u32 });
         let into = region(LONG);

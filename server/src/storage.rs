@@ -156,6 +156,11 @@ impl Cells {
         u64::from(cell) * self.cell_bytes
     }
 
+    /// All of a cell.
+    pub fn span(&self, cell: u32) -> Result<Span, OutOfBounds> {
+        self.region.span(self.start(cell), self.cell_bytes)
+    }
+
     /// Bytes of a cell.
     #[must_use]
     pub fn cell_bytes(&self) -> u64 {

@@ -10,7 +10,7 @@ use crate::workload::WorkSpec;
 use anyhow::Context as _;
 use clap::Args;
 use fabric::{
-    ChannelId, Completion, CompletionKind, CompletionQueue as _, Device as _, Devices, DevicesConfig,
+    Access, ChannelId, Completion, CompletionKind, CompletionQueue as _, Device as _, Devices, DevicesConfig,
     LaneQueue, PostError, Region, RemoteKey, RemoteSpan, VerbsConfig, VerbsDevice, Write,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -114,7 +114,7 @@ impl End {
         let channel = self.queue.attach(setup)?;
         let name = self.queue.expose(channel, &self.memory)?;
         let whole = self.memory.span(0, self.memory.len() as u64)?;
-        self.queue.lend(channel, &whole)?;
+        self.queue.lend(channel, &whole, Access::ReadWrite, 0)?;
         self.queue.post_write(channel, &notice(u32::try_from(name.0)?))?;
         self.queue.flush();
         // Both, as ours does not leave before the peer is ready, and only while this end polls.

@@ -7,7 +7,7 @@ use crate::device::{ChannelSetup, CompletionQueue, CqHandle};
 use crate::error::{FabricError, PostError};
 use crate::lane::LaneQueue;
 use crate::mailbox::{Letters, Mailbox};
-use crate::memory::Region;
+use crate::memory::{Access, Region};
 use crate::oneshot;
 use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, Write};
 use std::collections::{HashMap, VecDeque};
@@ -214,8 +214,7 @@ impl Polling {
 
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
         let key = self.queue.expose(channel, region)?;
-        let whole = region.span(0, region.len() as u64).map_err(|_| PostError::RemoteAccess)?;
-        self.queue.lend(channel, &whole)?;
+        self.queue.lend(channel, &region.all(), Access::ReadWrite, 0)?;
         Ok(key)
     }
 

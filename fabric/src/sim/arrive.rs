@@ -4,7 +4,7 @@
 use super::message::{Fate, Handle, Kind, Piece};
 use super::trace::What;
 use super::world::{Event, World};
-use crate::memory::Region;
+use crate::memory::{Access, Region};
 use crate::work::{CompletionKind, DisconnectReason};
 
 /// Pieces that a torn write lands in, at most.
@@ -108,18 +108,12 @@ impl World {
     pub(super) fn resolve(&mut self, handle: Handle) -> Result<Option<Region>, String> {
         let Some(message) = self.messages.get(handle) else { return Ok(None) };
         let (peer, remote, bytes) = (message.channel ^ 1, message.remote, message.bytes);
-        let writes = message.kind == Kind::Write;
+        let access = if message.kind == Kind::Write { Access::ReadWrite } else { Access::Read };
         if bytes == 0 {
             return Ok(None);
         }
-        let Some(region) = self.ends[peer as usize].exposed.get(&remote.key.0) else {
-            return Err(format!("access to {bytes} bytes at {} under an unknown key", remote.offset));
-        };
-        if writes && !region.is_writable() {
-            return Err(format!("a write of {bytes} bytes to a read-only region"));
-        }
-        region.span(remote.offset, bytes).map_err(|e| e.to_string())?;
-        Ok(Some(region.clone()))
+        let span = self.ends[peer as usize].grants.find(access, remote.key.0, remote.offset, bytes)?;
+        Ok(Some(span.region().clone()))
     }
 
     /// Lands some stretch of a write, without notice.

@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use fabric::sim::{SimFaults, SimNet};
-//! use fabric::{Completion, CompletionKind, CompletionQueue, Region, RemoteSpan, Write};
+//! use fabric::{Access, Completion, CompletionKind, CompletionQueue, Region, RemoteSpan, Write};
 //!
 //! let net = SimNet::new(7, SimFaults::rough());
 //! let (server, worker) = (net.node("server-0"), net.node("worker-0"));
@@ -14,6 +14,7 @@
 //!
 //! let (slots, gradient) = (Region::allocate(4096, "slots")?, Region::allocate(4096, "gradient")?);
 //! let key = inbox.expose(inbox_channel, &slots)?;
+//! inbox.lend(inbox_channel, &slots.all(), Access::ReadWrite, 0)?;
 //! let gather = [gradient.span(0, 1000)?];
 //! let remote = RemoteSpan { key, offset: 64 };
 //! let write = Write { id: 1, gather: &gather, remote, immediate: Some(42), signaled: true };

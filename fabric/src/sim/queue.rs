@@ -3,7 +3,7 @@
 use super::{NodeId, SimNet};
 use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence};
 use crate::error::{FabricError, PostError};
-use crate::memory::{Region, Span, View};
+use crate::memory::{Access, Region, Span, View};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 
 /// A queue of a simulated network. It orders the queues of one network by their creation.
@@ -47,6 +47,20 @@ impl CompletionQueue for SimQueue {
         let end = world.open_end(self.id, channel).ok_or(PostError::Closed)?;
         world.expose(end, region);
         Ok(RemoteKey(region.id()))
+    }
+
+    fn lend(&mut self, channel: ChannelId, span: &Span, access: Access, lease: u64) -> Result<(), PostError> {
+        let mut world = self.net.lock();
+        let end = world.open_end(self.id, channel).ok_or(PostError::Closed)?;
+        world.grants(end).add(span, access, lease);
+        Ok(())
+    }
+
+    fn take_back(&mut self, channel: ChannelId, span: &Span, lease: u64) {
+        let mut world = self.net.lock();
+        if let Some(end) = world.open_end(self.id, channel) {
+            world.grants(end).remove(span, lease);
+        }
     }
 
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {

@@ -5,6 +5,7 @@ use super::faults::SimFaults;
 use super::message::{Handle, Messages};
 use super::trace::{Trace, What};
 use super::{Action, NodeId, NodeStats, QueueId, Rng};
+use crate::grants::Grants;
 use crate::memory::{Region, View};
 use crate::work::{ChannelId, Completion, CompletionKind, RemoteKey};
 use std::cmp::{Ordering, Reverse};
@@ -91,6 +92,7 @@ pub(super) struct End {
     pub(super) node: NodeId,
     pub(super) open: bool,
     pub(super) exposed: BTreeMap<u64, Region>,
+    pub(super) grants: Grants,
     /// Outgoing messages that have not arrived, in order; only the first is moving.
     pub(super) line: VecDeque<Handle>,
     /// Posted requests without their acknowledgement, in order.
@@ -170,6 +172,7 @@ impl World {
                 node: self.queues[queue.0 as usize].node,
                 open: true,
                 exposed: BTreeMap::new(),
+                grants: Grants::default(),
                 line: VecDeque::new(),
                 unfinished: VecDeque::new(),
                 busy_until_us: self.now_us,
@@ -238,6 +241,11 @@ impl World {
         Some(region.all().into())
     }
 
+    /// What the peer of an end of a channel may reach.
+    pub(super) fn grants(&mut self, channel: u32) -> &mut Grants {
+        &mut self.end(channel).grants
+    }
+
     pub(super) fn expose(&mut self, channel: u32, region: &Region) {
         let (id, bytes) = (region.id(), region.len() as u64);
         if self.end(channel).exposed.insert(id, region.clone()).is_none() {
@@ -257,6 +265,7 @@ impl World {
     /// Takes back all that a channel's peer could address.
     pub(super) fn conceal(&mut self, channel: u32) {
         let exposed = std::mem::take(&mut self.end(channel).exposed);
+        self.end(channel).grants = Grants::default();
         let node = self.ends[channel as usize].node;
         let node = &mut self.nodes[node.0 as usize];
         for id in exposed.keys() {

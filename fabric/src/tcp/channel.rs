@@ -7,8 +7,9 @@ use super::receive::{Next, OnLanded, Receiver};
 use super::send::{OnSent, SendQueue, SendStop};
 use super::sys;
 use crate::error::PostError;
-use crate::memory::{Region, Span};
-use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
+use crate::grants::Grants;
+use crate::memory::{Access, Span};
+use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, Write};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use socket2::Socket;
@@ -62,8 +63,7 @@ pub(super) struct Channel {
     /// What is between frames and the socket.
     pipe: Pipe,
     send_depth: usize,
-    /// Sorted by id.
-    regions: Vec<Region>,
+    grants: Grants,
     send: SendQueue,
     receiver: Receiver,
     reads: VecDeque<PendingRead>,
@@ -95,7 +95,7 @@ impl Channel {
             socket,
             pipe,
             send_depth,
-            regions: Vec::new(),
+            grants: Grants::default(),
             send: SendQueue::with_capacity(send_depth + READS_MAX),
             receiver: Receiver::new(),
             reads: VecDeque::with_capacity(READS_MAX),
@@ -163,11 +163,8 @@ impl Channel {
         Some(if output { input | EventFlags::OUT } else { input })
     }
 
-    pub(super) fn expose(&mut self, region: &Region) -> RemoteKey {
-        if let Err(at) = self.regions.binary_search_by_key(&region.id(), Region::id) {
-            self.regions.insert(at, region.clone());
-        }
-        RemoteKey(region.id())
+    pub(super) fn grants(&mut self) -> &mut Grants {
+        &mut self.grants
     }
 
     pub(super) fn post_write(&mut self, write: &Write<'_>) -> Result<(), PostError> {
@@ -294,11 +291,7 @@ impl Channel {
         let (span, on_landed) = match *frame {
             Frame::Write { key, offset, length, immediate } => {
                 let on_landed = immediate.map_or(OnLanded::Nothing, OnLanded::Received);
-                let span = self.exposed("write", key, offset, length)?;
-                if span.as_ref().is_some_and(|span| !span.region().peers_write()) {
-                    return Err(misbehaved(format!("a write with key {key}, which is read-only")));
-                }
-                (span, on_landed)
+                (self.granted(Access::ReadWrite, (key, offset, length))?, on_landed)
             }
             Frame::ReadRequest { key, offset, length, id } => return self.answer(key, offset, length, id),
             Frame::ReadResponse { length, id } => {
@@ -324,7 +317,7 @@ impl Channel {
         if self.answers_queued == READS_MAX {
             return Err(misbehaved(format!("more than {READS_MAX} reads at once")));
         }
-        let span = self.exposed("read", key, offset, length)?;
+        let span = self.granted(Access::Read, (key, offset, length))?;
         if !self.send_broken {
             self.send.push(Frame::ReadResponse { length, id }, span.as_slice(), OnSent::Answered);
             self.answers_queued += 1;
@@ -332,24 +325,16 @@ impl Channel {
         Ok(())
     }
 
-    /// The stretch of an exposed region that a frame names; nothing for no bytes, whatever the key is.
-    fn exposed(
+    /// The granted stretch that a frame names; nothing for no bytes, whatever the key is.
+    fn granted(
         &self,
-        what: &str,
-        key: u64,
-        offset: u64,
-        length: u64,
+        access: Access,
+        (key, offset, length): (u64, u64, u64),
     ) -> Result<Option<Span>, DisconnectReason> {
         if length == 0 {
             return Ok(None);
         }
-        match self.regions.binary_search_by_key(&key, Region::id) {
-            Err(_) => Err(misbehaved(format!("a {what} with key {key}, which was not exposed to it"))),
-            Ok(at) => match self.regions[at].span(offset, length) {
-                Ok(span) => Ok(Some(span)),
-                Err(e) => Err(misbehaved(format!("a {what} out of bounds: {e}"))),
-            },
-        }
+        self.grants.find(access, key, offset, length).map(Some).map_err(misbehaved)
     }
 
     fn finish(&mut self, on_landed: OnLanded, budget: &mut Budget, completions: &mut Vec<Completion>) {

@@ -4,7 +4,7 @@
 use super::channel::{Budget, Channel, GATHER_MAX};
 use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence, SetupKind};
 use crate::error::{FabricError, PostError};
-use crate::memory::Region;
+use crate::memory::{Access, Region, Span};
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -251,7 +251,20 @@ impl CompletionQueue for TcpQueue {
     }
 
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
-        Ok(self.channel(channel)?.expose(region))
+        // Nothing is reached by the key alone.
+        self.channel(channel)?;
+        Ok(RemoteKey(region.id()))
+    }
+
+    fn lend(&mut self, channel: ChannelId, span: &Span, access: Access, lease: u64) -> Result<(), PostError> {
+        self.channel(channel)?.grants().add(span, access, lease);
+        Ok(())
+    }
+
+    fn take_back(&mut self, channel: ChannelId, span: &Span, lease: u64) {
+        if let Ok(channel) = self.channel(channel) {
+            channel.grants().remove(span, lease);
+        }
     }
 
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {

@@ -4,7 +4,7 @@ use super::rig::{
     End, NOWHERE, Place, Queue, Rig, at, bytes_of, connect_all, connect_only, filled, pair, pair_with,
     pattern, region, soon,
 };
-use fabric::{CompletionKind, CompletionQueue, PostError, Read, Region, RemoteKey, Span, Write};
+use fabric::{Access, CompletionKind, CompletionQueue, PostError, Read, Region, RemoteKey, Span, Write};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
@@ -210,7 +210,7 @@ pub fn stretches_of_a_region_far_larger_than_memory_are_lent<R: Rig>() {
         let start = middle - BYTES / 2;
         let bytes = pattern(i as u64, BYTES as usize);
         from.write(start, &bytes).unwrap();
-        b.queue.lend(b.channel, &huge.span(start, BYTES).unwrap()).unwrap();
+        b.queue.lend(b.channel, &huge.span(start, BYTES).unwrap(), Access::ReadWrite, 0).unwrap();
         b.notify(i as u32);
         assert_eq!(a.next_with(&mut b), CompletionKind::Received { immediate: i as u32 });
         a.write(&[from.span(start, BYTES).unwrap()], at(key, start), Some(7), None).unwrap();
@@ -233,6 +233,7 @@ pub fn what_is_sent_before_the_peer_has_the_channel_waits_for_it<R: Rig>() {
         let first = early.queue.attach(first).unwrap();
         let lent = region(4096);
         let key = early.queue.expose(first, &lent).unwrap();
+        early.queue.lend(first, &lent.all(), Access::ReadWrite, 0).unwrap();
         let notice = |immediate| Write {
             id: 0,
             gather: &[],
@@ -294,7 +295,10 @@ pub fn channels_of_several_queues_are_told_apart_and_work_at_once<R: Rig>() {
             });
             scope.spawn(move || {
                 let mut end = End::<R>::new(far, theirs[0]);
-                let expose = |id: &fabric::ChannelId| end.queue.expose(*id, &lent_there).unwrap();
+                let expose = |id: &fabric::ChannelId| {
+                    end.queue.lend(*id, &lent_there.all(), Access::ReadWrite, 0).unwrap();
+                    end.queue.expose(*id, &lent_there).unwrap()
+                };
                 told.send(theirs.iter().map(expose).collect::<Vec<_>>()).unwrap();
                 take_from_each(&mut end, &theirs, lane, BYTES, &lent_there);
                 finished_there.wait();

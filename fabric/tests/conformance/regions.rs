@@ -1,7 +1,7 @@
 //! Memory at scale: as many regions as a trainer has buffers, and regions far larger than what is ever touched of them.
 
 use super::rig::{Rig, at, bytes_of, filled, pair, pattern, region, report};
-use fabric::{CompletionKind, CompletionQueue, Region};
+use fabric::{Access, CompletionKind, CompletionQueue, Region};
 use std::time::{Duration, Instant};
 
 /// All of them granted on one channel, none before it was connected; then used in another order.
@@ -58,7 +58,7 @@ pub fn a_region_costs_what_is_touched_of_it<R: Rig>() {
     let source = filled(2, 4096);
     let span = source.span(0, 4096).unwrap();
     for (i, place) in [0, GIB / 2 - 4096, GIB / 2, GIB - 4096].into_iter().enumerate() {
-        b.queue.lend(b.channel, &huge.span(place, 4096).unwrap()).unwrap();
+        b.queue.lend(b.channel, &huge.span(place, 4096).unwrap(), Access::ReadWrite, 0).unwrap();
         b.notify(i as u32);
         assert_eq!(a.next_with(&mut b), CompletionKind::Received { immediate: i as u32 });
         a.write_patiently(std::slice::from_ref(&span), at(key, place), Some(i as u32), None);

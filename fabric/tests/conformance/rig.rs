@@ -2,9 +2,9 @@
 //! peers in processes of their own. Must not check anything of a driver itself, nor know one beyond its `Rig`.
 
 use fabric::{
-    ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, CqHandle, Device, DisconnectReason,
-    FabricError, LaneQueue, PostError, Read, Region, RemoteKey, RemoteSpan, ShmDevice, Span, TcpDevice,
-    Write,
+    Access, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, CqHandle, Device,
+    DisconnectReason, FabricError, LaneQueue, PostError, Read, Region, RemoteKey, RemoteSpan, ShmDevice,
+    Span, TcpDevice, Write,
 };
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -421,9 +421,10 @@ impl<R: Rig> End<R> {
         }
     }
 
-    /// Exposes a region and says under which key.
+    /// Exposes a region, lends all of it and says under which key.
     pub fn grant(&mut self, region: &Region) -> RemoteKey {
         let key = self.expose(region);
+        self.queue.lend(self.channel, &region.all(), Access::ReadWrite, 0).unwrap();
         self.notify(u32::try_from(key.0).expect("so few regions"));
         key
     }

@@ -4,8 +4,8 @@
 
 use fabric::sim::{NodeId, SimFaults, SimNet, SimQueue};
 use fabric::{
-    ChannelId, Completion, CompletionKind, CompletionQueue, DisconnectReason, PostError, Region, RemoteKey,
-    RemoteSpan, Write,
+    Access, ChannelId, Completion, CompletionKind, CompletionQueue, DisconnectReason, PostError, Region,
+    RemoteKey, RemoteSpan, Write,
 };
 
 pub(crate) const REGION_BYTES: usize = 64 << 10;
@@ -112,6 +112,9 @@ impl Rig {
         (a.channel, b.channel) = net.connect(&a.queue, &b.queue);
         a.key = a.queue.expose(a.channel, &a.region).unwrap();
         b.key = b.queue.expose(b.channel, &b.region).unwrap();
+        for side in [&mut a, &mut b] {
+            side.queue.lend(side.channel, &side.region.all(), Access::ReadWrite, 0).unwrap();
+        }
         Self { net, a, b }
     }
 

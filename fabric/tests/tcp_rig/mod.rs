@@ -9,8 +9,8 @@
 )]
 
 use fabric::{
-    ChannelId, Completion, CompletionKind, CompletionQueue, DisconnectReason, PostError, Region, RemoteKey,
-    RemoteSpan, Span, TcpDevice, TcpQueue, Write,
+    Access, ChannelId, Completion, CompletionKind, CompletionQueue, DisconnectReason, PostError, Region,
+    RemoteKey, RemoteSpan, Span, TcpDevice, TcpQueue, Write,
 };
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::Write as _;
@@ -85,8 +85,9 @@ impl End {
         self.queue.post_write(self.channel, &Write { id, gather, remote, immediate, signaled: true })
     }
 
+    /// Exposes a region and lends all of it.
     pub fn expose(&mut self, region: &Region) -> RemoteKey {
-        self.queue.expose(self.channel, region).unwrap()
+        lend_all(&mut self.queue, self.channel, region)
     }
 
     pub fn poll(&mut self) {
@@ -218,4 +219,10 @@ pub fn bytes_of(region: &Region, offset: u64, bytes: usize) -> Vec<u8> {
 
 pub fn at(key: RemoteKey, offset: u64) -> RemoteSpan {
     RemoteSpan { key, offset }
+}
+
+/// Exposes a region and lends all of it to a channel's peer.
+pub fn lend_all(queue: &mut TcpQueue, channel: ChannelId, region: &Region) -> RemoteKey {
+    queue.lend(channel, &region.all(), Access::ReadWrite, 0).unwrap();
+    queue.expose(channel, region).unwrap()
 }

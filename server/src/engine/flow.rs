@@ -25,6 +25,12 @@ impl LaneEngine {
         false
     }
 
+    /// Is the slot this worker's to write?
+    #[must_use]
+    pub fn is_granted(&self, peer: Rank, grant: SlotGrant) -> bool {
+        self.ledger.check(peer, grant).is_ok()
+    }
+
     /// A write that carried only a notice.
     pub fn notice(&mut self, peer: Rank, notice: Notice, out: &mut Commands) {
         let Some(Some(state)) = self.peers.get_mut(peer.0 as usize) else { return };

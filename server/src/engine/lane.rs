@@ -134,6 +134,7 @@ pub struct LaneEngine {
     /// Chunks that finished with another of their tensor: to be settled. Empty between calls.
     pub(super) ripe: Vec<u32>,
     pub(super) spills: Vec<u32>,
+    pub(super) taken_buffers: Vec<(Rank, u32)>,
     /// Spill blocks that are key buffers.
     pub(super) key_buffers: u32,
     pub(super) quarantine: Quarantine,
@@ -162,6 +163,7 @@ impl LaneEngine {
             groups: Vec::new(),
             ripe: Vec::new(),
             spills: (0..config.spill_blocks).rev().collect(),
+            taken_buffers: Vec::new(),
             key_buffers: 0,
             quarantine: Quarantine::default(),
             stuck: Vec::new(),

@@ -75,13 +75,26 @@ impl LaneEngine {
         if let (Source::Spill(_), KeyBuffer::Granted { spill, keep }) = (from, chunk.buffer_of(peer)) {
             chunk.set_buffer(peer, KeyBuffer::Full { spill, keep });
             self.stats.placed += 1;
+            if !keep {
+                self.taken_buffers.push((peer, spill));
+            }
         }
     }
 
     /// The worker has said that it does not write its buffer any more.
     pub(super) fn end_buffer(&mut self, index: u32, rank: Rank) {
+        let granted = match self.chunks[index as usize].buffer_of(rank) {
+            KeyBuffer::Granted { spill, .. } | KeyBuffer::Full { spill, .. } => Some((rank, spill)),
+            KeyBuffer::None => None,
+        };
+        self.taken_buffers.extend(granted);
         let unused = self.revoke_buffer(index, rank);
         self.spills.extend(unused);
+    }
+
+    /// Spill blocks that workers may not write any more, while their channels are open.
+    pub fn taken_buffers(&mut self) -> std::vec::Drain<'_, (Rank, u32)> {
+        self.taken_buffers.drain(..)
     }
 
     /// The grant is void; its block, where nothing that was taken lies in it. What does is a contribution's as any other.

@@ -15,8 +15,8 @@ use crate::storage::{Cells, Storage, StorageError};
 use crate::tables::Tables;
 use daemon::flight::Kind;
 use fabric::{
-    Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds,
-    PostError, RemoteKey, RemoteSpan, Span,
+    Access, Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError,
+    OutOfBounds, PostError, RemoteKey, RemoteSpan, Span,
 };
 use proto_common::batch::{BatchReader, BlockData, Notice, SlotGrant, prefix_bytes};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
@@ -291,28 +291,38 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if place >= self.links.len() {
             return refuse(&mut self.queue, "its rank is out of range".into());
         }
-        let region = match self.lend_inbox(channel) {
+        let in_place = self.queue.reads_in_place(channel);
+        let region = match self.queue.expose(channel, self.inbox.region()) {
             Ok(key) => key.0,
-            Err(LaneError::Post(error)) => {
+            Err(error) => {
                 let reason = self.queue.explain(error);
                 return refuse(&mut self.queue, reason);
             }
-            Err(error) => return refuse(&mut self.queue, error.to_string()),
         };
-        let in_place = self.queue.reads_in_place(channel);
         let grants = self.engine.peer_up(rank, incarnation, &inbox.grants, in_place, &mut self.commands);
         self.links[place] = Some(Link::new(channel, inbox, in_place));
+        if let Err(error) = self.lend_slots(channel, &grants) {
+            self.detach(rank);
+            return Err(LaneError::Attach { rank, reason: error.to_string() });
+        }
         self.ranks.insert(channel, rank);
         self.flight.peer(Kind::ChannelUp, rank);
         let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes: self.inbox.cell_bytes(), grants })
     }
 
-    fn lend_inbox(&mut self, channel: ChannelId) -> Result<RemoteKey, LaneError> {
-        let inbox = self.inbox.region();
-        let key = self.queue.expose(channel, inbox)?;
-        self.queue.lend(channel, &inbox.all())?;
-        Ok(key)
+    /// The worker at the other end may write each of these slots, once.
+    pub(super) fn lend_slots(&mut self, channel: ChannelId, grants: &[SlotGrant]) -> Result<(), LaneError> {
+        for grant in grants {
+            self.queue.lend(channel, &self.inbox.span(grant.slot)?, Access::ReadWrite, 0)?;
+        }
+        Ok(())
+    }
+
+    /// It has written the slot, or does not need it: from now on it may not write there.
+    fn take_slot(&mut self, channel: ChannelId, slot: SlotGrant) -> Result<(), LaneError> {
+        self.queue.take_back(channel, &self.inbox.span(slot.slot)?, 0);
+        Ok(())
     }
 
     /// What a post held is free, because its channel is gone.
@@ -378,6 +388,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.engine.flush(self.blocks.free(), &mut self.commands);
         self.execute()?;
         self.end_reads();
+        self.take_key_buffers()?;
         self.queue.flush();
         Ok(())
     }
@@ -389,8 +400,15 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let Some(rank) = self.ranks.get(&completion.channel).copied() else { return Ok(()) };
         match completion.kind {
             CompletionKind::Received { immediate } => match Notice::from_wire(immediate) {
-                Some(Notice::Batch(slot)) => self.batch(rank, slot, now_ms)?,
-                Some(notice) => self.engine.notice(rank, notice, &mut self.commands),
+                Some(Notice::Batch(slot)) => self.batch((rank, completion.channel), slot, now_ms)?,
+                Some(notice) => {
+                    if let Notice::GivenBack(slot) = notice
+                        && self.engine.is_granted(rank, slot)
+                    {
+                        self.take_slot(completion.channel, slot)?;
+                    }
+                    self.engine.notice(rank, notice, &mut self.commands);
+                }
                 None => self.expel(rank, "its notice has an unknown form"),
             },
             CompletionKind::WriteDone { id } => {
@@ -434,7 +452,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// Copies the prefix out of the slot, checks it, and lets the engine decide.
-    fn batch(&mut self, rank: Rank, slot: SlotGrant, now_ms: u64) -> Result<(), LaneError> {
+    fn batch(
+        &mut self,
+        (rank, channel): (Rank, ChannelId),
+        slot: SlotGrant,
+        now_ms: u64,
+    ) -> Result<(), LaneError> {
         if slot.slot >= self.config.engine.inbox_slots {
             self.expel(rank, "its notice names a slot that does not exist");
             return Ok(());
@@ -442,6 +465,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if !self.engine.notified(rank, slot, &mut self.commands) {
             return Ok(());
         }
+        self.take_slot(channel, slot)?;
         let (start, inbox) = (self.inbox.start(slot.slot), self.inbox.region());
         inbox.read(start, &mut self.prefix[..HEADER_BYTES])?;
         let header = prefix_bytes(&self.prefix[..HEADER_BYTES]).and_then(|bytes| {

@@ -4,7 +4,7 @@
 use super::lane::{DataLane, LaneError};
 use super::link::Post;
 use crate::engine::ResultBlock;
-use fabric::{CompletionQueue, PostError};
+use fabric::{Access, CompletionQueue, PostError};
 use proto_common::batch::{
     BatchHeader, BatchKind, BatchWriter, Block, BlockData, Landing, SlotGrant, Status,
 };
@@ -60,6 +60,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let calls = &self.calls;
         let is_kept = |call| calls.reply_prefix(call).is_some();
         let bytes = encode_results(&mut self.prefix, header, (results, is_kept), grants, place);
+        if let Some(link) = self.links.get(peer.0 as usize).and_then(Option::as_ref) {
+            self.lend_slots(link.channel, grants)?;
+        }
         self.blocks.write(block, 0, &self.prefix[..bytes])?;
         let mut end = bytes as u64;
         for result in results {
@@ -98,9 +101,19 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let granted = results.iter().filter(|result| result.block.status == Status::Granted);
         for landing in granted.filter_map(|result| result.block.landing) {
             let block = spill.region().span(spill.start(landing.offset as u32), landing.bytes).ok()?;
-            self.queue.lend(link.channel, &block).ok()?;
+            self.queue.lend(link.channel, &block, Access::ReadWrite, 0).ok()?;
         }
         link.spill_key
+    }
+
+    /// What workers wrote into spill blocks is taken, or not wanted any more.
+    pub(super) fn take_key_buffers(&mut self) -> Result<(), LaneError> {
+        for (rank, block) in self.engine.taken_buffers() {
+            if let Some(link) = self.links.get(rank.0 as usize).and_then(Option::as_ref) {
+                self.queue.take_back(link.channel, &self.storage.spill_cells().span(block)?, 0);
+            }
+        }
+        Ok(())
     }
 
     /// The key under which a worker reads weights where they lie.

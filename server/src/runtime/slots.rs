@@ -3,7 +3,7 @@
 
 use super::lane::LaneError;
 use crate::storage::Cells;
-use fabric::{ChannelId, CompletionQueue};
+use fabric::{Access, ChannelId, CompletionQueue};
 use proto_common::batch::SlotGrant;
 use proto_common::limits::REPLICA_SLOTS_MAX;
 use proto_common::message::InboxGrant;
@@ -17,7 +17,7 @@ pub(super) fn lend_cells<Q: CompletionQueue>(
 ) -> Result<(Cells, u64), LaneError> {
     let cells = Cells::allocate(slots, slot_bytes, "gradwire-copies")?;
     let region = queue.expose(channel, cells.region())?.0;
-    queue.lend(channel, &cells.region().all())?;
+    queue.lend(channel, &cells.region().all(), Access::ReadWrite, 0)?;
     Ok((cells, region))
 }
 

@@ -4,8 +4,8 @@
 use super::cluster::Cluster;
 use super::control::ControlPeer;
 use fabric::{
-    ChannelId, Completion, CompletionKind, CompletionQueue, Device, LaneQueue, Region, RemoteKey, RemoteSpan,
-    ShmDevice, TcpDevice, Write, tcp_frame::Frame,
+    Access, ChannelId, Completion, CompletionKind, CompletionQueue, Device, LaneQueue, Region, RemoteKey,
+    RemoteSpan, ShmDevice, TcpDevice, Write, tcp_frame::Frame,
 };
 use proto_common::batch::{
     BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, OpKind, Reading, SlotGrant,
@@ -155,6 +155,9 @@ impl Rogue {
         let scratch = Region::allocate(SCRATCH_BYTES, "rogue-scratch").expect("memory");
         let region = queue.expose(channel, &inbox).expect("exposing").0;
         let landing = queue.expose(channel, &scratch).expect("exposing").0;
+        for lent in [&inbox, &scratch] {
+            queue.lend(channel, &lent.all(), Access::ReadWrite, 0).expect("lending");
+        }
         let grants = (0..RESULT_SLOTS).map(|slot| SlotGrant { slot, generation: 1 }.to_wire()).collect();
         let ours = InboxGrant { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants };
         queue.flush();

@@ -4,8 +4,8 @@
 
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use fabric::{
-    Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Fence, Pool, PostError, Read,
-    Region, RemoteKey, Span, Write,
+    Access, Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Fence, Pool, PostError,
+    Read, Region, RemoteKey, Span, Write,
 };
 use gradwire_server::engine::LaneStats;
 use gradwire_server::runtime::DataLane;
@@ -37,6 +37,14 @@ impl CompletionQueue for Flipping {
 
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
         self.inner.expose(channel, region)
+    }
+
+    fn lend(&mut self, channel: ChannelId, span: &Span, access: Access, lease: u64) -> Result<(), PostError> {
+        self.inner.lend(channel, span, access, lease)
+    }
+
+    fn take_back(&mut self, channel: ChannelId, span: &Span, lease: u64) {
+        self.inner.take_back(channel, span, lease);
     }
 
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {

@@ -4,8 +4,8 @@
 
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use fabric::{
-    Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Fence, Pool, PostError, Read,
-    Region, RemoteKey, Write,
+    Access, Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Fence, Pool, PostError,
+    Read, Region, RemoteKey, Span, Write,
 };
 use gradwire_server::runtime::{DataLane, LaneError as ServerError};
 use gradwire_tests::rigs::sim::pair;
@@ -46,6 +46,14 @@ impl CompletionQueue for Scarce {
     fn unregistered(&mut self) -> Option<FabricError> {
         let fix = "raise memory.registered_bytes";
         self.is_full.then(|| FabricError::Unregistered { what: "no room".into(), fix })
+    }
+
+    fn lend(&mut self, channel: ChannelId, span: &Span, access: Access, lease: u64) -> Result<(), PostError> {
+        self.inner.lend(channel, span, access, lease)
+    }
+
+    fn take_back(&mut self, channel: ChannelId, span: &Span, lease: u64) {
+        self.inner.take_back(channel, span, lease);
     }
 
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {

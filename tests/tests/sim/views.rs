@@ -4,8 +4,8 @@
 
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use fabric::{
-    Caps, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, DisconnectReason,
-    FabricError, Fence, Pool, PostError, Read, Region, RemoteKey, View, Write,
+    Access, Caps, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, DisconnectReason,
+    FabricError, Fence, Pool, PostError, Read, Region, RemoteKey, Span, View, Write,
 };
 use gradwire_tests::rigs::sim::pair;
 use gradwire_worker::engine::PartSpec;
@@ -42,6 +42,14 @@ impl CompletionQueue for Unmapped {
 
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
         self.inner.expose(channel, region)
+    }
+
+    fn lend(&mut self, channel: ChannelId, span: &Span, access: Access, lease: u64) -> Result<(), PostError> {
+        self.inner.lend(channel, span, access, lease)
+    }
+
+    fn take_back(&mut self, channel: ChannelId, span: &Span, lease: u64) {
+        self.inner.take_back(channel, span, lease);
     }
 
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {

@@ -13,8 +13,8 @@ use crate::engine::{Command, Commands, EngineConfig, LaneEngine, Submit};
 use crate::error::OpError;
 use daemon::flight::{Flight, Kind};
 use fabric::{
-    Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, Fence, OutOfBounds, Pool,
-    PostError, Region, Span,
+    Access, Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, Fence, OutOfBounds,
+    Pool, PostError, Region, Span,
 };
 use proto_common::batch::{BatchReader, Notice, SlotGrant};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank, Version};
@@ -65,6 +65,8 @@ pub(super) struct Live {
     pub(super) target: Option<Span>,
     pub(super) about: About,
     lent: Lent,
+    /// Whether a server was granted any of its memory.
+    granted: bool,
     /// Channels that have ended, over which a server may still reach its buffers.
     fences: Vec<ChannelId>,
     /// Its failure, while that is not told.
@@ -226,7 +228,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// The keys of the channel's inbox and of the client's buffers.
     fn lend_buffers(&mut self, channel: ChannelId, results: &Region) -> Result<(u64, u64), PostError> {
         let inbox = self.queue.expose(channel, results)?;
-        self.queue.lend(channel, &results.all())?;
+        self.queue.lend(channel, &results.all(), Access::ReadWrite, 0)?;
         Ok((inbox.0, self.queue.expose(channel, &self.landing)?.0))
     }
 
@@ -328,6 +330,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             target: target.clone(),
             about,
             lent: Lent::of(submission.kind, submission.placement),
+            granted: false,
             fences: Vec::new(),
             failure: None,
         };

@@ -3,8 +3,8 @@
 use super::lane::Live;
 use crate::engine::PartBlock;
 use fabric::{
-    ChannelId, CompletionQueue, MappedRegions, OutOfBounds, PostError, Region, RemoteKey, RemoteSpan, Span,
-    View, Write,
+    Access, ChannelId, CompletionQueue, MappedRegions, OutOfBounds, PostError, Region, RemoteKey, RemoteSpan,
+    Span, View, Write,
 };
 use proto_common::batch::{Block, BlockData, Landing, OpKind, SlotGrant, payload_checksum};
 use std::collections::{HashMap, VecDeque};
@@ -118,15 +118,15 @@ pub(super) fn lend<Q: CompletionQueue>(
     queue: &mut Q,
     channel: ChannelId,
     buffers: &Region,
-    block: &Block,
+    (op, block): (u64, &Block),
 ) -> Result<Result<(), PostError>, OutOfBounds> {
-    let landing = block.landing.map(|landing| (landing.offset, landing.bytes));
+    let landing = block.landing.map(|landing| (landing.offset, landing.bytes, Access::ReadWrite));
     let source = match block.data {
-        BlockData::ByReference { offset, .. } => Some((offset, block.bytes)),
+        BlockData::ByReference { offset, .. } => Some((offset, block.bytes, Access::Read)),
         _ => None,
     };
-    for (offset, bytes) in landing.into_iter().chain(source) {
-        if let Err(error) = queue.lend(channel, &buffers.span(offset, bytes)?) {
+    for (offset, bytes, access) in landing.into_iter().chain(source) {
+        if let Err(error) = queue.lend(channel, &buffers.span(offset, bytes)?, access, op) {
             return Ok(Err(error));
         }
     }

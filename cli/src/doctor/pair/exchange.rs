@@ -3,8 +3,8 @@
 //! connections.
 
 use fabric::{
-    ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, DisconnectReason, LaneQueue,
-    PostError, Region, RemoteKey, RemoteSpan, Span, Write,
+    Access, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, DisconnectReason,
+    LaneQueue, PostError, Region, RemoteKey, RemoteSpan, Span, Write,
 };
 use std::time::{Duration, Instant};
 
@@ -102,7 +102,9 @@ impl End {
             queue.prepare(&whole(region)?).map_err(said)?;
         }
         let key = queue.expose(channel, &lent).map_err(|error| refused(&mut queue, error))?;
-        queue.lend(channel, &whole(&lent)?).map_err(|error| refused(&mut queue, error))?;
+        queue
+            .lend(channel, &whole(&lent)?, Access::ReadWrite, 0)
+            .map_err(|error| refused(&mut queue, error))?;
         queue.flush();
         Ok(Self { queue, channel, side, patience, ours, lent, key, inbox: Vec::new(), under_way: 0 })
     }

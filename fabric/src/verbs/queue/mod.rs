@@ -16,7 +16,7 @@ use super::sys::{Completions, Context, POLLED_MAX, QueuePair, Receives, Work, ib
 use super::watch::{Alarm, Watch};
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, SetupKind};
 use crate::error::{FabricError, PostError};
-use crate::memory::{Region, Span};
+use crate::memory::{Access, Region, Span};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 use inbound::Inbound;
 pub(super) use plan::Plan;
@@ -427,7 +427,13 @@ impl CompletionQueue for VerbsQueue {
         self.unregistered.take()
     }
 
-    fn lend(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
+    fn lend(
+        &mut self,
+        channel: ChannelId,
+        span: &Span,
+        _access: Access,
+        _lease: u64,
+    ) -> Result<(), PostError> {
         let at = self.at(channel)?;
         if !self.channels[at].exposed.contains_key(&span.region().id()) {
             return Err(PostError::RemoteAccess);

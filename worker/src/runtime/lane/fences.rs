@@ -126,8 +126,22 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
+    /// All servers have answered, or their channels have ended: nobody reaches the operation's memory any more.
+    fn take_back(&mut self, op: u64, live: &Live) {
+        let pieces = live.state.lent();
+        for span in pieces.iter().chain(&live.source).chain(&live.target) {
+            for link in self.links.iter().flatten() {
+                self.queue.take_back(link.channel, span, op);
+            }
+        }
+    }
+
     fn finish(&mut self, op: u64, version: u64) {
-        let Some(Live { state, source, target, about, failure, .. }) = self.live.remove(&op) else { return };
+        let Some(live) = self.live.remove(&op) else { return };
+        if live.granted {
+            self.take_back(op, &live);
+        }
+        let Live { state, source, target, about, failure, .. } = live;
         // Spans go first: they keep the buffers' region, not the buffers, alive.
         drop((source, target));
         if let Some(error) = failure {

@@ -4,8 +4,10 @@
 use super::{LaneDriver, LaneError};
 use crate::engine::PartBlock;
 use crate::runtime::link::{Waiting, lend, payload_sum, post_one};
-use fabric::{CompletionQueue, PostError, RemoteKey, RemoteSpan, Span};
-use proto_common::batch::{BatchHeader, BatchKind, BatchWriter, Landing, Notice, OpKind, SlotGrant};
+use fabric::{Access, CompletionQueue, PostError, RemoteKey, RemoteSpan, Span};
+use proto_common::batch::{
+    BatchHeader, BatchKind, BatchWriter, BlockData, Landing, Notice, OpKind, SlotGrant,
+};
 use proto_common::ids::Rank;
 
 /// Posts that may wait for a server when another without a batch joins them.
@@ -38,11 +40,18 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                     self.flight.part_sent(&live.about);
                 }
                 let block = link.addressed(part, live);
-                lent = lent.and(lend(&mut self.queue, link.channel, &self.landing, &block)?);
+                if (block.landing.is_some() || matches!(block.data, BlockData::ByReference { .. }))
+                    && let Some(live) = self.live.get_mut(&part.op)
+                {
+                    live.granted = true;
+                }
+                lent = lent.and(lend(&mut self.queue, link.channel, &self.landing, (part.op, &block))?);
                 if block.op == OpKind::Call {
                     let pieces = self.live.get(&part.op).map_or_else(Vec::new, |live| live.state.lent());
                     let channel = link.channel;
-                    lent = pieces.iter().fold(lent, |lent, piece| lent.and(self.queue.lend(channel, piece)));
+                    lent = pieces.iter().fold(lent, |lent, piece| {
+                        lent.and(self.queue.lend(channel, piece, Access::Read, part.op))
+                    });
                 }
                 let fitted = writer.push(block);
                 debug_assert!(fitted, "the engine packed with the same room");

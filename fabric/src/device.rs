@@ -2,7 +2,7 @@
 //! work is posted by the thread that polls, registration is explicit, completions carry immediate data.
 
 use crate::error::{FabricError, PostError};
-use crate::memory::{Access, Region, Span, View};
+use crate::memory::{Access, Fenced, Region, Span, View};
 use crate::shm::{ShmHandle, ShmSetup};
 use crate::tcp::Pipe;
 use crate::work::{ChannelId, Completion, Read, RemoteKey, RemoteSpan, Write};
@@ -27,6 +27,13 @@ pub enum Fence {
     /// was granted over the channel stays in quarantine. Otherwise the peer, once it continues, would overwrite what
     /// somebody else was granted.
     Pending,
+}
+
+impl Fence {
+    /// The proof, where it is done.
+    pub fn proof(self) -> Option<Fenced> {
+        (self == Self::Done).then(Fenced::proved)
+    }
 }
 
 /// What a peer's channel needs from a completion queue while it is being connected.

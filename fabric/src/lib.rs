@@ -42,8 +42,8 @@ pub use journal::{JournalReader, JournalWriter, RECORD_WORDS, Record, Records, j
 pub use lane::{LaneQueue, Waker};
 pub use mailbox::{Letters, Mailbox};
 pub use memory::{
-    Access, Blocks, Buffer, BufferId, Floats, HUGE_PAGE_BYTES, Handles, MappedRegions, Number, Numbers,
-    OutOfBounds, Pages, Pool, PoolError, Region, Span, UserBuffer, View,
+    Access, Blocks, BufferId, Exclusive, Fenced, Floats, HUGE_PAGE_BYTES, Handles, MappedRegions, Number,
+    Numbers, OutOfBounds, Pages, PeerWritable, Pool, PoolError, Region, Span, SpanReader, UserBuffer, View,
 };
 pub use rest::{Rest, Sleeper};
 pub use shm::{SharedWord, SharedWords, ShmDevice};

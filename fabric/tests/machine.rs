@@ -9,7 +9,7 @@
 )]
 
 use fabric::machine::{CopyError, Direction, Driver, Machine, MachineConfig};
-use fabric::{FabricError, Region, VerbsConfig};
+use fabric::{FabricError, PeerWritable, VerbsConfig};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -38,7 +38,7 @@ fn pattern(seed: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at.wrapping_mul(31) >> 3) as u8 ^ (at + seed) as u8).collect()
 }
 
-fn bytes_of(region: &Region, offset: u64, bytes: usize) -> Vec<u8> {
+fn bytes_of(region: &PeerWritable, offset: u64, bytes: usize) -> Vec<u8> {
     let mut got = vec![0; bytes];
     region.read(offset, &mut got).unwrap();
     got

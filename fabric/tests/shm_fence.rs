@@ -6,7 +6,8 @@
 mod shm_rig;
 
 use fabric::{
-    CompletionKind, CompletionQueue, DisconnectReason, Fence, PostError, Region, RemoteKey, RemoteSpan, Write,
+    CompletionKind, CompletionQueue, DisconnectReason, Fence, PeerWritable, PostError, Region, RemoteKey,
+    RemoteSpan, Write,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use shm_rig::{DEPTH, Side, pair, region, soon, to_parent, with_child};
@@ -18,17 +19,17 @@ const POISON: u8 = 0x55;
 /// What a peer writes that is in its copy.
 const ENTERED: u8 = 1;
 
-fn bytes_of(region: &Region) -> Vec<u8> {
+fn bytes_of(region: &PeerWritable) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     region.read(0, &mut bytes).unwrap();
     bytes
 }
 
-fn poison(region: &Region) {
+fn poison(region: &PeerWritable) {
     region.write(0, &vec![POISON; region.len()]).unwrap();
 }
 
-fn is_poisoned(region: &Region) -> bool {
+fn is_poisoned(region: &PeerWritable) -> bool {
     bytes_of(region).iter().all(|byte| *byte == POISON)
 }
 
@@ -182,7 +183,7 @@ fn reads_do_not_begin_at_a_peer_that_has_closed() {
     assert_eq!(theirs.queue.begin_reads(theirs.channel), Err(PostError::Closed));
 }
 
-fn land(side: &mut Side, source: &Region, key: RemoteKey, id: u64) -> Result<(), PostError> {
+fn land(side: &mut Side, source: &PeerWritable, key: RemoteKey, id: u64) -> Result<(), PostError> {
     let (gather, remote) = ([source.all()], RemoteSpan { key, offset: 0 });
     let write = Write { id, gather: &gather, remote, immediate: None, signaled: true };
     side.queue.post_landing(side.channel, &write)
@@ -226,7 +227,8 @@ fn landings_that_the_receiver_does_not_take_are_bounded_and_end_with_the_channel
 
 #[test]
 fn a_landing_where_nothing_was_granted_ends_the_channel() {
-    let (small, read_only) = (region(64), Region::allocate_readable(4096, "weights").unwrap());
+    let (small, read_only) =
+        (Region::allocate(64, "small").unwrap(), Region::allocate_readable(4096, "weights").unwrap());
     for target in [None, Some(&small), Some(&read_only)] {
         let (mut ours, mut theirs) = pair();
         let key = target.map_or(RemoteKey(1 << 40), |region| ours.expose(region));

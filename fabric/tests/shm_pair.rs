@@ -5,7 +5,7 @@
 
 mod shm_rig;
 
-use fabric::{CompletionQueue, LaneQueue, PostError, Region, RemoteKey, RemoteSpan, Rest, Write};
+use fabric::{CompletionQueue, LaneQueue, Pool, PostError, Region, RemoteKey, RemoteSpan, Rest, Write};
 use shm_rig::{DEPTH, pair, region};
 use std::time::{Duration, Instant};
 
@@ -37,9 +37,9 @@ fn a_view_shows_the_peers_memory_in_place_and_outlives_it() {
 #[test]
 fn what_is_exposed_for_reading_is_not_written() {
     let (mut a, mut b) = pair();
-    let weights = Region::allocate_readable(4096, "weights").unwrap();
-    weights.write(0, b"weights").unwrap();
-    let key = b.expose(&weights);
+    let mut weights = Pool::readable(4096, "weights").unwrap().allocate(4096).unwrap();
+    weights.copy_in(b"weights");
+    let key = b.expose(weights.region());
     let source = region(4096);
     let gather = [source.span(0, 8).unwrap()];
     let write = Write { id: 1, gather: &gather, remote: at(key, 0), immediate: Some(7), signaled: true };

@@ -6,7 +6,7 @@
 
 mod shm_rig;
 
-use fabric::{CompletionKind, CompletionQueue, DisconnectReason, Region, RemoteKey, RemoteSpan};
+use fabric::{CompletionKind, CompletionQueue, DisconnectReason, PeerWritable, RemoteKey, RemoteSpan};
 use shm_rig::{DEPTH, Side, region, to_parent, with_child};
 use std::time::{Duration, Instant};
 
@@ -118,7 +118,7 @@ fn percentile(samples: &mut [Duration], percent: usize) -> f64 {
 }
 
 /// Writes every slot twice at least, three under way.
-fn megabytes_per_second(parent: &mut Side, source: &Region, key: RemoteKey, slots: usize) -> f64 {
+fn megabytes_per_second(parent: &mut Side, source: &PeerWritable, key: RemoteKey, slots: usize) -> f64 {
     let started = Instant::now();
     for i in 0..SLOTS * 2 {
         if i >= 3 {

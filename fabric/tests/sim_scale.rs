@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 use fabric::sim::{SimFaults, SimNet};
-use fabric::{Access, Completion, CompletionKind, CompletionQueue, Region, RemoteSpan, Write};
+use fabric::{Access, Completion, CompletionKind, CompletionQueue, PeerWritable, RemoteSpan, Write};
 
 const WORKERS: usize = 1_000;
 const ROUNDS: u32 = 250;
@@ -14,8 +14,8 @@ fn a_thousand_workers_ping_one_server() {
     let net = SimNet::new(1, SimFaults { loss_per_10k: 500, ..SimFaults::rough() });
     let server = net.node("server");
     let mut inbox = net.create_cq(server);
-    let slots = Region::allocate(WORKERS * 64, "slots").unwrap();
-    let source = Region::allocate(4096, "source").unwrap();
+    let slots = PeerWritable::allocate(WORKERS * 64, "slots").unwrap();
+    let source = PeerWritable::allocate(4096, "source").unwrap();
     let mut lanes = Vec::new();
     for number in 0..WORKERS {
         let mut lane = net.create_cq(net.node(&format!("worker-{number}")));
@@ -69,7 +69,7 @@ fn a_thousand_workers_ping_one_server() {
 fn post(
     lane: &mut impl CompletionQueue,
     channel: fabric::ChannelId,
-    source: &Region,
+    source: &PeerWritable,
     remote: RemoteSpan,
     round: u32,
 ) {

@@ -5,7 +5,7 @@
 mod tcp_rig;
 
 use fabric::{
-    CompletionKind, CompletionQueue, PostError, Read, Region, RemoteKey, RemoteSpan, TcpQueue, Write,
+    CompletionKind, CompletionQueue, PeerWritable, PostError, Read, RemoteKey, RemoteSpan, TcpQueue, Write,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::AsFd;
@@ -30,7 +30,7 @@ fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-fn filled(seed: u64, bytes: usize) -> Region {
+fn filled(seed: u64, bytes: usize) -> PeerWritable {
     let region = region(bytes);
     region.write(0, &pattern(seed, bytes)).unwrap();
     region

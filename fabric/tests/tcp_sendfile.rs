@@ -5,7 +5,7 @@
 //! `cargo test --release -p gradwire-fabric --test tcp_sendfile -- --ignored --nocapture`
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
-use fabric::{Buffer, Pool};
+use fabric::{Exclusive, Pool};
 use rustix::net::{SendFlags, send};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use rustix::time::{ClockId, clock_gettime};
@@ -23,7 +23,7 @@ const ROUNDS: usize = 9;
 
 /// A touched buffer that is all of its region, and the region's file.
 struct Memory {
-    buffer: Buffer,
+    buffer: Exclusive,
     file: File,
 }
 

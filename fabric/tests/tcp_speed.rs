@@ -4,7 +4,7 @@
 
 mod tcp_rig;
 
-use fabric::{CompletionKind, CompletionQueue, Pool, Region, RemoteKey, RemoteSpan, TcpQueue, Write};
+use fabric::{CompletionKind, CompletionQueue, PeerWritable, Pool, RemoteKey, RemoteSpan, TcpQueue, Write};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ fn received(end: &mut End) -> u64 {
     count as u64
 }
 
-fn touched(bytes: u64) -> Region {
+fn touched(bytes: u64) -> PeerWritable {
     let memory = region(bytes as usize);
     for at in (0..bytes).step_by(4096) {
         memory.write(at, &[1]).unwrap();

@@ -13,7 +13,7 @@ mod rule;
 use crate::engine::{Addend, ChunkSpec, Onto, Source, Verdict};
 use crate::kernel::{self, Squares};
 use coded::Decoder;
-use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span, View};
+use fabric::{Exclusive, FabricError, OutOfBounds, PeerWritable, Pool, PoolError, Region, Span, View};
 pub use image::{Image, ImageError};
 use numbers::{Place, Typed};
 use proto_common::batch::payload_checksum;
@@ -23,6 +23,7 @@ use proto_common::ids::Rank;
 use proto_common::optimizer::Optimizer;
 use rule::CurrentRule;
 use std::ops::Range;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Bytes of a payload that are summed at once, out of the first level cache.
@@ -74,7 +75,7 @@ struct Stored {
     squares: Squares,
     trust: f64,
     numbers: Typed,
-    weights: [Buffer; 2],
+    weights: [Exclusive; 2],
 }
 
 impl Stored {
@@ -133,7 +134,7 @@ pub struct Storage {
 /// Memory that peers write, cut into cells of one size: the inbox's slots, or the spill area's blocks.
 #[derive(Clone, Debug)]
 pub struct Cells {
-    region: Region,
+    memory: Arc<PeerWritable>,
     cell_bytes: u64,
 }
 
@@ -141,13 +142,14 @@ impl Cells {
     /// `count` cells; memory is taken from the system at first touch.
     pub fn allocate(count: u32, cell_bytes: u64, name: &str) -> Result<Self, FabricError> {
         let bytes = usize::try_from(u64::from(count).saturating_mul(cell_bytes)).unwrap_or(usize::MAX);
-        Ok(Self { region: Region::allocate(bytes, name)?, cell_bytes })
+        let memory = PeerWritable::allocate(bytes, name)?;
+        Ok(Self { memory: Arc::new(memory), cell_bytes })
     }
 
-    /// The memory behind all of them.
+    /// The memory of all of them.
     #[must_use]
-    pub fn region(&self) -> &Region {
-        &self.region
+    pub fn memory(&self) -> &Arc<PeerWritable> {
+        &self.memory
     }
 
     /// Where a cell starts.
@@ -158,7 +160,7 @@ impl Cells {
 
     /// All of a cell.
     pub fn span(&self, cell: u32) -> Result<Span, OutOfBounds> {
-        self.region.span(self.start(cell), self.cell_bytes)
+        self.memory.span(self.start(cell), self.cell_bytes)
     }
 
     /// Bytes of a cell.
@@ -290,7 +292,7 @@ impl Storage {
         while left > 0 {
             let part_bytes = scratch.len().min(left);
             let part = &mut scratch[..part_bytes];
-            inbox.region.read(at, part)?;
+            inbox.memory.read(at, part)?;
             sum = payload_checksum(sum, part);
             at += part_bytes as u64;
             left -= part_bytes;
@@ -398,22 +400,24 @@ impl Storage {
         let coded = !stored.codec.is_plain();
         let bytes = if coded { stored.codec.encoded_bytes(stored.elements()) } else { stored.now };
         match find((inbox, spill, records), from, view)? {
-            Place::Region { region, at } => spill.region.copy(spill.start(to), region, at, bytes as u64)?,
-            Place::View(view) => view.slice(0, bytes as u64)?.copy_to(&spill.region, spill.start(to))?,
+            Place::Memory { memory, at } => spill.memory.copy(spill.start(to), memory, at, bytes as u64)?,
+            Place::View(view) => view.slice(0, bytes as u64)?.copy_to(&spill.memory, spill.start(to))?,
+            // What is decoded is added up at once.
+            Place::Decoded(numbers) => spill.memory.write(spill.start(to), numbers)?,
         }
         Ok(())
     }
 
     /// Where a payload is read to.
     pub fn spill_span(&self, block: u32, bytes: u64) -> Result<Span, StorageError> {
-        Ok(self.spill.region.span(self.spill.start(block), bytes)?)
+        Ok(self.spill.memory.span(self.spill.start(block), bytes)?)
     }
 
     /// Copies a chunk's weights into a spill block.
     pub fn copy_weights(&self, chunk: u32, buffer: u8, to: u32) -> Result<Span, StorageError> {
-        let from = self.weights(chunk, buffer)?;
-        self.spill.region.copy(self.spill.start(to), from.region(), from.offset(), from.len())?;
-        self.spill_span(to, from.len())
+        let weights = &self.stored(chunk)?.weights[usize::from(buffer & 1)];
+        self.spill.memory.write(self.spill.start(to), weights)?;
+        self.spill_span(to, weights.len() as u64)
     }
 
     /// The memory that workers write contributions into, where they have a grant.
@@ -434,12 +438,12 @@ fn find<'a>(
 ) -> Result<Place<'a>, StorageError> {
     Ok(match from {
         Source::Slot { slot, offset } => {
-            Place::Region { region: &inbox.region, at: inbox.start(slot) + offset }
+            Place::Memory { memory: &inbox.memory, at: inbox.start(slot) + offset }
         }
-        Source::Spill(block) => Place::Region { region: &spill.region, at: spill.start(block) },
+        Source::Spill(block) => Place::Memory { memory: &spill.memory, at: spill.start(block) },
         Source::Record { from, slot, offset } => {
             let of_it = records.iter().find(|(rank, _)| *rank == from).ok_or(StorageError::NotMapped)?;
-            Place::Region { region: &of_it.1.region, at: of_it.1.start(slot) + offset }
+            Place::Memory { memory: &of_it.1.memory, at: of_it.1.start(slot) + offset }
         }
         Source::Worker { .. } => Place::View(view.ok_or(StorageError::NotMapped)?),
     })

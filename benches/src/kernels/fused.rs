@@ -2,12 +2,13 @@
 //! in slots, each folded as it comes; or where their workers have them, and the first is taken with the second.
 
 use super::{CHUNK_BYTES, Subject, Way};
-use fabric::{Region, View};
+use fabric::{SpanReader, View};
 use gradwire_server::engine::{Addend, ChunkSpec, Onto, Source};
 use gradwire_server::storage::{Cells, Round, Storage, Views};
 use proto_common::codec::Codec;
 use proto_common::ids::{ChunkId, Rank};
 use proto_common::mode::Mode;
+use std::sync::Arc;
 
 /// Where a server reads contributions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub(super) enum Reads {
 pub(super) struct Fused {
     reads: Reads,
     /// The slots; in workers' memory contributions lie in the same order.
-    contributed: Region,
+    contributed: View,
     storage: Storage,
     chunks: Vec<ChunkSpec>,
     contributions: u32,
@@ -50,10 +51,10 @@ impl Fused {
                 let elements = chunk.bytes / subject.dtype.bytes() as u64;
                 let values = gradient(subject, contribution, first..first + elements);
                 let slot = index as u32 * subject.contributions + contribution;
-                inbox.region().write(inbox.start(slot), &values)?;
+                inbox.memory().write(inbox.start(slot), &values)?;
             }
         }
-        let contributed = inbox.region().clone();
+        let contributed = View::from(Arc::clone(inbox.memory()));
         let mut storage = Storage::new(inbox, Cells::allocate(1, 4096, "bench-spill")?)?;
         chunks.iter().try_for_each(|chunk| storage.add(chunk))?;
         Ok(Self { reads, contributed, storage, chunks, contributions: subject.contributions, round: 0 })
@@ -61,11 +62,10 @@ impl Fused {
 
     /// The weights' bytes.
     pub(super) fn weights(&self) -> anyhow::Result<Vec<u8>> {
-        let mut all = Vec::new();
-        for (index, chunk) in self.chunks.iter().enumerate() {
-            let (span, start) = (self.storage.weights(index as u32, 0)?, all.len());
-            all.resize(start + chunk.bytes as usize, 0);
-            span.region().read(span.offset(), &mut all[start..])?;
+        let (mut all, mut reader) = (Vec::new(), SpanReader::new(CHUNK_BYTES as usize));
+        for chunk in 0..self.chunks.len() as u32 {
+            let span = self.storage.weights(chunk, 0)?;
+            reader.read(&span, |piece| all.extend_from_slice(piece))?;
         }
         Ok(all)
     }
@@ -90,7 +90,7 @@ impl Fused {
             return Ok((Source::Slot { slot, offset: 0 }, None));
         }
         let (offset, bytes) = (u64::from(slot) * CHUNK_BYTES, self.chunks[chunk as usize].bytes);
-        let view = View::from(self.contributed.span(offset, bytes)?);
+        let view = self.contributed.slice(offset, bytes)?;
         Ok((Source::Worker { peer: Rank(at), region: 0, offset, bytes }, Some(view)))
     }
 

@@ -3,7 +3,7 @@
 
 use super::fused::gradient;
 use super::{Subject, Way};
-use fabric::Region;
+use fabric::PeerWritable;
 use fabric::simd::{Pass, widest};
 use gradwire_server::kernel::{self, Contribution, Element, Weights};
 use proto_common::optimizer::Optimizer;
@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 /// A tensor with everything that a round of it needs.
 pub(super) struct Separate<E: Element> {
-    gradients: Vec<Region>,
+    gradients: Vec<PeerWritable>,
     optimizer: Optimizer,
     /// A contribution of halves, widened.
     wide: Vec<f32>,
@@ -28,7 +28,7 @@ impl<E: Element<Sum = f32>> Separate<E> {
         let count = subject.elements as usize;
         let bytes = count * size_of::<E>();
         let region = |contribution| {
-            let region = Region::allocate(bytes, "bench-gradient")?;
+            let region = PeerWritable::allocate(bytes, "bench-gradient")?;
             region.write(0, &gradient(subject, contribution, 0..subject.elements))?;
             anyhow::Ok(region)
         };

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::Args;
 use fabric::{
     Access, ChannelId, Completion, CompletionKind, CompletionQueue as _, Device as _, Devices, DevicesConfig,
-    LaneQueue, PostError, Region, RemoteKey, RemoteSpan, VerbsConfig, VerbsDevice, Write,
+    LaneQueue, PeerWritable, PostError, RemoteKey, RemoteSpan, VerbsConfig, VerbsDevice, Write,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,7 @@ struct End {
     devices: Devices,
     queue: LaneQueue,
     channel: Option<(ChannelId, RemoteKey)>,
-    memory: Region,
+    memory: PeerWritable,
     inbox: Vec<Completion>,
 }
 
@@ -84,7 +84,7 @@ impl End {
             devices,
             queue,
             channel: None,
-            memory: Region::allocate(bytes, "gradwire-bench")?,
+            memory: PeerWritable::allocate(bytes, "gradwire-bench")?,
             inbox: Vec::with_capacity(2 * DEPTH),
         })
     }

@@ -82,8 +82,7 @@ impl<'a> Lent<'a> {
     pub(crate) fn copy_to(&self, to: &mut [u8]) {
         match self {
             Self::Borrowed(data) => to.copy_from_slice(data),
-            // As long as the region is, so that there is nothing to go wrong.
-            Self::Kept(region) => drop(region.read(0, to)),
+            Self::Kept(region) => to.copy_from_slice(&region.contents()),
         }
     }
 }

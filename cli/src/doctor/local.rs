@@ -7,7 +7,7 @@ use super::{rdma, scheduler, transport};
 use daemon::devices::advertised;
 use daemon::security::Security;
 use daemon::settings::Loaded;
-use fabric::{Devices, LaneQueue, Region, VERBS_QUEUE_BYTES, memlock};
+use fabric::{Devices, LaneQueue, PeerWritable, VERBS_QUEUE_BYTES, memlock};
 use proto_common::config::{SecurityMode, Settings};
 use proto_common::error::ExitCode;
 use proto_common::footprint::{Limit, inbox_slots, server_bytes, spill_bytes, worker_bytes};
@@ -98,7 +98,7 @@ fn now_s() -> i64 {
 /// Buffers lie in such memory whatever the transport, and peers learn this host's identity in any case.
 fn shared_memory(settings: &Settings) -> Check {
     let what = "shared memory";
-    let opened = Region::allocate(4096, "gradwire-doctor").and_then(|_| LaneQueue::new(DEPTH));
+    let opened = PeerWritable::allocate(4096, "gradwire-doctor").and_then(|_| LaneQueue::new(DEPTH));
     if let Err(error) = opened {
         let fix = "allow memfd_create (a container's seccomp profile may forbid it) and raise `ulimit -n`";
         return Check::fail(what, ExitCode::Transport, error.to_string(), fix);

@@ -68,7 +68,7 @@ use crate::device::Device;
 use crate::devices::Devices;
 use crate::error::FabricError;
 use crate::host::host_identity;
-use crate::memory::Region;
+use crate::memory::{PeerWritable, Region};
 use crate::oneshot;
 use choice::Means;
 use config::WITHIN_MAX;
@@ -169,13 +169,12 @@ impl Machine {
     }
 
     /// Allocates memory for copies. It is registered with the RDMA device, if there is one.
-    pub fn allocate_region(&self, bytes: usize) -> Result<Region, FabricError> {
+    pub fn allocate_region(&self, bytes: usize) -> Result<PeerWritable, FabricError> {
         if bytes == 0 {
             return Err(FabricError::Misuse("a region needs at least one byte".into()));
         }
-        let region = Region::allocate(bytes, "gradwire-machine")?;
-        let whole = region.span(0, bytes as u64).map_err(|e| FabricError::Internal(e.to_string()))?;
-        self.inner.devices.prepare(&whole)?;
+        let region = PeerWritable::allocate(bytes, "gradwire-machine")?;
+        self.inner.devices.prepare(&region.all())?;
         Ok(region)
     }
 

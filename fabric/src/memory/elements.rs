@@ -1,7 +1,7 @@
 //! Numbers in registered memory, read one by one where they lie: arithmetic on a contribution needs no copy of
 //! it. It must not hand out references, because a peer may write the memory at any time.
 
-use super::region::{Mapping, OutOfBounds, Region};
+use super::region::{Mapping, OutOfBounds};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -37,13 +37,6 @@ impl<N> Clone for Numbers<'_, N> {
 }
 
 impl<N> Copy for Numbers<'_, N> {}
-
-impl Region {
-    /// `count` numbers from `offset` bytes on.
-    pub fn numbers<N: Number>(&self, offset: u64, count: usize) -> Result<Numbers<'_, N>, OutOfBounds> {
-        Numbers::within(self.mapping(), offset, count)
-    }
-}
 
 impl<'a, N: Number> Numbers<'a, N> {
     pub(super) fn within(mapping: &'a Mapping, offset: u64, count: usize) -> Result<Self, OutOfBounds> {
@@ -96,11 +89,11 @@ impl<'a, N: Number> Numbers<'a, N> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::memory::PeerWritable;
 
     #[test]
     fn numbers_are_read_where_they_lie_at_any_alignment() -> Result<(), Box<dyn std::error::Error>> {
-        let region = Region::allocate(64, "elements")?;
+        let region = PeerWritable::allocate(64, "elements")?;
         for offset in [0, 1, 7, 52] {
             region.write(offset, &[1.5f32, -0.0, f32::MAX].map(f32::to_ne_bytes).concat())?;
             let found = region.numbers::<f32>(offset, 3)?;
@@ -117,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_stretch_that_is_not_inside_is_refused() -> Result<(), Box<dyn std::error::Error>> {
-        let region = Region::allocate(64, "elements")?;
+        let region = PeerWritable::allocate(64, "elements")?;
         assert!(region.numbers::<f32>(0, 16).is_ok_and(|all| all.len() == 16));
         assert!(region.numbers::<f32>(64, 0).is_ok_and(|none| none.is_empty()));
         for (offset, count) in [(0, 17), (61, 1), (65, 0), (0, usize::MAX), (u64::MAX, 1)] {
@@ -129,7 +122,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "element 2 of 2")]
     fn beyond_the_end_is_a_panic() {
-        if let Ok(region) = Region::allocate(64, "elements")
+        if let Ok(region) = PeerWritable::allocate(64, "elements")
             && let Ok(two) = region.numbers::<f32>(0, 2)
         {
             let _ = two.at(2);

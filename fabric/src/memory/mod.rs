@@ -3,6 +3,7 @@
 mod blocks;
 mod elements;
 mod floats;
+mod lent;
 mod mapped;
 mod pool;
 mod region;
@@ -12,8 +13,9 @@ mod view;
 pub use blocks::Blocks;
 pub use elements::{Number, Numbers};
 pub use floats::{Floats, HUGE_PAGE_BYTES};
+pub use lent::{Fenced, PeerWritable, SpanReader};
 pub use mapped::MappedRegions;
-pub use pool::{Buffer, Pool, PoolError};
+pub use pool::{Exclusive, Pool, PoolError};
 pub(crate) use region::Mapping;
 pub(crate) use region::next_id;
 pub use region::{Access, OutOfBounds, Pages, Region, Span};

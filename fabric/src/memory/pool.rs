@@ -1,6 +1,8 @@
 //! A pool of buffers cut from one region, so that memory is registered once. A buffer is exclusive: it
 //! hands out references, and goes into an operation by value, which owns it until it completes.
 
+use super::elements::{Number, Numbers};
+use super::lent::PeerWritable;
 use super::region::{OutOfBounds, Pages, Region, Span};
 use crate::error::FabricError;
 use std::collections::BTreeMap;
@@ -93,7 +95,7 @@ impl Pool {
     }
 
     /// A 64-byte aligned buffer of `bytes`. Its content is whatever was there before (zeros when new).
-    pub fn allocate(&self, bytes: u64) -> Result<Buffer, PoolError> {
+    pub fn allocate(&self, bytes: u64) -> Result<Exclusive, PoolError> {
         if bytes == 0 {
             return Err(PoolError::Empty);
         }
@@ -114,7 +116,7 @@ impl Pool {
         free.used += padded;
         let untouched_from = free.untouched_from.max(offset);
         free.untouched_from = free.untouched_from.max(offset + padded);
-        Ok(Buffer { pool: self.clone(), offset, bytes, padded, untouched_from })
+        Ok(Exclusive { pool: self.clone(), offset, bytes, padded, untouched_from })
     }
 
     fn release(&self, offset: u64, padded: u64) {
@@ -137,7 +139,7 @@ impl Pool {
 
 /// An exclusive, 64-byte aligned stretch of registered memory; returned to its pool on drop.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct Exclusive {
     pool: Pool,
     offset: u64,
     bytes: u64,
@@ -148,7 +150,7 @@ pub struct Buffer {
 /// Fewer untouched bytes are copied as others are.
 const UNTOUCHED_MIN_BYTES: usize = 256 << 10;
 
-impl Buffer {
+impl Exclusive {
     /// Copies bytes to its start, as many as fit: the quickest way into memory that may be new.
     pub fn copy_in(&mut self, from: &[u8]) {
         let from = &from[..from.len().min(self.len())];
@@ -163,7 +165,7 @@ impl Buffer {
         self[at + written..at + fresh.len()].copy_from_slice(&fresh[written..]);
     }
 
-    /// As [`Buffer::copy_in`], from memory of another owner.
+    /// As [`Exclusive::copy_in`], from memory of another owner.
     pub fn copy_in_region(&mut self, from: &Region) {
         if let Some(bytes) = from.adopted() {
             return self.copy_in(bytes);
@@ -171,6 +173,19 @@ impl Buffer {
         let bytes = self.len().min(from.len());
         // It is within both.
         let _ = from.read(0, &mut self[..bytes]);
+    }
+
+    /// Peers may write it from here on. Whoever has it back has the proof that they do not any more.
+    #[must_use]
+    pub fn lend(self) -> PeerWritable {
+        PeerWritable(self)
+    }
+
+    /// The `count` numbers from `offset` bytes on, for code that reads them of lent memory, too.
+    pub fn numbers<N: Number>(&self, offset: u64, count: usize) -> Result<Numbers<'_, N>, OutOfBounds> {
+        let bytes = (count as u64).saturating_mul(size_of::<N>() as u64);
+        OutOfBounds::unless_within(offset, bytes, self.bytes)?;
+        Numbers::within(self.region().mapping(), self.offset + offset, count)
     }
 
     /// The stretch, for work requests. Whoever posts it must not write the buffer until it completes;
@@ -196,19 +211,19 @@ impl Buffer {
     }
 }
 
-impl Deref for Buffer {
+impl Deref for Exclusive {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         let span = self.span();
         // SAFETY: the pool gives each stretch to one buffer at a time, so nobody else in this process has a
-        // reference to it. A peer writes it only under a grant, and grants exist only while an operation owns
-        // the buffer. Needed so that trainers compute in registered memory.
+        // reference to it. A peer writes it only while it is lent, and then it is no `Exclusive`. Needed so that trainers
+        // compute in registered memory.
         unsafe { std::slice::from_raw_parts(span.as_ptr(), self.bytes as usize) }
     }
 }
 
-impl DerefMut for Buffer {
+impl DerefMut for Exclusive {
     fn deref_mut(&mut self) -> &mut [u8] {
         let span = self.span();
         // SAFETY: as in `deref`, and `&mut self` excludes other references.
@@ -216,7 +231,7 @@ impl DerefMut for Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for Exclusive {
     fn drop(&mut self) {
         self.pool.release(self.offset, self.padded);
     }
@@ -271,7 +286,7 @@ mod tests {
         #[test]
         fn live_buffers_never_overlap_and_all_space_returns(steps in prop::collection::vec((any::<bool>(), 1u64..600), 1..100)) {
             let pool = Pool::new(16 << 10, "test").unwrap();
-            let mut live: Vec<Buffer> = Vec::new();
+            let mut live: Vec<Exclusive> = Vec::new();
             for (take, bytes) in steps {
                 if take || live.is_empty() {
                     if let Ok(buffer) = pool.allocate(bytes) {

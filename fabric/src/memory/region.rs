@@ -1,12 +1,13 @@
 //! A region: memory that drivers register and peers may be granted, allocated by the library (a sealed memfd,
 //! mapped shared) or adopted from whoever owns it. Its bytes are reached by raw copies with a bounds check, never
-//! by a reference, because a peer may write them at any time; exclusive parts are handed out by the
-//! [pool](super::Pool), and adopted memory by the [user buffer](super::UserBuffer) over it.
+//! by a reference, because a peer may write them at any time, and only here: parts for this process alone are handed out by
+//! the [pool](super::Pool), parts that peers write are [`PeerWritable`](super::PeerWritable), and adopted memory by the [user buffer](super::UserBuffer) over it.
 
 use crate::error::{FabricError, PostError};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::any::Any;
+use std::borrow::Cow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -386,8 +387,22 @@ impl Region {
         Span { region: self.clone(), offset: 0, bytes: self.len() as u64 }
     }
 
+    /// All of its bytes: where they lie, if the memory was adopted for reading, and else a copy.
+    #[must_use]
+    pub fn contents(&self) -> Cow<'_, [u8]> {
+        self.adopted().map_or_else(
+            || {
+                let mut bytes = vec![0; self.len()];
+                // All of it: it is within.
+                let _ = self.read(0, &mut bytes);
+                bytes.into()
+            },
+            Into::into,
+        )
+    }
+
     /// Copies bytes out. A peer writing at the same time can tear them: validate the copy.
-    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.mapping().at(offset, into.len() as u64)?;
         // SAFETY: the source lies in the mapping (checked), the target is an exclusive slice, and they do
         // not overlap because no reference into a region of this kind is ever given out while peers write.
@@ -405,7 +420,13 @@ impl Region {
     }
 
     /// Copies bytes from a place in any region.
-    pub fn copy(&self, offset: u64, from: &Self, from_offset: u64, bytes: u64) -> Result<(), OutOfBounds> {
+    pub(crate) fn copy(
+        &self,
+        offset: u64,
+        from: &Self,
+        from_offset: u64,
+        bytes: u64,
+    ) -> Result<(), OutOfBounds> {
         let (to, from) = (self.writable_at(offset, bytes)?, from.mapping().at(from_offset, bytes)?);
         // SAFETY: both stretches lie in live mappings (checked); they may overlap. As in `read`, nobody has a
         // reference into memory that peers write. Needed so that a spilt contribution is copied once.
@@ -451,7 +472,7 @@ impl Region {
     }
 
     /// Copies bytes in.
-    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
+    pub(crate) fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.writable_at(offset, from.len() as u64)?;
         // SAFETY: as in `read`, the other way.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };

@@ -2,7 +2,8 @@
 //! only: the bytes may change at any time, so they are never a Rust reference.
 
 use super::elements::{Number, Numbers};
-use super::region::{Mapping, OutOfBounds, Region, Span};
+use super::lent::PeerWritable;
+use super::region::{Mapping, OutOfBounds, Region};
 use std::sync::Arc;
 
 /// Who keeps the memory.
@@ -10,8 +11,10 @@ use std::sync::Arc;
 enum Holder {
     /// A peer's region, mapped here.
     Mapped(Arc<Mapping>),
-    /// A region of this process.
+    /// This process.
     Ours(Region),
+    /// This process, which lends it: nobody slices it while there is a view.
+    Lent(Arc<PeerWritable>),
 }
 
 /// A stretch of a peer's granted region. It stays readable when the channel has ended and the peer is gone; what the
@@ -26,6 +29,12 @@ pub struct View {
 impl View {
     pub(crate) fn all(mapping: Arc<Mapping>) -> Self {
         Self { offset: 0, bytes: mapping.len() as u64, holder: Holder::Mapped(mapping) }
+    }
+
+    /// Of a region of this process, for the simulated driver, where that is a peer's, too.
+    #[cfg(feature = "sim")]
+    pub(crate) fn of_region(region: &Region) -> Self {
+        Self { offset: 0, bytes: region.len() as u64, holder: Holder::Ours(region.clone()) }
     }
 
     /// A stretch of this stretch.
@@ -51,6 +60,7 @@ impl View {
         match &self.holder {
             Holder::Mapped(mapping) => mapping,
             Holder::Ours(region) => region.mapping(),
+            Holder::Lent(lent) => lent.mapping(),
         }
     }
 
@@ -62,9 +72,9 @@ impl View {
         OutOfBounds::unless_within(offset, bytes, self.bytes)?;
         let from = self.mapping().at(self.offset + offset, bytes)?;
         // SAFETY: the source is mapped as long as the holder lives and in bounds (checked); the target is
-        // an exclusive slice of private memory. Should the target be a pool buffer of this very process that
-        // the view maps once more, the two are different addresses. Needed because a peer's memory must not
-        // be a Rust reference.
+        // an exclusive slice, which memory with a view is none of. Should the target be a pool buffer of this very process
+        // that the view maps once more, the two are different addresses. Needed because a peer's memory must not be a Rust
+        // reference.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -88,6 +98,7 @@ impl View {
         match &self.holder {
             Holder::Mapped(mapping) => mapping.is_writable(),
             Holder::Ours(region) => region.is_writable(),
+            Holder::Lent(_) => true,
         }
     }
 
@@ -101,8 +112,13 @@ impl View {
         Ok(())
     }
 
-    /// Copies all of it into a region.
-    pub fn copy_to(&self, region: &Region, offset: u64) -> Result<(), OutOfBounds> {
+    /// Copies all of it into memory that peers write.
+    pub fn copy_to(&self, to: &PeerWritable, offset: u64) -> Result<(), OutOfBounds> {
+        let to = to.span(offset, self.bytes)?;
+        self.copy_within(to.region(), to.offset())
+    }
+
+    fn copy_within(&self, region: &Region, offset: u64) -> Result<(), OutOfBounds> {
         let from = self.mapping().at(self.offset, self.bytes)?;
         let to = region.writable_at(offset, self.bytes)?;
         // SAFETY: both stretches lie in live mappings (checked), which may be one and then may overlap. Nobody has a
@@ -120,9 +136,10 @@ impl View {
     }
 }
 
-impl From<Span> for View {
-    fn from(span: Span) -> Self {
-        Self { offset: span.offset(), bytes: span.len(), holder: Holder::Ours(span.region().clone()) }
+impl From<Arc<PeerWritable>> for View {
+    fn from(lent: Arc<PeerWritable>) -> Self {
+        let all = lent.all();
+        Self { offset: all.offset(), bytes: all.len(), holder: Holder::Lent(lent) }
     }
 }
 
@@ -132,9 +149,9 @@ mod tests {
 
     #[test]
     fn numbers_and_bytes_of_a_stretch_are_read_within_it() {
-        let region = Region::allocate(4096, "view").unwrap();
-        region.write(16, &[1.5f32, 2.5, 3.5].map(f32::to_ne_bytes).concat()).unwrap();
-        let view = View::from(region.span(16, 12).unwrap());
+        let lent = Arc::new(PeerWritable::allocate(4096, "view").unwrap());
+        lent.write(16, &[1.5f32, 2.5, 3.5].map(f32::to_ne_bytes).concat()).unwrap();
+        let view = View::from(lent.clone()).slice(16, 12).unwrap();
         let numbers = view.numbers::<f32>(4, 2).unwrap();
         assert_eq!((numbers.len(), numbers.at(0), numbers.at(1)), (2, 2.5, 3.5));
         assert!(view.numbers::<f32>(4, 3).is_err() && view.numbers::<f32>(u64::MAX, 1).is_err());
@@ -146,22 +163,22 @@ mod tests {
         assert_eq!((plain, &plain[..4]), (streamed, &1.5f32.to_ne_bytes()[..]));
         assert!(view.read_streaming(1, &mut streamed).is_err());
         assert!(view.slice(4, 8).is_ok_and(|part| part.len() == 8) && view.slice(4, 9).is_err());
-        view.copy_to(&region, 4084).unwrap();
-        assert!(view.copy_to(&region, 4085).is_err());
-        region.read(4084, &mut plain).unwrap();
+        view.copy_to(&lent, 4084).unwrap();
+        assert!(view.copy_to(&lent, 4085).is_err());
+        lent.read(4084, &mut plain).unwrap();
         assert_eq!(plain, streamed);
     }
 
     #[test]
     fn bytes_are_written_within_it_and_only_where_that_may_be() {
-        let region = Region::allocate(4096, "view").unwrap();
-        let view = View::from(region.span(8, 16).unwrap());
+        let lent = Arc::new(PeerWritable::allocate(4096, "view").unwrap());
+        let view = View::from(lent.clone()).slice(8, 16).unwrap();
         view.write(4, b"twelve bytes").unwrap();
         let mut found = [0; 12];
-        region.read(12, &mut found).unwrap();
+        lent.read(12, &mut found).unwrap();
         assert_eq!(&found, b"twelve bytes");
         assert!(view.write(5, b"twelve bytes").is_err() && view.write(u64::MAX, b"1").is_err());
-        let constant = View::from(Region::of_bytes(vec![0; 16]).all());
+        let constant = View::of_region(&Region::of_bytes(vec![0; 16]));
         assert!(!constant.is_writable() && constant.write(0, b"1").is_err());
     }
 }

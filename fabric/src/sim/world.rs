@@ -238,7 +238,7 @@ impl World {
     pub(super) fn map(&mut self, channel: u32, key: RemoteKey) -> Option<View> {
         let reads_in_place = self.faults.reads_in_place;
         let region = self.end(channel ^ 1).exposed.get(&key.0).filter(|_| reads_in_place)?;
-        Some(region.all().into())
+        Some(View::of_region(region))
     }
 
     /// What the peer of an end of a channel may reach.

@@ -3,18 +3,18 @@
 use super::rig::{
     End, Place, Queue, Refusal, Rig, at, bytes_of, connect, connect_all, meet, pair, pair_with, region,
 };
-use fabric::{CompletionKind, CompletionQueue, DisconnectReason, PostError, Region, RemoteKey};
+use fabric::{CompletionKind, CompletionQueue, DisconnectReason, PeerWritable, PostError, RemoteKey};
 
 const BYTES: u64 = 4096;
 const UNTOUCHED: u8 = 0xEE;
 
-fn untouched() -> Region {
+fn untouched() -> PeerWritable {
     let lent = region(BYTES as usize);
     lent.write(0, &[UNTOUCHED; BYTES as usize]).unwrap();
     lent
 }
 
-fn assert_untouched(lent: &Region) {
+fn assert_untouched(lent: &PeerWritable) {
     assert!(bytes_of(lent, 0, lent.len()) == vec![UNTOUCHED; lent.len()], "something landed");
 }
 

@@ -4,7 +4,9 @@ use super::rig::{
     End, NOWHERE, Place, Queue, Rig, at, bytes_of, connect_all, connect_only, filled, pair, pair_with,
     pattern, region, soon,
 };
-use fabric::{Access, CompletionKind, CompletionQueue, PostError, Read, Region, RemoteKey, Span, Write};
+use fabric::{
+    Access, CompletionKind, CompletionQueue, PeerWritable, PostError, Read, RemoteKey, Span, Write,
+};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
@@ -285,7 +287,7 @@ pub fn channels_of_several_queues_are_told_apart_and_work_at_once<R: Rig>() {
                 ids.iter().skip(lane).step_by(LANES).map(side).collect::<Vec<_>>()
             };
             let (ours, theirs) = (of_lane(|ids| ids.0), of_lane(|ids| ids.1));
-            let lent = region(CHANNELS * BYTES as usize);
+            let lent = std::sync::Arc::new(region(CHANNELS * BYTES as usize));
             let (told, hear) = std::sync::mpsc::channel::<Vec<RemoteKey>>();
             let finished = std::sync::Arc::new(std::sync::Barrier::new(2));
             let (lent_there, finished_there) = (lent.clone(), finished.clone());
@@ -347,7 +349,7 @@ fn take_from_each<R: Rig>(
     channels: &[fabric::ChannelId],
     lane: usize,
     bytes: u64,
-    lent: &Region,
+    lent: &PeerWritable,
 ) {
     let deadline = soon();
     let mut laps = vec![0; channels.len()];

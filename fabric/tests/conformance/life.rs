@@ -5,14 +5,14 @@ use super::child::BIG;
 use super::rig::{
     LONG_SLEEP, Place, Queue, Rig, at, bytes_of, connect, filled, meet, pair, pair_with, region, soon,
 };
-use fabric::{CompletionKind, CompletionQueue, DisconnectReason, Fence, PostError, Read, Region};
+use fabric::{CompletionKind, CompletionQueue, DisconnectReason, Fence, PeerWritable, PostError, Read};
 use std::time::{Duration, Instant};
 
 /// What memory is filled with that is used again: no byte of it may change.
 pub const POISON: u8 = 0x55;
 
 /// Uses memory again that a peer may have written to, and looks whether it still does.
-pub fn assert_nothing_lands<R: Rig>(lent: &Region) {
+pub fn assert_nothing_lands<R: Rig>(lent: &PeerWritable) {
     let poison = vec![POISON; lent.len()];
     lent.write(0, &poison).unwrap();
     std::thread::sleep(R::LIMITS.late);
@@ -140,7 +140,7 @@ pub fn memory_is_given_back_with_the_queues_that_knew_it<R: Rig>() {
     const BYTES: usize = 16 << 20;
     let name = format!("given-back-{}", R::NAME);
     let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains(&name);
-    let lent = Region::allocate(BYTES, &name).unwrap();
+    let lent = PeerWritable::allocate(BYTES, &name).unwrap();
     let (mut a, b, key) = pair_with::<R>(&lent);
     // With a write of it under way that nobody takes.
     a.write(&[lent.span(0, BYTES as u64 / 2).unwrap()], at(key, BYTES as u64 / 2), None, None).unwrap();

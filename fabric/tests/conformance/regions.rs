@@ -1,7 +1,7 @@
 //! Memory at scale: as many regions as a trainer has buffers, and regions far larger than what is ever touched of them.
 
 use super::rig::{Rig, at, bytes_of, filled, pair, pattern, region, report};
-use fabric::{Access, CompletionKind, CompletionQueue, Region};
+use fabric::{Access, CompletionKind, CompletionQueue, PeerWritable};
 use std::time::{Duration, Instant};
 
 /// All of them granted on one channel, none before it was connected; then used in another order.
@@ -49,7 +49,7 @@ fn resident_bytes(name: &str) -> u64 {
 pub fn a_region_costs_what_is_touched_of_it<R: Rig>() {
     const GIB: u64 = 1 << 30;
     let name = format!("sparse-{}", R::NAME);
-    let huge = Region::allocate(GIB as usize, &name).unwrap();
+    let huge = PeerWritable::allocate(GIB as usize, &name).unwrap();
     let (mut a, mut b) = pair::<R>();
     let started = Instant::now();
     b.grant(&huge);

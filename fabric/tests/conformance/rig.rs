@@ -3,8 +3,8 @@
 
 use fabric::{
     Access, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, CqHandle, Device,
-    DisconnectReason, FabricError, LaneQueue, PostError, Read, Region, RemoteKey, RemoteSpan, ShmDevice,
-    Span, TcpDevice, Write,
+    DisconnectReason, FabricError, LaneQueue, PeerWritable, PostError, Read, Region, RemoteKey, RemoteSpan,
+    ShmDevice, Span, TcpDevice, Write,
 };
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -254,8 +254,8 @@ impl Rig for VerbsLane {
     }
 }
 
-pub fn region(bytes: usize) -> Region {
-    Region::allocate(bytes, "conformance").unwrap()
+pub fn region(bytes: usize) -> PeerWritable {
+    PeerWritable::allocate(bytes, "conformance").unwrap()
 }
 
 /// Bytes that tell their place.
@@ -265,13 +265,13 @@ pub fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-pub fn filled(seed: u64, bytes: usize) -> Region {
+pub fn filled(seed: u64, bytes: usize) -> PeerWritable {
     let region = region(bytes);
     region.write(0, &pattern(seed, bytes)).unwrap();
     region
 }
 
-pub fn bytes_of(region: &Region, offset: u64, bytes: usize) -> Vec<u8> {
+pub fn bytes_of(region: &PeerWritable, offset: u64, bytes: usize) -> Vec<u8> {
     let mut out = vec![0; bytes];
     region.read(offset, &mut out).unwrap();
     out
@@ -504,7 +504,7 @@ pub fn pair<R: Rig>() -> (End<R>, End<R>) {
 }
 
 /// A pair, and the key under which the first one may use this region of the second one.
-pub fn pair_with<R: Rig>(lent: &Region) -> (End<R>, End<R>, RemoteKey) {
+pub fn pair_with<R: Rig>(lent: &PeerWritable) -> (End<R>, End<R>, RemoteKey) {
     let (mut a, mut b) = pair();
     b.grant(lent);
     let key = a.granted();

@@ -3,8 +3,8 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, unreachable_pub)]
 
 use fabric::{
-    ChannelId, Completion, CompletionKind, CompletionQueue, Device, DisconnectReason, LaneQueue, PostError,
-    Region, RemoteKey, RemoteSpan, ShmDevice, Span, Write,
+    ChannelId, Completion, CompletionKind, CompletionQueue, Device, DisconnectReason, LaneQueue,
+    PeerWritable, PostError, Region, RemoteKey, RemoteSpan, ShmDevice, Span, Write,
 };
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -90,8 +90,8 @@ pub fn pair() -> (Side, Side) {
     (Side::new(left, a), Side::new(right, b))
 }
 
-pub fn region(bytes: usize) -> Region {
-    Region::allocate(bytes, "test").unwrap()
+pub fn region(bytes: usize) -> PeerWritable {
+    PeerWritable::allocate(bytes, "test").unwrap()
 }
 
 pub fn hex(bytes: &[u8]) -> String {

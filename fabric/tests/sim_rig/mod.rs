@@ -4,8 +4,8 @@
 
 use fabric::sim::{NodeId, SimFaults, SimNet, SimQueue};
 use fabric::{
-    Access, ChannelId, Completion, CompletionKind, CompletionQueue, DisconnectReason, PostError, Region,
-    RemoteKey, RemoteSpan, Write,
+    Access, ChannelId, Completion, CompletionKind, CompletionQueue, DisconnectReason, PeerWritable,
+    PostError, RemoteKey, RemoteSpan, Write,
 };
 
 pub(crate) const REGION_BYTES: usize = 64 << 10;
@@ -14,7 +14,7 @@ pub(crate) struct Side {
     pub(crate) node: NodeId,
     pub(crate) queue: SimQueue,
     pub(crate) channel: ChannelId,
-    pub(crate) region: Region,
+    pub(crate) region: PeerWritable,
     /// Under which the other side addresses `region`.
     pub(crate) key: RemoteKey,
     pub(crate) got: Vec<CompletionKind>,
@@ -25,7 +25,7 @@ impl Side {
     fn new(net: &SimNet, name: &str) -> Self {
         let node = net.node(name);
         let queue = net.create_cq(node);
-        let region = Region::allocate(REGION_BYTES, name).unwrap();
+        let region = PeerWritable::allocate(REGION_BYTES, name).unwrap();
         let key = RemoteKey(0);
         Self { node, queue, channel: ChannelId(0), region, key, got: Vec::new(), completions: Vec::new() }
     }

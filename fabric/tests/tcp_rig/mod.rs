@@ -9,8 +9,8 @@
 )]
 
 use fabric::{
-    Access, ChannelId, Completion, CompletionKind, CompletionQueue, DisconnectReason, PostError, Region,
-    RemoteKey, RemoteSpan, Span, TcpDevice, TcpQueue, Write,
+    Access, ChannelId, Completion, CompletionKind, CompletionQueue, DisconnectReason, PeerWritable,
+    PostError, Region, RemoteKey, RemoteSpan, Span, TcpDevice, TcpQueue, Write,
 };
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::Write as _;
@@ -207,11 +207,11 @@ pub fn raw_peer(carrier: Carrier, send_depth: usize) -> (Socket, End) {
     (socket, End::new(queue, channel))
 }
 
-pub fn region(bytes: usize) -> Region {
-    Region::allocate(bytes, "test").unwrap()
+pub fn region(bytes: usize) -> PeerWritable {
+    PeerWritable::allocate(bytes, "test").unwrap()
 }
 
-pub fn bytes_of(region: &Region, offset: u64, bytes: usize) -> Vec<u8> {
+pub fn bytes_of(region: &PeerWritable, offset: u64, bytes: usize) -> Vec<u8> {
     let mut out = vec![0; bytes];
     region.read(offset, &mut out).unwrap();
     out

@@ -125,7 +125,7 @@ impl Rig {
 
     fn disconnect(&mut self, rank: Rank) {
         let fence = self.engine.peer_down(rank);
-        self.engine.fenced(fence);
+        self.engine.fenced(fence, fabric::Fenced::answered());
         self.workers[rank.0 as usize].credits.clear();
         self.flush();
     }

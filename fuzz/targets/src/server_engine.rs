@@ -153,7 +153,7 @@ impl Rig {
             12 => self.again(rank),
             13 => {
                 self.now_ms += program.number().min(1 << 32);
-                self.fences.pop().into_iter().for_each(|fence| self.engine.fenced(fence));
+                self.fences.pop().into_iter().for_each(|fence| self.engine.fenced(fence, fabric::Fenced::answered()));
                 let mut out = Commands::default();
                 self.engine.tick(self.now_ms, &mut out);
                 self.execute(&out, None);
@@ -545,7 +545,7 @@ impl Rig {
         (0..self.config.workers).for_each(|rank| self.disconnect(Rank(rank)));
         let (free, total) = self.engine.credits();
         assert_eq!(free + self.engine.quarantined().0, total, "no credit is lost");
-        self.fences.drain(..).for_each(|fence| self.engine.fenced(fence));
+        self.fences.drain(..).for_each(|fence| self.engine.fenced(fence, fabric::Fenced::answered()));
         let (free, total) = self.engine.credits();
         assert_eq!(free, total, "credits come back");
         assert_eq!(self.engine.key_buffers(), 0, "grants end with their channels");

@@ -1,7 +1,7 @@
 //! The hot kernels as the server runs them, out of a slot. Not through its storage, for whose address space valgrind has
 //! no room. It must not count.
 
-use fabric::Region;
+use fabric::PeerWritable;
 use gradwire_server::kernel::{self, Bf16, Both, Contribution, Element, F16, Weights};
 use proto_common::batch::{
     BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, OpKind, Reading, Status,
@@ -52,9 +52,9 @@ fn adam() -> Optimizer {
 }
 
 /// A contribution as it lies in a slot.
-fn slot(dtype: Dtype) -> anyhow::Result<Region> {
+fn slot(dtype: Dtype) -> anyhow::Result<PeerWritable> {
     let bytes = ELEMENTS as usize * dtype.bytes();
-    let region = Region::allocate(bytes, "count-slot")?;
+    let region = PeerWritable::allocate(bytes, "count-slot")?;
     // Bytes that are small numbers of every type.
     region.write(0, &vec![0x11; bytes])?;
     Ok(region)

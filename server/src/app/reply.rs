@@ -1,7 +1,7 @@
 //! The memory of calls as handlers see it, and the path of an answer to the lane that received the call.
 
 use crate::runtime::{AnswerBody, Answers};
-use fabric::{Buffer, Pool, Region};
+use fabric::{Exclusive, Pool, Region};
 use proto_common::call::{CALL_HEAD_BYTES_MAX, REPLY_INLINE_BYTES_MAX};
 use std::ops::{Deref, DerefMut};
 use thiserror::Error;
@@ -44,7 +44,7 @@ pub struct Body(Held);
 #[derive(Debug)]
 enum Held {
     Plain { bytes: Vec<u8>, from: usize },
-    Pool(Buffer),
+    Pool(Exclusive),
 }
 
 impl Body {
@@ -52,12 +52,12 @@ impl Body {
         Self(Held::Plain { bytes, from })
     }
 
-    pub(crate) fn of_pool(buffer: Buffer) -> Self {
+    pub(crate) fn of_pool(buffer: Exclusive) -> Self {
         Self(Held::Pool(buffer))
     }
 
     /// What it was read into, until it is whole.
-    pub(crate) fn buffer(&self) -> Option<&Buffer> {
+    pub(crate) fn buffer(&self) -> Option<&Exclusive> {
         match &self.0 {
             Held::Plain { .. } => None,
             Held::Pool(buffer) => Some(buffer),
@@ -78,14 +78,14 @@ impl Deref for Body {
 
 /// Registered memory of the server for a reply's body, which is sent in place.
 #[derive(Debug)]
-pub struct CallBuffer(Buffer);
+pub struct CallBuffer(Exclusive);
 
 impl CallBuffer {
-    pub(crate) fn new(buffer: Buffer) -> Self {
+    pub(crate) fn new(buffer: Exclusive) -> Self {
         Self(buffer)
     }
 
-    pub(crate) fn into_inner(self) -> Buffer {
+    pub(crate) fn into_inner(self) -> Exclusive {
         self.0
     }
 }
@@ -193,7 +193,7 @@ impl ReplyMemory {
             ReplyBody::Bytes(bytes) => copy.copy_from_slice(bytes),
             ReplyBody::Buffer(buffer) => copy.copy_from_slice(buffer),
             // All of it: it is as long.
-            ReplyBody::Adopted(region) => drop(region.read(0, &mut copy)),
+            ReplyBody::Adopted(region) => copy.copy_in_region(region),
         }
         Ok(ReplyBody::Buffer(CallBuffer::new(copy)))
     }

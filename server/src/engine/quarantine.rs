@@ -10,6 +10,7 @@
 //! which fills it. Worker 0 continues, and its bytes replace worker 1's gradient, which nobody notices.
 
 use super::lane::LaneEngine;
+use fabric::Fenced;
 use proto_common::ids::Rank;
 
 /// A channel that has ended, as whoever closed it names its fence.
@@ -35,7 +36,7 @@ pub(super) struct Quarantine {
 
 impl LaneEngine {
     /// The fence is done: what the channel had been granted is free.
-    pub fn fenced(&mut self, fence: FenceId) {
+    pub fn fenced(&mut self, fence: FenceId, _proof: Fenced) {
         let Some(at) = self.quarantine.fencing.iter().position(|fencing| fencing.id == fence) else { return };
         let Fencing { slots, spills, .. } = self.quarantine.fencing.swap_remove(at);
         self.ledger.take_back(&slots);

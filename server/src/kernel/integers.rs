@@ -152,7 +152,7 @@ impl<N: Integer> Pass for Write<'_, N> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fabric::Region;
+    use fabric::PeerWritable;
     use proptest::prelude::*;
 
     /// Contributions of one type in memory that peers write; with the numbers themselves, in i128.
@@ -160,7 +160,7 @@ mod tests {
         let count = contributions[0].len();
         let (mut sum, mut exact, mut fits) = (vec![7; count], vec![0; count], true);
         for (at, contribution) in contributions.iter().enumerate() {
-            let region = Region::allocate(1 + size_of_val(&contribution[..]), "integers").unwrap();
+            let region = PeerWritable::allocate(1 + size_of_val(&contribution[..]), "integers").unwrap();
             region.write(1, contribution.as_bytes()).unwrap();
             fits &= fold_integers(&mut sum, region.numbers::<N>(1, count).unwrap(), at == 0);
             exact.iter_mut().zip(contribution).for_each(|(sum, c)| *sum += i128::from(c.wide()));

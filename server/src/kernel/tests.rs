@@ -223,7 +223,7 @@ fn f64_rules_are_computed_in_f64() {
 
 #[test]
 fn halves_are_summed_in_f32_and_published_rounded() {
-    let region = fabric::Region::allocate(64, "halves").unwrap();
+    let region = fabric::PeerWritable::allocate(64, "halves").unwrap();
     // Each step is too small for a half of weight 1: it shows only because the weights are kept as f32.
     let step = Optimizer::sum().step(1, 1);
     region.write(6, &[F16::round(0.0001).0; 3].map(u16::to_ne_bytes).concat()).unwrap();

@@ -6,8 +6,8 @@ use super::thread::LaneMessage;
 use crate::app::{Body, ReplyBody, ReplyMemory};
 use crate::engine::{CallAnswer, Source};
 use fabric::{
-    Buffer, CompletionQueue, FabricError, Mailbox, OutOfBounds, Pages, Pool, Region, RemoteKey, RemoteSpan,
-    Span,
+    CompletionQueue, Exclusive, FabricError, Mailbox, OutOfBounds, Pages, Pool, Region, RemoteKey,
+    RemoteSpan, Span,
 };
 use proto_common::batch::Status;
 use proto_common::call::{Frame, PieceAt};
@@ -64,7 +64,7 @@ pub(crate) struct AnswerBody {
 #[derive(Debug)]
 enum Sent {
     Inline(Vec<u8>),
-    Pool(Buffer),
+    Pool(Exclusive),
     Elsewhere(Region),
 }
 
@@ -77,12 +77,7 @@ impl AnswerBody {
             ReplyBody::Bytes(bytes) => Sent::Elsewhere(Region::of_bytes(bytes)),
             ReplyBody::Buffer(buffer) if is_short => Sent::Inline(buffer.to_vec()),
             ReplyBody::Buffer(buffer) => Sent::Pool(buffer.into_inner()),
-            ReplyBody::Adopted(region) if is_short => {
-                let mut bytes = vec![0; region.len()];
-                // All of it: it is within.
-                let _ = region.read(0, &mut bytes);
-                Sent::Inline(bytes)
-            }
+            ReplyBody::Adopted(region) if is_short => Sent::Inline(region.contents().into_owned()),
             ReplyBody::Adopted(region) => Sent::Elsewhere(region),
         };
         Self { head: head.to_vec(), body }
@@ -151,7 +146,7 @@ impl CallMemory {
     }
 
     /// Memory for a body. The engine has counted it; where no hole is long enough it gets pages of its own.
-    pub(super) fn allocate(&self, bytes: u64) -> Result<Buffer, FabricError> {
+    pub(super) fn allocate(&self, bytes: u64) -> Result<Exclusive, FabricError> {
         let own = || {
             let pool = Pool::with_pages(Pages::Private, bytes, "gradwire-call")?;
             pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()))
@@ -350,7 +345,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     pub(super) fn take_call(&mut self, taken: &Taken) -> Result<(), LaneError> {
         let Source::Slot { slot, offset } = taken.from else { return Ok(()) };
         let mut bytes = vec![0; taken.frame_bytes as usize];
-        self.inbox.region().read(self.inbox.start(slot) + offset, &mut bytes)?;
+        self.inbox.memory().read(self.inbox.start(slot) + offset, &mut bytes)?;
         let Ok(frame) = Frame::read(&bytes, taken.bytes) else {
             self.expel(taken.peer, "the frame of its call is cut short, or says more than it may");
             return Ok(());

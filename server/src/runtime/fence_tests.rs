@@ -5,7 +5,8 @@ use super::lane::DataLane;
 use super::link::WorkerInbox;
 use super::rig::lane_over;
 use fabric::{
-    ChannelId, CompletionQueue, Device, LaneQueue, Region, RemoteKey, RemoteSpan, ShmDevice, View, Write,
+    ChannelId, CompletionQueue, Device, LaneQueue, PeerWritable, Region, RemoteKey, RemoteSpan, ShmDevice,
+    View, Write,
 };
 use proto_common::batch::SlotGrant;
 use proto_common::ids::{Incarnation, Rank};
@@ -36,7 +37,7 @@ impl Raw {
             (pending.accept(deadline).unwrap().pop().unwrap(), connecting.join().unwrap())
         });
         let channel = queue.attach(theirs).unwrap();
-        let inbox = Region::allocate(RESULT_SLOT_BYTES as usize, "worker").unwrap();
+        let inbox = PeerWritable::allocate(RESULT_SLOT_BYTES as usize, "worker").unwrap();
         let region = queue.expose(channel, &inbox).unwrap().0;
         let grants = vec![SlotGrant { slot: 0, generation: 1 }];
         let inbox = WorkerInbox { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants };
@@ -64,7 +65,7 @@ impl Raw {
 
 fn content(lane: &DataLane<LaneQueue>, slot: u32) -> Vec<u8> {
     let mut bytes = vec![0; CHUNK_BYTES as usize];
-    lane.inbox.region().read(lane.inbox.start(slot), &mut bytes).unwrap();
+    lane.inbox.memory().read(lane.inbox.start(slot), &mut bytes).unwrap();
     bytes
 }
 

@@ -15,8 +15,8 @@ use crate::storage::{Cells, Storage, StorageError};
 use crate::tables::Tables;
 use daemon::flight::Kind;
 use fabric::{
-    Access, Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError,
-    OutOfBounds, PostError, RemoteKey, RemoteSpan, Span,
+    Access, Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, DisconnectReason,
+    FabricError, OutOfBounds, PostError, RemoteKey, RemoteSpan, Span,
 };
 use proto_common::batch::{BatchReader, BlockData, Notice, SlotGrant, prefix_bytes};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
@@ -292,7 +292,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return refuse(&mut self.queue, "its rank is out of range".into());
         }
         let in_place = self.queue.reads_in_place(channel);
-        let region = match self.queue.expose(channel, self.inbox.region()) {
+        let region = match self.queue.expose(channel, self.inbox.memory()) {
             Ok(key) => key.0,
             Err(error) => {
                 let reason = self.queue.explain(error);
@@ -431,6 +431,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                     None => {}
                 }
             }
+            CompletionKind::Disconnected(DisconnectReason::PeerMisbehaved(what)) => self.expel(rank, &what),
             CompletionKind::Disconnected(reason) => {
                 tracing::info!(worker = rank.0, ?reason, "data channel of a worker ended");
                 self.flight.peer(Kind::ChannelDown, rank);
@@ -466,7 +467,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return Ok(());
         }
         self.take_slot(channel, slot)?;
-        let (start, inbox) = (self.inbox.start(slot.slot), self.inbox.region());
+        let (start, inbox) = (self.inbox.start(slot.slot), self.inbox.memory());
         inbox.read(start, &mut self.prefix[..HEADER_BYTES])?;
         let header = prefix_bytes(&self.prefix[..HEADER_BYTES]).and_then(|bytes| {
             // Bounded by the prefix's largest size, which every slot holds.

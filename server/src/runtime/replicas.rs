@@ -9,7 +9,7 @@ use super::thread::LaneNews;
 use crate::engine::{ChunkState, Payload, RecordContext};
 use crate::storage::Cells;
 use fabric::{
-    Blocks, Buffer, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, PostError,
+    Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, Exclusive, PostError,
     RemoteKey, RemoteSpan, Span, Write,
 };
 use proto_common::batch::{
@@ -53,7 +53,7 @@ struct StreamLink {
     /// A block for each slot: it is free when the slot is.
     prefixes: Blocks,
     /// The image that is being sent.
-    image: Option<Buffer>,
+    image: Option<Exclusive>,
     /// Not taken by the channel yet; no more than slots.
     backlog: VecDeque<RecordPost>,
 }
@@ -285,11 +285,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return Ok(());
         }
         let Some(link) = self.replicas.copies.iter().find(|link| link.from == from) else { return Ok(()) };
-        let (start, region) = (link.cells.start(slot.slot), link.cells.region());
-        region.read(start, &mut self.prefix[..HEADER_BYTES])?;
+        let (start, records) = (link.cells.start(slot.slot), link.cells.memory());
+        records.read(start, &mut self.prefix[..HEADER_BYTES])?;
         let header = match prefix_bytes(&self.prefix[..HEADER_BYTES]) {
             Ok(bytes) => {
-                region.read(start, &mut self.prefix[..bytes])?;
+                records.read(start, &mut self.prefix[..bytes])?;
                 self.reader.read(&self.prefix[..bytes], link.cells.cell_bytes())
             }
             Err(error) => Err(error),
@@ -308,7 +308,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             for at in 0..words {
                 let mut word = [0; 8];
                 // The reader has checked that the block lies within its slot.
-                region.read(start + header.payload_offset + offset + 8 * at, &mut word)?;
+                records.read(start + header.payload_offset + offset + 8 * at, &mut word)?;
                 self.replicas.words.push(u64::from_le_bytes(word));
             }
         }

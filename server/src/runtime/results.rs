@@ -96,11 +96,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let link = self.links.get_mut(peer.0 as usize)?.as_mut()?;
         let spill = self.storage.spill_cells();
         if link.spill_key.is_none() {
-            link.spill_key = self.queue.expose(link.channel, spill.region()).ok().map(|key| key.0);
+            link.spill_key = self.queue.expose(link.channel, spill.memory()).ok().map(|key| key.0);
         }
         let granted = results.iter().filter(|result| result.block.status == Status::Granted);
         for landing in granted.filter_map(|result| result.block.landing) {
-            let block = spill.region().span(spill.start(landing.offset as u32), landing.bytes).ok()?;
+            let block = spill.memory().span(spill.start(landing.offset as u32), landing.bytes).ok()?;
             self.queue.lend(link.channel, &block, Access::ReadWrite, 0).ok()?;
         }
         link.spill_key

@@ -16,8 +16,8 @@ pub(super) fn lend_cells<Q: CompletionQueue>(
     (slots, slot_bytes): (u32, u64),
 ) -> Result<(Cells, u64), LaneError> {
     let cells = Cells::allocate(slots, slot_bytes, "gradwire-copies")?;
-    let region = queue.expose(channel, cells.region())?.0;
-    queue.lend(channel, &cells.region().all(), Access::ReadWrite, 0)?;
+    let region = queue.expose(channel, cells.memory())?.0;
+    queue.lend(channel, &cells.memory().all(), Access::ReadWrite, 0)?;
     Ok((cells, region))
 }
 

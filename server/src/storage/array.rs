@@ -1,7 +1,7 @@
 //! Numbers that a sum is made in: in memory of the server's own, or in memory that can be sent to other servers from where it
 //! lies. It must not know what they mean.
 
-use fabric::{Buffer, OutOfBounds, Pool, PoolError, Span};
+use fabric::{Exclusive, OutOfBounds, Pool, PoolError, Span};
 use std::ops::{Deref, DerefMut};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Debug)]
 pub(super) enum Array<T> {
     Own(Vec<T>),
-    Sent(Buffer),
+    Sent(Exclusive),
 }
 
 /// What can be an element.

@@ -5,7 +5,7 @@ use super::numbers::Place;
 use super::{Storage, StorageError, Stored, find};
 use crate::engine::{Addend, Source};
 use fabric::simd::{Pass, widest};
-use fabric::{Buffer, Pool};
+use fabric::{Exclusive, Pool};
 use proto_common::batch::{Block, BlockData, Status};
 use proto_common::codec::{Codec, Malformed};
 use proto_common::element::Dtype;
@@ -16,7 +16,7 @@ use zerocopy::FromBytes;
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
     encoded: Vec<u8>,
-    numbers: Option<Buffer>,
+    numbers: Option<Exclusive>,
 }
 
 impl Decoder {
@@ -62,7 +62,7 @@ impl Decoder {
         let into = <[f32]>::mut_from_bytes(&mut numbers[..elements * size_of::<f32>()]);
         let into = into.map_err(|_| StorageError::Elements(Dtype::F32))?;
         widest(Decode { codec, encoded, into });
-        Ok(Place::Region { region: numbers.region(), at: numbers.span().offset() })
+        Ok(Place::Decoded(numbers))
     }
 }
 

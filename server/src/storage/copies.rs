@@ -6,7 +6,7 @@ use super::integers::Integers;
 use super::numbers::{Master, Place, Sums, Typed};
 use super::{Cells, Made, Storage, StorageError, Stored, find};
 use crate::engine::Source;
-use fabric::{Buffer, OutOfBounds, Pool, PoolError, Span};
+use fabric::{Exclusive, OutOfBounds, Pool, PoolError, Span};
 use proto_common::ids::Rank;
 use proto_common::optimizer::Optimizer;
 use zerocopy::IntoBytes;
@@ -150,7 +150,7 @@ impl Storage {
     }
 
     /// Memory that can be sent to other servers.
-    pub fn sent_buffer(&self, bytes: u64) -> Result<Buffer, StorageError> {
+    pub fn sent_buffer(&self, bytes: u64) -> Result<Exclusive, StorageError> {
         Ok(self.sent.allocate(bytes)?)
     }
 

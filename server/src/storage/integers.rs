@@ -5,7 +5,7 @@ use super::numbers::Place;
 use super::{Round, StorageError};
 use crate::engine::{Addend, Onto, Verdict};
 use crate::kernel::{Integer, add_integers, fold_integers, write_integers};
-use fabric::{Buffer, OutOfBounds};
+use fabric::{Exclusive, OutOfBounds};
 use proto_common::element::Dtype;
 use proto_common::optimizer::{Rule, Step};
 use std::marker::PhantomData;
@@ -50,7 +50,7 @@ impl<N: Integer> Integers<N> {
         step: &Step,
         round: &Round,
         last: Option<Addend<Place<'_>>>,
-        buffers: &mut [Buffer; 2],
+        buffers: &mut [Exclusive; 2],
         (bytes, dtype): (usize, Dtype),
     ) -> Result<Verdict, StorageError> {
         if let Some(last) = last {

@@ -6,16 +6,18 @@ use super::integers::Integers;
 use super::{Round, StorageError};
 use crate::engine::{Addend, Onto, Verdict};
 use crate::kernel::{self, Bf16, Both, Contribution, Element, F16, Real, Squares, Weights};
-use fabric::{Buffer, Number, Numbers, OutOfBounds, Region, View};
+use fabric::{Exclusive, Number, Numbers, OutOfBounds, PeerWritable, View};
 use proto_common::element::Dtype;
 use proto_common::optimizer::{Rule, Step};
 use zerocopy::FromBytes;
 
-/// Memory that a peer can write.
+/// Where a contribution lies. A peer can write most of it at any time.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place<'a> {
-    /// So many bytes into a region of ours.
-    Region { region: &'a Region, at: u64 },
+    /// So many bytes into memory of ours.
+    Memory { memory: &'a PeerWritable, at: u64 },
+    /// Decoded, in memory that nobody else has.
+    Decoded(&'a Exclusive),
     /// In a worker's memory.
     View(&'a View),
 }
@@ -24,7 +26,12 @@ impl<'a> Place<'a> {
     /// Copies the first bytes out.
     pub(super) fn read(self, into: &mut [u8]) -> Result<(), OutOfBounds> {
         match self {
-            Self::Region { region, at } => region.read(at, into),
+            Self::Memory { memory, at } => memory.read(at, into),
+            Self::Decoded(numbers) => {
+                OutOfBounds::unless_within(0, into.len() as u64, numbers.len() as u64)?;
+                into.copy_from_slice(&numbers[..into.len()]);
+                Ok(())
+            }
             Self::View(view) => view.read(0, into),
         }
     }
@@ -32,7 +39,8 @@ impl<'a> Place<'a> {
     /// The first numbers, where they lie.
     pub(super) fn numbers<N: Number>(self, count: usize) -> Result<Numbers<'a, N>, OutOfBounds> {
         match self {
-            Self::Region { region, at } => region.numbers(at, count),
+            Self::Memory { memory, at } => memory.numbers(at, count),
+            Self::Decoded(numbers) => numbers.numbers(0, count),
             Self::View(view) => view.numbers(0, count),
         }
     }
@@ -98,7 +106,7 @@ impl Typed {
         step: &Step,
         round: &Round,
         last: Option<Addend<Place<'_>>>,
-        buffers: &mut [Buffer; 2],
+        buffers: &mut [Exclusive; 2],
         bytes: usize,
     ) -> Result<Verdict, StorageError> {
         match self {
@@ -135,7 +143,7 @@ impl Typed {
     }
 
     /// The sum becomes a step of a rule that needs norms; returns this chunk's share of them.
-    pub(super) fn prepare(&mut self, step: &Step, weights: &Buffer) -> Result<Squares, StorageError> {
+    pub(super) fn prepare(&mut self, step: &Step, weights: &Exclusive) -> Result<Squares, StorageError> {
         let wrong = StorageError::Elements;
         Ok(match self {
             Self::F32(sums) => {
@@ -263,7 +271,7 @@ impl<E: Element> Master<E> {
         step: &Step,
         round: &Round,
         last: Option<Addend<Place<'_>>>,
-        buffers: &mut [Buffer; 2],
+        buffers: &mut [Exclusive; 2],
         bytes: usize,
         dtype: Dtype,
     ) -> Result<(), StorageError> {
@@ -280,11 +288,11 @@ fn contribution<E: Element>(from: Place<'_>, bytes: usize) -> Result<Contributio
 
 /// The weights of a chunk that a round changes: so many bytes of them.
 fn weights_of<'a, T: Real + Element<Sum = T>>(
-    buffers: &'a mut [Buffer; 2],
+    buffers: &'a mut [Exclusive; 2],
     round: &Round,
     bytes: usize,
 ) -> Option<Weights<'a, T>> {
-    let elements = |buffer: &'a mut Buffer| <[T]>::mut_from_bytes(&mut buffer[..bytes]).ok();
+    let elements = |buffer: &'a mut Exclusive| <[T]>::mut_from_bytes(&mut buffer[..bytes]).ok();
     let [a, b] = buffers;
     let (into, other) = if round.into == 0 { (a, b) } else { (b, a) };
     if round.into == round.old {

@@ -16,7 +16,7 @@ pub(crate) use planned::Applied;
 pub use rows::{Rows, Scratch, TableStats};
 pub(crate) use saved::{Refill, RowsToSave};
 
-use fabric::{Buffer, FabricError, View};
+use fabric::{Exclusive, FabricError, View};
 use planned::Planned;
 use proto_common::ids::ChunkId;
 use proto_common::message;
@@ -35,7 +35,7 @@ pub(crate) enum Told {
     /// Only how it ended, and words for people.
     Status(RowStatus, String),
     /// Rows.
-    Rows(Buffer),
+    Rows(Exclusive),
     /// Rows, so many bytes of them, which were written where they are to lie.
     Placed(u64),
 }
@@ -45,7 +45,7 @@ pub(crate) struct Room<'a> {
     /// The place that the worker granted for them, where it can be written to.
     pub(crate) there: Option<View>,
     /// Memory to send them from, else.
-    pub(crate) allocate: &'a dyn Fn(u64) -> Result<Buffer, FabricError>,
+    pub(crate) allocate: &'a dyn Fn(u64) -> Result<Exclusive, FabricError>,
 }
 
 /// The key of the home that a request's head names.

@@ -1,9 +1,10 @@
 //! Requests as workers send them, and as they should not: from this process's memory and from the worker's.
 
 use super::*;
-use fabric::{Pool, Region};
+use fabric::{PeerWritable, Pool};
 use proto_common::optimizer::Optimizer;
 use proto_common::table::{Initial, PushHead, PushStep};
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 const WIDTH: usize = 4;
@@ -27,7 +28,7 @@ fn head(op: RowOp, count: usize) -> Vec<u8> {
 /// Tables, with a worker's memory of a page.
 struct Bed {
     tables: Tables,
-    worker: Region,
+    worker: Arc<PeerWritable>,
     pool: Pool,
 }
 
@@ -37,7 +38,7 @@ impl Bed {
         tables.limit(most_bytes);
         let mut bed = Self {
             tables,
-            worker: Region::allocate(4096, "worker").unwrap(),
+            worker: Arc::new(PeerWritable::allocate(4096, "worker").unwrap()),
             pool: Pool::new(1 << 20, "p").unwrap(),
         };
         for spec in specs {
@@ -59,7 +60,7 @@ impl Bed {
     fn ask_there(&mut self, op: RowOp, count: usize, body: &[u8], room_bytes: u64) -> Told {
         let Self { tables, pool, worker } = self;
         worker.write(0, body).unwrap();
-        let view = |offset, bytes| View::from(worker.span(offset, bytes).unwrap());
+        let view = |offset, bytes| View::from(Arc::clone(worker)).slice(offset, bytes).unwrap();
         let allocate = |bytes| pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()));
         let room = Room { there: Some(view(2048, room_bytes)), allocate: &allocate };
         tables.request(home(), KEY, &head(op, count), &Asked::There(view(0, body.len() as u64)), &room)

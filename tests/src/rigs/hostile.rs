@@ -4,8 +4,8 @@
 use super::cluster::Cluster;
 use super::control::ControlPeer;
 use fabric::{
-    Access, ChannelId, Completion, CompletionKind, CompletionQueue, Device, LaneQueue, Region, RemoteKey,
-    RemoteSpan, ShmDevice, TcpDevice, Write, tcp_frame::Frame,
+    Access, ChannelId, Completion, CompletionKind, CompletionQueue, Device, LaneQueue, PeerWritable, Read,
+    RemoteKey, RemoteSpan, ShmDevice, TcpDevice, Write, tcp_frame::Frame,
 };
 use proto_common::batch::{
     BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, OpKind, Reading, SlotGrant,
@@ -151,8 +151,8 @@ impl Rogue {
         let setup = device.connect(&offer.endpoint.blob, 0, &queue.handle(), deadline).expect("a channel");
         let channel = queue.attach(setup).expect("attaching");
         let slots = RESULT_SLOT_BYTES * u64::from(RESULT_SLOTS);
-        let inbox = Region::allocate(slots as usize, "rogue-inbox").expect("memory");
-        let scratch = Region::allocate(SCRATCH_BYTES, "rogue-scratch").expect("memory");
+        let inbox = PeerWritable::allocate(slots as usize, "rogue-inbox").expect("memory");
+        let scratch = PeerWritable::allocate(SCRATCH_BYTES, "rogue-scratch").expect("memory");
         let region = queue.expose(channel, &inbox).expect("exposing").0;
         let landing = queue.expose(channel, &scratch).expect("exposing").0;
         for lent in [&inbox, &scratch] {
@@ -304,8 +304,8 @@ pub struct Channel {
     pub credits: Vec<SlotGrant>,
     /// What our batches say of us.
     pub header: BatchHeader,
-    inbox: Region,
-    scratch: Region,
+    inbox: PeerWritable,
+    scratch: PeerWritable,
     seen: VecDeque<Block>,
     closed: Option<String>,
 }
@@ -346,6 +346,15 @@ impl Channel {
         let gather = if bytes.is_empty() { &[][..] } else { &gather };
         let write = Write { id: 0, gather, remote, immediate, signaled: false };
         if let Err(error) = self.queue.post_write(self.channel, &write) {
+            self.closed.get_or_insert(error.to_string());
+        }
+        self.queue.flush();
+    }
+
+    /// Reads from anywhere.
+    pub fn read(&mut self, remote: RemoteSpan, bytes: u64) {
+        let local = self.scratch.span(0, bytes).expect("room");
+        if let Err(error) = self.queue.post_read(self.channel, &Read { id: 0, local: &local, remote }) {
             self.closed.get_or_insert(error.to_string());
         }
         self.queue.flush();

@@ -4,8 +4,8 @@
 
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use fabric::{
-    Access, Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Fence, Pool, PostError,
-    Read, Region, RemoteKey, Span, Write,
+    Access, Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Fence, PeerWritable,
+    Pool, PostError, Read, Region, RemoteKey, Span, SpanReader, Write,
 };
 use gradwire_server::engine::LaneStats;
 use gradwire_server::runtime::DataLane;
@@ -52,16 +52,13 @@ impl CompletionQueue for Flipping {
             return self.inner.post_write(channel, write);
         }
         let bytes: u64 = write.gather[1..].iter().map(Span::len).sum();
-        let mut payload = vec![0; bytes as usize];
-        let mut at = 0;
+        let (mut payload, mut reader) = (Vec::new(), SpanReader::new(bytes as usize));
         for span in &write.gather[1..] {
-            let end = at + span.len() as usize;
-            span.region().read(span.offset(), &mut payload[at..end]).unwrap();
-            at = end;
+            reader.read(span, |piece| payload.extend_from_slice(piece)).unwrap();
         }
         let last = payload.len() - 1;
         payload[(last as f64 * self.at) as usize] ^= 0x10;
-        let changed = Region::allocate(payload.len(), "changed").unwrap();
+        let changed = PeerWritable::allocate(payload.len(), "changed").unwrap();
         changed.write(0, &payload).unwrap();
         let gather = [write.gather[0].clone(), changed.span(0, bytes).unwrap()];
         self.inner.post_write(channel, &Write { gather: &gather, ..*write })?;

@@ -1,7 +1,7 @@
 //! Buffers that trainers compute in: registered memory, handed to an operation and back.
 
 use super::Element;
-use fabric::{Buffer, OutOfBounds, Region, Span};
+use fabric::{Exclusive, OutOfBounds, PeerWritable, Region, Span};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -9,10 +9,10 @@ use zerocopy::{FromBytes, IntoBytes};
 /// An exclusive, 64-byte aligned piece of the client's registered memory. It is moved into an operation and returned
 /// by [`Handle::wait`](super::Handle::wait). Meanwhile only the server with the grant can write it.
 #[derive(Debug)]
-pub struct TensorBuffer(Buffer);
+pub struct TensorBuffer(Exclusive);
 
 impl TensorBuffer {
-    pub(crate) fn new(buffer: Buffer) -> Self {
+    pub(crate) fn new(buffer: Exclusive) -> Self {
         Self(buffer)
     }
 
@@ -24,7 +24,7 @@ impl TensorBuffer {
         self.0.span()
     }
 
-    pub(crate) fn into_inner(self) -> Buffer {
+    pub(crate) fn into_inner(self) -> Exclusive {
         self.0
     }
 
@@ -37,8 +37,8 @@ impl TensorBuffer {
     /// Gives up exclusive access: for other languages, where several arrays may refer to the memory.
     #[must_use]
     pub fn share(self) -> SharedBuffer {
-        let span = self.0.span();
-        SharedBuffer { buffer: Arc::new(self.0), span }
+        let lent = self.0.lend();
+        SharedBuffer { span: lent.all(), buffer: Arc::new(lent) }
     }
 
     /// The bytes as elements. Trailing bytes that are no whole element are left out.
@@ -74,7 +74,7 @@ impl TensorBuffer {
 /// because weights arrive only after the gradient has been read.
 #[derive(Clone, Debug)]
 pub struct SharedBuffer {
-    buffer: Arc<Buffer>,
+    buffer: Arc<PeerWritable>,
     span: Span,
 }
 
@@ -98,8 +98,13 @@ impl SharedBuffer {
         self.span.clone()
     }
 
+    /// Copies all of it out.
+    pub(super) fn read(&self, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.buffer.read(self.span.offset() - self.buffer.all().offset(), into)
+    }
+
     /// What keeps the memory.
-    pub(super) fn into_inner(self) -> Arc<Buffer> {
+    pub(super) fn into_inner(self) -> Arc<PeerWritable> {
         self.buffer
     }
 }

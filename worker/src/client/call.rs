@@ -9,7 +9,7 @@ use crate::runtime::{
     drive_until,
 };
 use crate::subject::Subject;
-use fabric::{Buffer, Region};
+use fabric::{PeerWritable, Region};
 use proto_common::batch::{OpKind, Reading, Status};
 use proto_common::call::{
     CALL_HEAD_BYTES_MAX, CALL_PIECES_MAX, FrameShape, REPLY_INLINE_BYTES_MAX, call_id, inline_bytes_max,
@@ -214,8 +214,8 @@ impl Client {
         let target = self.room(&line, reply_bytes, reply_into)?;
         let room_bytes = target.as_ref().map_or(0, |target| target.len() as u64);
         let source = frame.span();
-        let target = target.map(TensorBuffer::into_inner);
-        let target_span = target.as_ref().map(Buffer::span);
+        let target = target.map(|target| target.into_inner().lend());
+        let target_span = target.as_ref().map(PeerWritable::all);
         let part = PartSpec {
             id: call_id(app, server),
             server,
@@ -382,10 +382,7 @@ impl Piece {
         match self {
             Self::Buffer(buffer) => to.copy_from_slice(buffer),
             Self::Bytes(bytes) => to.copy_from_slice(bytes),
-            Self::Adopted(region) => {
-                // As long as the region is.
-                let _ = region.read(0, to);
-            }
+            Self::Adopted(region) => to.copy_from_slice(&region.contents()),
         }
     }
 }
@@ -422,7 +419,7 @@ impl Of {
     /// The reply, once the call has ended.
     fn reply(&self, state: &OpState, result: Result<Version, OpError>) -> Result<CallReply, OpError> {
         result.map_err(|error| self.error(error))?;
-        let OpBuffers { target, call, .. } = state.take_buffers().unwrap_or_default();
+        let OpBuffers { landed: target, call, .. } = state.take_buffers().unwrap_or_default();
         let mut parts = call.map(|call| *call).unwrap_or_default();
         let RawReply { mut inline, landed_bytes } = parts.reply.take().unwrap_or_default();
         let malformed = || OpError::Call {

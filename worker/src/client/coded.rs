@@ -7,7 +7,7 @@ use crate::encoder::{Encoder, not_finite};
 use crate::engine::{Coded, PartSpec};
 use crate::error::ClientError;
 use crate::runtime::{OpBuffers, Spares};
-use fabric::{Buffer, Span};
+use fabric::{Exclusive, Span};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -54,16 +54,15 @@ impl Client {
             Some(Source::User(user)) => buffers.user = Some(user),
             // Others may write it while it is looked at: a copy of our own is encoded.
             Some(Source::Shared(shared)) => {
-                let (span, mut copy) = (shared.span(), self.0.pool.allocate(shared.bytes())?);
-                let read = span.region().read(span.offset(), &mut copy);
-                read.map_err(|error| ClientError::Internal(error.to_string()))?;
+                let mut copy = self.0.pool.allocate(shared.bytes())?;
+                shared.read(&mut copy).map_err(|error| ClientError::Internal(error.to_string()))?;
                 buffers.source = Some(copy);
             }
         }
         if let Some(position) = not_finite(gradient(&buffers)) {
             return Err(ClientError::NotFinite { key: tensor.key(), name: tensor.name(), position });
         }
-        let allocate = || -> Result<Buffer, ClientError> {
+        let allocate = || -> Result<Exclusive, ClientError> {
             let buffer = self.0.pool.allocate(coded.bytes)?;
             self.prepare(&buffer.span())?;
             Ok(buffer)

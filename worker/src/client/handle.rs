@@ -141,7 +141,7 @@ impl Handle {
                 Err(ClientError::Torn { key, name, oldest: version, newest })
             }
             Some(Ok(version)) => {
-                let OpBuffers { source, user, target, shown, shared, versions, .. } =
+                let OpBuffers { source, user, landed: target, shown, shared, versions, .. } =
                     self.state.take_buffers().unwrap_or_default();
                 let (late_chunks, chunk_versions) = (self.state.late_chunks(), versions.map(in_order));
                 // Beside a buffer of the trainer's own it is the copy of it, which has served its turn.

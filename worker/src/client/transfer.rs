@@ -7,7 +7,7 @@ use super::{Client, Element, Ended, Handle, Source, Target, Tensor, TensorBuffer
 use crate::engine::PartSpec;
 use crate::error::ClientError;
 use crate::runtime::{OpBuffers, Submission};
-use fabric::{Buffer, Span, UserBuffer};
+use fabric::{Exclusive, Span, UserBuffer};
 use proto_common::batch::OpKind;
 use proto_common::ids::{Rank, Version};
 use proto_common::plan::Placement;
@@ -251,7 +251,7 @@ impl Client {
         }
     }
 
-    fn copy_of(&self, user: &UserBuffer) -> Result<Buffer, ClientError> {
+    fn copy_of(&self, user: &UserBuffer) -> Result<Exclusive, ClientError> {
         let mut copy = self.0.pool.allocate(user.bytes() as u64)?;
         self.prepare(&copy.span())?;
         copy_in::<f32>(&mut copy, user);
@@ -341,7 +341,7 @@ impl OpBuffers {
     /// The destination of the weights belongs to the operation.
     fn keep_target(&mut self, target: Target) -> Span {
         match target {
-            Target::Pool(buffer) => self.target.insert(buffer.into_inner()).span(),
+            Target::Pool(buffer) => self.target.insert(buffer.into_inner().lend()).all(),
             Target::Shared(buffer) => {
                 let span = buffer.span();
                 self.shared[1] = Some(buffer.into_inner());

@@ -6,7 +6,7 @@ use crate::runtime::Shown;
 use fabric::{FabricError, Number, Numbers, OutOfBounds, View};
 use proto_common::batch::OpKind;
 use proto_common::ids::Version;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use zerocopy::IntoBytes;
 
 /// Copies of at least this much pass by the cache: it is too small to hold them until they are read.
@@ -30,7 +30,7 @@ pub struct Weights {
 #[derive(Debug)]
 enum From {
     Servers(Option<Shown>),
-    Buffer { _buffer: TensorBuffer, all: [(u64, View); 1] },
+    Landed([(u64, View); 1]),
 }
 
 impl Weights {
@@ -42,9 +42,9 @@ impl Weights {
 
     /// For a dynamic tensor a round's weights may be shorter than the buffer.
     pub(super) fn landed(version: Version, buffer: TensorBuffer, bytes: u64, tensor: Tensor) -> Self {
-        let whole = View::from(buffer.span());
+        let whole = View::from(Arc::new(buffer.into_inner().lend()));
         let all = [(0, whole.slice(0, bytes).unwrap_or(whole))];
-        Self { version, from: From::Buffer { _buffer: buffer, all }, tensor, client: Weak::new() }
+        Self { version, from: From::Landed(all), tensor, client: Weak::new() }
     }
 
     /// Their version.
@@ -68,7 +68,7 @@ impl Weights {
     fn pieces(&self) -> &[(u64, View)] {
         match &self.from {
             From::Servers(shown) => shown.as_ref().map_or(&[], |shown| &shown.pieces),
-            From::Buffer { all, .. } => all,
+            From::Landed(all) => all,
         }
     }
 

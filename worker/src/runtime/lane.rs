@@ -13,8 +13,8 @@ use crate::engine::{Command, Commands, EngineConfig, LaneEngine, Submit};
 use crate::error::OpError;
 use daemon::flight::{Flight, Kind};
 use fabric::{
-    Access, Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, Fence, OutOfBounds,
-    Pool, PostError, Region, Span,
+    Access, Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, Fence, Fenced,
+    OutOfBounds, PeerWritable, Pool, PostError, Region, Span, SpanReader,
 };
 use proto_common::batch::{BatchReader, Notice, SlotGrant};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank, Version};
@@ -96,6 +96,7 @@ pub struct LaneDriver<Q> {
     blocks: Blocks,
     prefix: Box<[u8]>,
     payload: Box<[u8]>,
+    reader_of_spans: SpanReader,
     gather: Vec<Span>,
     reader: BatchReader,
     commands: Commands,
@@ -127,6 +128,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             blocks: Blocks::new(PREFIXES_PER_LANE, TABLE_BYTES_MAX as u64, "gradwire-prefixes")?,
             prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),
             payload: vec![0; RESULT_SLOT_BYTES as usize].into_boxed_slice(),
+            reader_of_spans: SpanReader::new(RESULT_SLOT_BYTES as usize),
             gather: Vec::new(),
             reader: BatchReader::default(),
             commands: Commands::default(),
@@ -198,7 +200,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         self.detach(server);
         self.unready.retain(|(rank, _)| *rank != server);
         // Of this channel alone: a server that was stopped in mid-copy over an earlier one writes into that one's.
-        let results = Region::allocate(self.inbox_bytes(), "gradwire-results-inbox")?;
+        let results = PeerWritable::allocate(self.inbox_bytes(), "gradwire-results-inbox")?;
         let (region, landing_key) = match self.lend_buffers(channel, &results) {
             Ok(keys) => keys,
             Err(error) => {
@@ -226,7 +228,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     }
 
     /// The keys of the channel's inbox and of the client's buffers.
-    fn lend_buffers(&mut self, channel: ChannelId, results: &Region) -> Result<(u64, u64), PostError> {
+    fn lend_buffers(&mut self, channel: ChannelId, results: &PeerWritable) -> Result<(u64, u64), PostError> {
         let inbox = self.queue.expose(channel, results)?;
         self.queue.lend(channel, &results.all(), Access::ReadWrite, 0)?;
         Ok((inbox.0, self.queue.expose(channel, &self.landing)?.0))
@@ -295,7 +297,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     pub(super) fn abandon(&mut self, error: &OpError) {
         for (_, Live { state, .. }) in self.live.drain() {
             let _ = catch_unwind(AssertUnwindSafe(|| state.fail(error.clone())));
-            let _ = catch_unwind(AssertUnwindSafe(|| state.lane_done(0)));
+            let _ = catch_unwind(AssertUnwindSafe(|| state.lane_done(0, Fenced::answered())));
         }
     }
 
@@ -303,7 +305,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     pub fn submit(&mut self, submission: Submission, now_ms: u64) -> Result<(), LaneError> {
         if let Some(error) = &self.failed {
             submission.state.fail(error.clone());
-            submission.state.lane_done(0);
+            submission.state.lane_done(0, Fenced::answered());
             return Ok(());
         }
         let submit = Submit {

@@ -3,8 +3,8 @@
 use super::lane::Live;
 use crate::engine::PartBlock;
 use fabric::{
-    Access, ChannelId, CompletionQueue, MappedRegions, OutOfBounds, PostError, Region, RemoteKey, RemoteSpan,
-    Span, View, Write,
+    Access, ChannelId, CompletionQueue, MappedRegions, OutOfBounds, PeerWritable, PostError, Region,
+    RemoteKey, RemoteSpan, Span, SpanReader, View, Write,
 };
 use proto_common::batch::{Block, BlockData, Landing, OpKind, SlotGrant, payload_checksum};
 use std::collections::{HashMap, VecDeque};
@@ -41,7 +41,7 @@ pub(super) struct Link {
     pub(super) landing_key: u64,
     pub(super) inbox: Option<ServerInbox>,
     /// Slots that the server writes results into; nobody else ever does.
-    pub(super) results: Region,
+    pub(super) results: PeerWritable,
     /// The server's regions that weights are read in, mapped here, by key. Bounded by what a channel hands over.
     pub(super) mapped: MappedRegions,
     pub(super) probed: bool,
@@ -54,7 +54,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(channel: ChannelId, number: u64, landing_key: u64, results: Region) -> Self {
+    pub(super) fn new(channel: ChannelId, number: u64, landing_key: u64, results: PeerWritable) -> Self {
         Self {
             channel,
             number,
@@ -153,21 +153,14 @@ pub(super) fn post_one<Q: CompletionQueue>(
 /// The checksum of what these parts carry, none where they carry nothing.
 pub(super) fn payload_sum(
     live: &HashMap<u64, Live>,
-    scratch: &mut [u8],
+    reader: &mut SpanReader,
     parts: &[PartBlock],
 ) -> Result<Option<u32>, OutOfBounds> {
     let mut sum = None;
     for part in parts.iter().filter(|part| part.inline_bytes() > 0) {
         let Some(source) = live.get(&part.op).and_then(|live| live.source.as_ref()) else { continue };
         let span = source.slice(part.offset, part.block.bytes)?;
-        let (mut at, end) = (span.offset(), span.offset() + span.len());
-        while at < end {
-            let step_bytes = (end - at).min(scratch.len() as u64);
-            let step = &mut scratch[..step_bytes as usize];
-            span.region().read(at, step)?;
-            sum = Some(payload_checksum(sum.unwrap_or(0), step));
-            at += step_bytes;
-        }
+        reader.read(&span, |piece| sum = Some(payload_checksum(sum.unwrap_or(0), piece)))?;
     }
     Ok(sum)
 }

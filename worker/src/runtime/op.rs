@@ -5,7 +5,7 @@ use super::spares::Spare;
 use crate::client::Piece;
 use crate::engine::PartSpec;
 use crate::error::OpError;
-use fabric::{Buffer, Span, UserBuffer, View};
+use fabric::{Exclusive, Fenced, PeerWritable, Span, UserBuffer, View};
 use proto_common::batch::{OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Version};
@@ -24,14 +24,17 @@ pub(crate) type Callback = Box<dyn FnOnce(Result<Version, OpError>) + Send>;
 #[derive(Debug, Default)]
 pub(crate) struct OpBuffers {
     /// The gradient, or the copy of one of the trainer's own.
-    pub(crate) source: Option<Buffer>,
+    pub(crate) source: Option<Exclusive>,
     /// The trainer's own gradient; sent from there where there is no copy.
     pub(crate) user: Option<UserBuffer>,
     /// The gradient as it is sent, where it is encoded.
     pub(crate) encoded: Option<Spare>,
-    pub(crate) target: Option<Buffer>,
+    /// Where weights land, or a reply.
+    pub(crate) target: Option<PeerWritable>,
+    /// The same, once no server can write it any more.
+    pub(crate) landed: Option<Exclusive>,
     /// What keeps a gradient and weights in memory that others have, too.
-    pub(crate) shared: [Option<Arc<Buffer>>; 2],
+    pub(crate) shared: [Option<Arc<PeerWritable>>; 2],
     /// Lets the tensor know that it has an operation under way.
     pub(crate) busy: Option<Busy>,
     /// Of an operation that is shown weights where they lie.
@@ -50,7 +53,7 @@ pub(crate) struct CallParts {
     /// The caller's pieces of the body.
     pub(crate) pieces: Vec<Piece>,
     /// Copies of those that are not in the pool.
-    pub(crate) copies: Vec<Buffer>,
+    pub(crate) copies: Vec<Exclusive>,
     /// What the server reads where it lies.
     pub(crate) lent: Vec<Span>,
     /// What came back.
@@ -196,7 +199,7 @@ impl OpState {
     }
 
     /// Room for a call's reply that had too little.
-    pub(crate) fn make_room(&self, room: Buffer) {
+    pub(crate) fn make_room(&self, room: PeerWritable) {
         self.lock().buffers.target = Some(room);
     }
 
@@ -222,14 +225,16 @@ impl OpState {
         Version(self.newest.load(Ordering::Acquire))
     }
 
-    /// A lane has ended its part.
-    pub(crate) fn lane_done(&self, version: u64) {
+    /// A lane has ended its part, and no server reaches the operation's memory by it any more.
+    pub(crate) fn lane_done(&self, version: u64, fenced: Fenced) {
         let mut progress = self.lock();
         progress.version = Some(progress.version.map_or(version, |v| v.min(version)));
         if self.lanes_left.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
         progress.ended = true;
+        let landed = progress.buffers.target.take().map(|target| target.take_back(fenced));
+        progress.buffers.landed = landed;
         if let (Some(seen), Ok(version)) = (&progress.buffers.seen, outcome(&progress)) {
             seen.fetch_max(version.0, Ordering::AcqRel);
         }
@@ -350,10 +355,10 @@ mod tests {
     #[test]
     fn the_last_lane_ends_it_with_the_least_version() {
         let state = OpState::new(2);
-        state.lane_done(7);
+        state.lane_done(7, Fenced::answered());
         assert_eq!(state.poll(), None);
         assert!(state.take_buffers().is_none());
-        state.lane_done(5);
+        state.lane_done(5, Fenced::answered());
         assert_eq!(state.poll(), Some(Ok(Version(5))));
         assert!(state.take_buffers().is_some());
     }
@@ -363,7 +368,7 @@ mod tests {
         let state = OpState::new(2);
         for (bytes, version) in [(8, 3), (4, 4)] {
             state.landed(bytes, version);
-            state.lane_done(version);
+            state.lane_done(version, Fenced::answered());
         }
         assert_eq!(
             (state.landed_bytes(), state.newest(), state.poll()),
@@ -382,7 +387,7 @@ mod tests {
             state.chunk_version(offset, Version(version));
             state.late(1);
             assert_eq!(seen.load(Ordering::Acquire), 4, "not before all lanes have ended");
-            state.lane_done(version);
+            state.lane_done(version, Fenced::answered());
         }
         assert_eq!((seen.load(Ordering::Acquire), state.late_chunks()), (6, 2));
         let versions = state.take_buffers().and_then(|buffers| buffers.versions);
@@ -395,7 +400,7 @@ mod tests {
         state.fail(error());
         assert_eq!(state.poll(), Some(Err(error())));
         assert!(state.take_buffers().is_none());
-        state.lane_done(0);
+        state.lane_done(0, Fenced::answered());
         assert_eq!(state.poll(), Some(Err(error())), "the first word stands");
         assert!(state.take_buffers().is_some());
     }
@@ -406,7 +411,7 @@ mod tests {
         let state = OpState::new(1);
         let early = sender.clone();
         state.on_end(Box::new(move |result| early.send(result).unwrap()));
-        state.lane_done(3);
+        state.lane_done(3, Fenced::answered());
         state.on_end(Box::new(move |result| sender.send(result).unwrap()));
         assert_eq!(receiver.iter().collect::<Vec<_>>(), [Ok(Version(3)), Ok(Version(3))]);
     }

@@ -118,7 +118,7 @@ impl Drop for Shown {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fabric::Region;
+    use fabric::PeerWritable;
 
     #[test]
     fn what_is_read_is_said_by_version_and_what_is_to_come_by_operation() {
@@ -156,9 +156,9 @@ mod tests {
     #[test]
     fn the_next_operation_allocates_no_list() {
         let viewing = Viewing::default();
-        let region = Region::allocate(64, "weights").unwrap();
+        let lent = Arc::new(PeerWritable::allocate(64, "weights").unwrap());
         let mut first = viewing.begin(Operation(1), 3);
-        first.pieces.push((0, region.all().into()));
+        first.pieces.push((0, lent.into()));
         let list = first.pieces.as_ptr();
         drop(first);
         let second = viewing.begin(Operation(2), 3);

@@ -1,6 +1,6 @@
 //! Buffers that encoded gradients of one tensor are sent from, used again and again: none is allocated in steady state.
 
-use fabric::Buffer;
+use fabric::Exclusive;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,16 +10,16 @@ const KEPT_MAX: usize = 4;
 
 /// Buffers that no operation has. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Spares(Arc<Mutex<Vec<Buffer>>>);
+pub(crate) struct Spares(Arc<Mutex<Vec<Exclusive>>>);
 
 impl Spares {
-    fn lock(&self) -> MutexGuard<'_, Vec<Buffer>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Exclusive>> {
         // A list that is pushed to and popped from is whole, whatever happened to others.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One that was used before, or a new one.
-    pub(crate) fn take<E>(&self, allocate: impl FnOnce() -> Result<Buffer, E>) -> Result<Spare, E> {
+    pub(crate) fn take<E>(&self, allocate: impl FnOnce() -> Result<Exclusive, E>) -> Result<Spare, E> {
         let kept = self.lock().pop();
         let buffer = kept.map_or_else(allocate, Ok)?;
         Ok(Spare { buffer: Some(buffer), home: self.clone() })
@@ -30,14 +30,14 @@ impl Spares {
 #[derive(Debug)]
 pub(crate) struct Spare {
     /// There until it is dropped.
-    buffer: Option<Buffer>,
+    buffer: Option<Exclusive>,
     home: Spares,
 }
 
 impl Spare {
     /// What is sent.
     pub(crate) fn span(&self) -> Option<fabric::Span> {
-        self.buffer.as_ref().map(Buffer::span)
+        self.buffer.as_ref().map(Exclusive::span)
     }
 }
 

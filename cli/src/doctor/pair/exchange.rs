@@ -4,7 +4,7 @@
 
 use fabric::{
     Access, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, DisconnectReason,
-    LaneQueue, PostError, Region, RemoteKey, RemoteSpan, Span, Write,
+    LaneQueue, PeerWritable, PostError, RemoteKey, RemoteSpan, Span, Write,
 };
 use std::time::{Duration, Instant};
 
@@ -78,9 +78,9 @@ pub(super) struct End {
     side: Side,
     patience: Patience,
     /// What we send from.
-    ours: Region,
+    ours: PeerWritable,
     /// What the peer writes to.
-    lent: Region,
+    lent: PeerWritable,
     key: RemoteKey,
     inbox: Vec<Completion>,
     under_way: usize,
@@ -96,8 +96,8 @@ impl End {
     ) -> Result<Self, String> {
         let said = |error: fabric::FabricError| error.to_string();
         let channel = queue.attach(setup).map_err(said)?;
-        let ours = Region::allocate(REGION_BYTES as usize, "gradwire-doctor-ours").map_err(said)?;
-        let lent = Region::allocate(REGION_BYTES as usize, "gradwire-doctor-lent").map_err(said)?;
+        let ours = PeerWritable::allocate(REGION_BYTES as usize, "gradwire-doctor-ours").map_err(said)?;
+        let lent = PeerWritable::allocate(REGION_BYTES as usize, "gradwire-doctor-lent").map_err(said)?;
         for region in [&ours, &lent] {
             queue.prepare(&whole(region)?).map_err(said)?;
         }
@@ -280,7 +280,7 @@ impl End {
     }
 }
 
-fn whole(region: &Region) -> Result<Span, String> {
+fn whole(region: &PeerWritable) -> Result<Span, String> {
     region.span(0, region.len() as u64).map_err(|error| error.to_string())
 }
 

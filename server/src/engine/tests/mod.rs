@@ -322,7 +322,7 @@ impl Rig {
     /// The worker's channel ends, and nothing of it is under way.
     fn down(&mut self, rank: Rank) {
         let fence = self.engine.peer_down(rank);
-        self.engine.fenced(fence);
+        self.engine.fenced(fence, fabric::Fenced::answered());
     }
 
     /// The scheduler says that these are there, and that others of them have left in good order.

@@ -343,9 +343,9 @@ fn what_a_worker_was_granted_is_nobody_s_until_its_fence_is_done() {
     rig.connect(0);
     let again = rig.ask(0, push(1, 1), true).expect("a third one");
     assert!(again != block && again != other && sum(&rig) == total);
-    rig.engine.fenced(fence);
+    rig.engine.fenced(fence, fabric::Fenced::answered());
     assert_eq!((rig.engine.quarantined(), rig.engine.fencing().count()), ((0, 0), 0));
     assert_eq!((sum(&rig), rig.engine.spills().0), (total, 0));
-    rig.engine.fenced(fence);
+    rig.engine.fenced(fence, fabric::Fenced::answered());
     assert_eq!(sum(&rig), total, "once");
 }

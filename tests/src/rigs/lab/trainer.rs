@@ -5,7 +5,7 @@
 
 use super::{Lab, landings};
 use crate::rigs::sim::{PLACEMENTS, bits_hash};
-use fabric::Buffer;
+use fabric::Exclusive;
 use fabric::sim::Rng;
 use gradwire_worker::engine::PartSpec;
 use gradwire_worker::runtime::{OpState, Submission};
@@ -67,14 +67,14 @@ pub(super) struct Live {
     /// What of its own was acknowledged before it began.
     pub(super) acknowledged: u64,
     state: Arc<OpState>,
-    source: Option<Buffer>,
-    target: Option<Buffer>,
+    source: Option<Exclusive>,
+    target: Option<Exclusive>,
 }
 
 /// What is looked at again.
 #[derive(Debug)]
 struct Ended {
-    target: Buffer,
+    target: Exclusive,
     hash: u64,
     name: String,
 }
@@ -284,8 +284,8 @@ impl Lab {
             priority,
             timeout_ms: OPERATION_MS,
             parts: parts.into(),
-            source: source.as_ref().map(Buffer::span),
-            target: target.as_ref().map(Buffer::span),
+            source: source.as_ref().map(Exclusive::span),
+            target: target.as_ref().map(Exclusive::span),
         };
         for (lane, parts) in worker.lanes.iter_mut().zip(lanes).filter(|(_, parts)| !parts.is_empty()) {
             lane.submit(submission(parts), clock_ms).expect("a lane takes operations");

@@ -5,7 +5,7 @@
 use super::cluster::Cluster;
 use super::oracle::bits_hash;
 use super::shape::{CHUNK_BYTES, counts, needed};
-use fabric::Buffer;
+use fabric::Exclusive;
 use gradwire_worker::encoder::Encoder;
 use gradwire_worker::engine::{Coded, PartSpec};
 use gradwire_worker::error::OpError;
@@ -70,8 +70,8 @@ pub(super) struct Live {
     pub(super) round: u64,
     pub(super) since_ms: u64,
     state: Arc<OpState>,
-    source: Option<Buffer>,
-    target: Option<Buffer>,
+    source: Option<Exclusive>,
+    target: Option<Exclusive>,
     /// Bits of the target at the operation's end.
     landed: Option<u64>,
     pub(super) ended: Option<Ended>,
@@ -81,14 +81,14 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
-fn fill(buffer: &mut Buffer, values: &[f32]) {
+fn fill(buffer: &mut Exclusive, values: &[f32]) {
     for (bytes, value) in buffer.chunks_exact_mut(4).zip(values) {
         bytes.copy_from_slice(&value.to_le_bytes());
     }
 }
 
 /// With what no round makes.
-fn poisoned(mut buffer: Buffer) -> Buffer {
+fn poisoned(mut buffer: Exclusive) -> Exclusive {
     buffer.fill(0xAA);
     buffer
 }
@@ -145,8 +145,8 @@ impl Cluster {
             priority,
             timeout_ms: self.shape.timeout_ms,
             parts,
-            source: source.as_ref().map(Buffer::span),
-            target: target.as_ref().map(Buffer::span),
+            source: source.as_ref().map(Exclusive::span),
+            target: target.as_ref().map(Exclusive::span),
         };
         w.lane.submit(submission, now_ms).expect("a lane takes operations");
         let index = w.ops.len();

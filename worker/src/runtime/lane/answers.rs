@@ -89,7 +89,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let room = self.pool.as_ref().and_then(|pool| pool.allocate(bytes).ok());
         match room {
             Some(room) => {
-                live.target = Some(room.span());
+                let room = room.lend();
+                live.target = Some(room.all());
                 live.state.make_room(room);
             }
             None => self.engine.give_up(op, bytes, &mut self.commands),

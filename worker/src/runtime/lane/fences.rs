@@ -5,7 +5,7 @@
 
 use super::{LaneDriver, Live};
 use crate::error::OpError;
-use fabric::{ChannelId, CompletionQueue, Fence};
+use fabric::{ChannelId, CompletionQueue, Fence, Fenced};
 use proto_common::batch::OpKind;
 use proto_common::ids::Rank;
 use proto_common::plan::Placement;
@@ -127,20 +127,22 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     }
 
     /// All servers have answered, or their channels have ended: nobody reaches the operation's memory any more.
-    fn take_back(&mut self, op: u64, live: &Live) {
+    fn take_back(&mut self, op: u64, live: &Live) -> Fenced {
+        if !live.granted {
+            return Fenced::answered();
+        }
         let pieces = live.state.lent();
         for span in pieces.iter().chain(&live.source).chain(&live.target) {
             for link in self.links.iter().flatten() {
                 self.queue.take_back(link.channel, span, op);
             }
         }
+        Fenced::answered()
     }
 
     fn finish(&mut self, op: u64, version: u64) {
         let Some(live) = self.live.remove(&op) else { return };
-        if live.granted {
-            self.take_back(op, &live);
-        }
+        let fenced = self.take_back(op, &live);
         let Live { state, source, target, about, failure, .. } = live;
         // Spans go first: they keep the buffers' region, not the buffers, alive.
         drop((source, target));
@@ -148,7 +150,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             state.fail(error);
         }
         self.flight.done(&about, state.has_failed());
-        state.lane_done(version);
+        state.lane_done(version, fenced);
     }
 }
 
@@ -157,7 +159,7 @@ mod tests {
     use super::*;
     use crate::runtime::rig;
     use crate::runtime::{OpState, ServerInbox};
-    use fabric::{Device, LaneQueue, Region, ShmDevice};
+    use fabric::{Device, LaneQueue, PeerWritable, ShmDevice};
     use proto_common::batch::SlotGrant;
     use proto_common::ids::Incarnation;
     use std::sync::Arc;
@@ -186,7 +188,7 @@ mod tests {
         let channel = server.attach(theirs).unwrap();
         let near = driver.queue_mut().attach(ours).unwrap();
         driver.attach(SERVER, 1, near).unwrap();
-        let inbox = Region::allocate(1 << 16, "inbox").unwrap();
+        let inbox = PeerWritable::allocate(1 << 16, "inbox").unwrap();
         let region = server.expose(channel, &inbox).unwrap().0;
         let grants = vec![SlotGrant { slot: 0, generation: 1 }];
         driver

@@ -26,7 +26,11 @@ fn a_thousand_workers_ping_one_server() {
         post(&mut lane, at_worker, &source, RemoteSpan { key, offset: number as u64 * 64 }, 0);
         lanes.push((lane, at_worker, key));
     }
-    assert_eq!(net.stats(server).registered_bytes, WORKERS as u64 * 64, "one region, whatever the workers");
+    assert_eq!(
+        net.stats(server).registered_bytes,
+        fabric::Region::len(&slots) as u64,
+        "one region, whatever the workers"
+    );
     let base = lanes[0].0.id().0;
     let (mut ready, mut completions, mut finished): (Vec<_>, Vec<Completion>, usize) = Default::default();
     while finished < WORKERS {

@@ -155,7 +155,7 @@ impl Rig {
             lane.step(now_us / 1_000).unwrap();
         }
         if let Some((worker, _)) = &mut self.worker {
-            worker.step(now_us / 1_000).unwrap();
+            worker.step(now_us / 1_000);
         }
         self.net.advance_to(now_us + 20);
     }
@@ -258,7 +258,7 @@ impl Rig {
                     target: Some(target.span()),
                 };
                 let (worker, _) = self.worker.as_mut().unwrap();
-                worker.submit(submission, now_ms).unwrap();
+                worker.submit(submission, now_ms);
                 submitted = Some(state);
             }
             self.turn();

@@ -168,7 +168,7 @@ impl Rig {
     fn fail_over(&mut self) {
         let dead = self.primary;
         self.net.crash(self.nodes[dead]);
-        self.lanes[1 - dead].end_server(Rank(dead as u32)).unwrap();
+        self.lanes[1 - dead].end_server(Rank(dead as u32));
         self.epoch += 1;
         let epoch = Epoch { term: 1, counter: self.epoch };
         let role = Role::Primary { backup: None, seeding: None };

@@ -8,8 +8,8 @@ use crate::engine::PartSpec;
 use crate::error::OpError;
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use fabric::{
-    Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Fence, Pool, PostError, Read,
-    Region, RemoteKey, RemoteSpan, Span, Write,
+    Caps, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, Fence, Pool,
+    PostError, Read, Region, RemoteKey, RemoteSpan, Span, Write,
 };
 use proto_common::batch::{Notice, OpKind, SlotGrant};
 use proto_common::call::call_id;
@@ -201,6 +201,22 @@ fn what_cannot_be_registered_ends_every_operation_with_the_reason() {
             matches!(error, OpError::Unregistered(why) if why.contains("raise memory.registered_bytes"))
         });
     }
+}
+
+/// Its server would close the channel, and that would be the reason that is heard.
+#[test]
+fn a_batch_that_names_memory_which_cannot_be_lent_is_not_sent() {
+    let mut rigged = rigged();
+    rigged.driver.queue_mut().fails = Fails::Lend;
+    let submission = rigged.submission(1, OpKind::Push, ChunkId::new(1, 0), Placement::RendezvousRead);
+    rigged.each_ends(vec![submission], |error| matches!(error, OpError::Unregistered(_)));
+    let mut heard = Vec::new();
+    rigged.servers.iter_mut().for_each(|server| server.poll(&mut heard));
+    let notices = heard.iter().filter_map(|completion| match completion.kind {
+        CompletionKind::Received { immediate } => Notice::from_wire(immediate),
+        _ => None,
+    });
+    assert_eq!(notices.collect::<Vec<_>>(), [Notice::Probe; SERVERS as usize]);
 }
 
 /// One of them names bytes that its buffer does not have, as by a bug of the client: it is no reason to leave the others to

@@ -238,11 +238,11 @@ impl Posts {
         self.attach(move |message| match out.try_send(message) {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => {
-                // Whoever waits for it hears of its deadline.
                 tracing::warn!(waiting = LINK_MAX, "too many messages wait for a scheduler; dropped one");
-                true
+                false
             }
-            Err(TrySendError::Closed(_)) => false,
+            // The link has ended, which everyone hears of as a loss, with its reason.
+            Err(TrySendError::Closed(_)) => true,
         });
     }
 
@@ -578,6 +578,17 @@ mod tests {
         let reply = ToScheduler::PostReply { ticket: 9, result: Err(refusal()) };
         assert_eq!(said.recv().unwrap(), reply, "the only thing that was said");
         posts.unregister(APP).unwrap();
+    }
+
+    #[test]
+    fn what_the_link_has_no_room_for_is_refused_at_once_and_not_left_to_its_deadline() {
+        let posts = Posts::start().unwrap();
+        posts.attach(|_| false);
+        let hour = Duration::from_secs(3600);
+        let mut answers = posts.post_and_wait(PostTo::One(server()), message(0), hour);
+        assert_eq!(answers.remove(0).result, Err(PostError::Busy));
+        let refused = posts.barrier("b", NodeGroup::ALL, hour).unwrap_err().to_string();
+        assert!(refused.contains("barrier \"b\" refused: too many messages in flight"), "{refused}");
     }
 
     #[test]

@@ -120,7 +120,8 @@ impl Hub {
                 self.answered(request, PostAnswer { from, of, result });
             }
             Work::Heard(_) | Work::End => {}
-            Work::Say(message) => self.say(*message),
+            // Whoever waits for this answer hears of its deadline.
+            Work::Say(message) => _ = self.way.say(*message),
             Work::Back => self.go_on(),
             Work::Lost(why) => {
                 self.lost = Some(why);
@@ -132,27 +133,23 @@ impl Hub {
         }
     }
 
-    fn say(&mut self, message: ToScheduler) {
-        self.way.say(message);
-    }
-
     fn ask(&mut self, to: PostTo, message: PostMessage, within: Duration, on_answer: OnAnswer) {
         self.next += 1;
         let (request, timeout_ms) = (self.next, within.as_millis() as u64);
         let deadline = Instant::now() + within + GRACE;
         self.asked.insert(request, Asked { on_answer, to, answers: None, within, deadline });
         if let Err(error) = bounded(&message.body) {
-            return self.answered(request, PostAnswer { from: whose(to), of: 1, result: Err(error) });
+            return self.refuse_with(request, || error.clone());
         }
         if self.lost.is_some() {
             return self.refuse(request);
         }
         // As many as the scheduler would take of them, also while there is none.
-        if self.asked.len() > POSTS_ASKED_MAX {
-            return self
-                .answered(request, PostAnswer { from: whose(to), of: 1, result: Err(PostError::Busy) });
+        if self.asked.len() > POSTS_ASKED_MAX
+            || !self.way.say(ToScheduler::Post { request, to, message, timeout_ms })
+        {
+            self.refuse_with(request, || PostError::Busy);
         }
-        self.say(ToScheduler::Post { request, to, message, timeout_ms });
     }
 
     fn come(
@@ -179,7 +176,11 @@ impl Hub {
         };
         let left = deadline.saturating_duration_since(Instant::now());
         let (name, group, passed, timeout_ms) = (name.clone(), *group, *passed, left.as_millis() as u64);
-        self.say(ToScheduler::Barrier { request, name, group, passed, timeout_ms });
+        if !self.way.say(ToScheduler::Barrier { request, name, group, passed, timeout_ms })
+            && let Some(AtBarrier { name, done, .. }) = self.barriers.remove(&request)
+        {
+            done.send(Err(WaitError::Refused { name, reason: PostError::Busy.to_string() }));
+        }
     }
 
     /// There is another scheduler, which has not heard of anything that was under way.

@@ -4,7 +4,7 @@
 use proto_common::message::ToScheduler;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Sends to the scheduler without waiting; false when it cannot any more.
+/// Sends to the scheduler without waiting; false when it does not take the message.
 pub(super) type Out = Box<dyn Fn(ToScheduler) -> bool + Send>;
 
 /// Keeps what is said before there is a way.
@@ -26,20 +26,25 @@ impl Way {
     pub(super) fn attach(&self, out: Out) {
         let mut state = self.state();
         state.out = Some(out);
-        std::mem::take(&mut state.unsent).into_iter().for_each(|message| state.say(message));
+        for message in std::mem::take(&mut state.unsent) {
+            state.say(message);
+        }
     }
 
-    pub(super) fn say(&self, message: ToScheduler) {
-        self.state().say(message);
+    /// False when the message is not sent: whoever waits for an answer is to be told.
+    pub(super) fn say(&self, message: ToScheduler) -> bool {
+        self.state().say(message)
     }
 }
 
 impl State {
-    fn say(&mut self, message: ToScheduler) {
+    fn say(&mut self, message: ToScheduler) -> bool {
         match &self.out {
-            // Where nobody takes it any more, everyone hears of that as a loss.
-            Some(out) => _ = out(message),
-            None => self.unsent.push(message),
+            Some(out) => out(message),
+            None => {
+                self.unsent.push(message);
+                true
+            }
         }
     }
 }

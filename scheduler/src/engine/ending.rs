@@ -76,7 +76,8 @@ impl Engine {
                 out.push(ack);
                 return self.fault(now_ms, id, "it left while workers still needed it".into(), out);
             }
-            _ => {}
+            (Phase::Running, Role::Worker | Role::Scheduler)
+            | (Phase::Rebuilding | Phase::Ending { .. } | Phase::Ended { .. }, _) => {}
         }
         if let Some(member) = self.members.get_mut(&id) {
             member.left = true;

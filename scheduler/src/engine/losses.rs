@@ -23,7 +23,8 @@ impl Engine {
             (Phase::Running, Role::Server) if self.saving.is_some() => self.unheeded.push(death),
             (Phase::Running, Role::Server) => self.lose_server(now_ms, death, out),
             (Phase::Running, Role::Worker) => self.lose_worker(now_ms, death, out),
-            _ => {}
+            (Phase::Running, Role::Scheduler)
+            | (Phase::Rebuilding | Phase::Ending { .. } | Phase::Ended { .. }, _) => {}
         }
     }
 

@@ -418,8 +418,9 @@ impl Engine {
                 self.post(now_ms, (from, id, request), to, message, timeout_ms, out);
             }
             ToScheduler::PostReply { ticket, result } => self.post_reply(from, ticket, result, out),
-            ToScheduler::Checkpoint(_) | ToScheduler::SaveCheckpoint { .. } => {
-                self.about_checkpoint(now_ms, (from, id), message, out);
+            ToScheduler::Checkpoint(news) => self.checkpoint_news(id, news, out),
+            ToScheduler::SaveCheckpoint { request, round, timeout_ms } => {
+                self.save_checkpoint(now_ms, (from, id, request), (round, timeout_ms), out);
             }
             ToScheduler::Seeded { epoch, to } => self.seeded(id, epoch, to, out),
             ToScheduler::Drain => self.drain(id, out),
@@ -437,7 +438,7 @@ impl Engine {
     fn arrive(&mut self, who: barriers::Arrival, name: String, group: NodeGroup, out: &mut Vec<Command>) {
         let answers = match self.phase {
             Phase::Assembling | Phase::Rebuilding | Phase::Running => self.barriers.enter(who, name, group),
-            _ => vec![who.refused(name, "the job is ending")],
+            Phase::Ending { .. } | Phase::Ended { .. } => vec![who.refused(name, "the job is ending")],
         };
         release(answers, out);
     }

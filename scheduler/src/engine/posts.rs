@@ -138,7 +138,23 @@ impl Engine {
                 let who = Arrival::new(SCHEDULER, LOCAL, (request, passed), now_ms, timeout_ms);
                 self.arrive(who, name, group, out);
             }
-            _ => {}
+            // Only messages and barriers come from there.
+            ToScheduler::Register(_)
+            | ToScheduler::Heartbeat(_)
+            | ToScheduler::LinksReady
+            | ToScheduler::Declare { .. }
+            | ToScheduler::Assigned { .. }
+            | ToScheduler::Goodbye
+            | ToScheduler::Failing { .. }
+            | ToScheduler::ChangeRule { .. }
+            | ToScheduler::Seeded { .. }
+            | ToScheduler::Resuming { .. }
+            | ToScheduler::Identify
+            | ToScheduler::Drain
+            | ToScheduler::Rounds { .. }
+            | ToScheduler::Checkpoint(_)
+            | ToScheduler::SaveCheckpoint { .. }
+            | ToScheduler::OrderCheckpoint { .. } => {}
         }
     }
 

@@ -100,7 +100,7 @@ impl Engine {
         match self.phase {
             Phase::Assembling => self.complete_if_all(now_ms, out),
             Phase::Running => self.join(id, from, out),
-            _ => {}
+            Phase::Rebuilding | Phase::Ending { .. } | Phase::Ended { .. } => {}
         }
     }
 

@@ -320,9 +320,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// A handler has answered a call, or let go of it.
-    pub(super) fn answer_call(&mut self, call: u64, answer: Option<AnswerBody>) -> Result<(), LaneError> {
+    pub(super) fn answer_call(&mut self, call: u64, answer: Option<AnswerBody>) {
         self.note_answer(call, answer);
-        self.execute()
+        self.execute();
     }
 
     /// As [`DataLane::note_answer`], of a reply whose body, so many bytes, is where the worker wants it.

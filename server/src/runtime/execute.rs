@@ -4,14 +4,31 @@
 use super::calls::Taken;
 use super::lane::{DataLane, LaneError};
 use super::link::Post;
-use crate::engine::{Addend, Command, Commands, Onto, Payload, Source};
+use crate::engine::{Addend, Command, Commands, Onto, Source};
 use crate::storage::{Round, Views};
 use daemon::flight::Kind;
 use fabric::{CompletionQueue, RemoteKey, RemoteSpan, View};
 
 impl<Q: CompletionQueue> DataLane<Q> {
-    /// Executes all commands in order.
-    pub(super) fn execute(&mut self) -> Result<(), LaneError> {
+    /// Executes all commands in order. If one fails, the lane does, whoever had them executed: nothing is executed any more, and
+    /// the next turn returns the failure ([`DataLane::check`]). Otherwise a failure while a worker is attached, say, would be an
+    /// answer to that worker alone, and rounds would go on without the rest of the commands.
+    pub(super) fn execute(&mut self) {
+        if self.failure.is_none() {
+            self.failure = self.execute_list().err();
+        }
+        if self.failure.is_some() {
+            self.commands.clear();
+        }
+    }
+
+    /// Why the lane cannot go on, if that is so. Its operations end with it: the server reports the reason to the scheduler when
+    /// the lane, and with it its channels, is gone.
+    pub(super) fn check(&mut self) -> Result<(), LaneError> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    fn execute_list(&mut self) -> Result<(), LaneError> {
         // Executing makes more: a round's verdict, or landings that end because a peer is expelled.
         loop {
             while !self.commands.list.is_empty() {
@@ -19,10 +36,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 std::mem::swap(&mut commands, &mut self.commands);
                 self.commands.told_before_ms = self.flight.told_before_ms();
                 self.flight.arrive(&mut commands.arrivals);
-                let result = self.execute_all(&mut commands);
+                let mut list = std::mem::take(&mut commands.list);
+                for command in list.drain(..) {
+                    self.execute_one(command, &commands)?;
+                }
+                commands.list = list;
                 commands.clear();
                 self.executed = commands;
-                result?;
             }
             if self.gone.is_empty() {
                 break;
@@ -33,64 +53,22 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    fn execute_all(&mut self, commands: &mut Commands) -> Result<(), LaneError> {
-        for command in commands.list.drain(..) {
-            match command {
-                Command::Results { peer, slot, results, grants, sequence } => {
-                    let (results, grants) = (&commands.results[results], &commands.grants[grants]);
-                    self.record_results(peer, results);
-                    self.send_results(peer, slot, results, grants, sequence)?;
-                }
-                Command::Record { to, slot, chunk, block, payload, contributors, sequence } => {
-                    let contributors = &commands.contributors[contributors];
-                    if payload == Payload::Sum {
-                        self.record_copy(chunk, to, block.round);
-                    }
-                    self.write_record((to, slot), chunk, (block, payload), contributors, sequence)?;
-                }
-                other => self.execute_one(other)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn execute_one(&mut self, command: Command) -> Result<(), LaneError> {
+    fn execute_one(&mut self, command: Command, of: &Commands) -> Result<(), LaneError> {
         match command {
             Command::Size { chunk, bytes } => self.storage.size(chunk, bytes)?,
-            Command::Reduce { chunk, addend } => {
-                let views = self.views_of(Some(addend));
-                let begun = self.begin_work(chunk);
-                self.storage.reduce(chunk, addend, &views)?;
-                self.end_work(begun, Kind::Reduce, chunk, Some(addend.from));
-                self.plan_rows(chunk, &addend)?;
-            }
+            Command::Reduce { chunk, addend } => self.reduce(chunk, &addend)?,
             Command::Finish { chunk, round: number, last, old, into, contributors } => {
-                let round = Round { number, last, old, into, contributors };
-                let views = self.views_of(last);
-                let begun = self.begin_work(chunk);
-                let verdict = match self.engine.home(chunk) {
-                    Some(home) => self.finish_rows((chunk, home), &round, &views)?,
-                    None => self.storage.finish(chunk, &round, &views)?,
-                };
-                self.record_round(begun, chunk, number, contributors);
-                self.engine.finished(chunk, verdict, &mut self.commands);
+                self.finish(chunk, &Round { number, last, old, into, contributors })?;
             }
-            Command::Prepare { chunk, round, last, old, contributors } => {
-                let round = Round { number: round, last, old, into: old, contributors };
-                let views = self.views_of(last);
-                self.storage.prepare(chunk, &round, &views)?;
+            Command::Prepare { chunk, round: number, last, old, contributors } => {
+                let round = Round { number, last, old, into: old, contributors };
+                self.storage.prepare(chunk, &round, &self.views_of(last))?;
             }
             Command::Norms { chunks } => self.storage.norms(chunks),
             Command::Init { chunk, from, into } => {
-                let view = self.view_of(from);
-                self.storage.init(chunk, from, view.as_ref(), into)?;
+                self.storage.init(chunk, from, self.view_of(from).as_ref(), into)?;
             }
-            Command::Spill { chunk, from, to } => {
-                let view = self.view_of(from);
-                let begun = self.begin_work(chunk);
-                self.storage.spill(chunk, from, view.as_ref(), to)?;
-                self.end_work(begun, Kind::Spill, chunk, Some(from));
-            }
+            Command::Spill { chunk, from, to } => self.spill(chunk, from, to)?,
             Command::Fetch { peer, chunk, region, offset, to } => {
                 let from = RemoteSpan { key: RemoteKey(region), offset };
                 let bytes = self.storage.size_of(chunk)?;
@@ -100,7 +78,26 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 let bytes = self.storage.size_of(chunk)?;
                 self.post(peer, Post::Land { chunk, buffer, bytes, landing, moved: None })?;
             }
+            Command::Relieve { chunk, buffer, to } => self.relieve(chunk, buffer, to)?,
+            Command::CallTake { call, peer, app, from, frame_bytes, region, bytes } => {
+                self.take_call(&Taken { call, peer, app, from, frame_bytes, region, bytes })?;
+            }
+            Command::CallDeliver { call } => self.deliver_call(call)?,
+            Command::CallCancel { call } => self.calls.cancel(call),
+            Command::CallLand { peer, call, landing } => self.land_call(peer, call, landing)?,
+            Command::CallDrop { call } => self.calls.drop_call(call),
+            Command::Results { peer, slot, results, grants, sequence } => {
+                let (results, grants) = (&of.results[results], &of.grants[grants]);
+                self.record_results(peer, results);
+                self.send_results(peer, slot, results, grants, sequence)?;
+            }
+            Command::Notice { peer, notice } => self.post(peer, Post::Notice(notice.to_wire()))?,
+            Command::Expel { peer, reason } => self.expel(peer, &reason),
             Command::Capture { to, chunk, state, live } => self.capture(to, chunk, &state, live)?,
+            Command::Record { to, slot, chunk, block, payload, contributors, sequence } => {
+                let contributors = &of.contributors[contributors];
+                self.write_record((to, slot), chunk, (block, payload), contributors, sequence)?;
+            }
             Command::TellPrimary { from, notice } => self.tell_primary(from, notice)?,
             Command::TakeSum { chunk, from, at, bytes, left } => {
                 self.storage.take_sum(chunk, from, (at, bytes), left)?;
@@ -120,26 +117,35 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             Command::Free { chunk } => self.storage.free(chunk),
             Command::Seeded { to, epoch } => self.say_seeded(to, epoch),
-            other => self.execute_other(other)?,
         }
         Ok(())
     }
 
-    fn execute_other(&mut self, command: Command) -> Result<(), LaneError> {
-        match command {
-            Command::CallTake { call, peer, app, from, frame_bytes, region, bytes } => {
-                self.take_call(&Taken { call, peer, app, from, frame_bytes, region, bytes })?;
-            }
-            Command::CallDeliver { call } => self.deliver_call(call)?,
-            Command::Relieve { chunk, buffer, to } => self.relieve(chunk, buffer, to)?,
-            Command::CallCancel { call } => self.calls.cancel(call),
-            Command::CallLand { peer, call, landing } => self.land_call(peer, call, landing)?,
-            Command::CallDrop { call } => self.calls.drop_call(call),
-            Command::Notice { peer, notice } => self.post(peer, Post::Notice(notice.to_wire()))?,
-            Command::Expel { peer, reason } => self.expel(peer, &reason),
-            // Handled above, or by the caller, which has the arenas.
-            _ => {}
-        }
+    fn reduce(&mut self, chunk: u32, addend: &Addend) -> Result<(), LaneError> {
+        let views = self.views_of(Some(*addend));
+        let begun = self.begin_work(chunk);
+        self.storage.reduce(chunk, *addend, &views)?;
+        self.end_work(begun, Kind::Reduce, chunk, Some(addend.from));
+        self.plan_rows(chunk, addend)
+    }
+
+    fn finish(&mut self, chunk: u32, round: &Round) -> Result<(), LaneError> {
+        let views = self.views_of(round.last);
+        let begun = self.begin_work(chunk);
+        let verdict = match self.engine.home(chunk) {
+            Some(home) => self.finish_rows((chunk, home), round, &views)?,
+            None => self.storage.finish(chunk, round, &views)?,
+        };
+        self.record_round(begun, chunk, round.number, round.contributors);
+        self.engine.finished(chunk, verdict, &mut self.commands);
+        Ok(())
+    }
+
+    fn spill(&mut self, chunk: u32, from: Source, to: u32) -> Result<(), LaneError> {
+        let view = self.view_of(from);
+        let begun = self.begin_work(chunk);
+        self.storage.spill(chunk, from, view.as_ref(), to)?;
+        self.end_work(begun, Kind::Spill, chunk, Some(from));
         Ok(())
     }
 

@@ -109,6 +109,8 @@ pub struct LaneConfig {
 /// See the module.
 #[derive(Debug)]
 pub struct DataLane<Q> {
+    /// The first field, and so the first that is dropped: a lane that fails, also by a panic, closes its channels before it lets
+    /// go of the memory that was granted over them.
     pub(super) queue: Q,
     pub(super) config: LaneConfig,
     pub(super) engine: LaneEngine,
@@ -137,6 +139,8 @@ pub struct DataLane<Q> {
     pub(super) changed: Vec<Changed>,
     pub(super) changing: Option<Changing>,
     pub(super) flight: LaneFlight,
+    /// Why the lane cannot go on, until that is returned.
+    pub(super) failure: Option<LaneError>,
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -173,6 +177,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             changed: Vec::new(),
             changing: None,
             flight: LaneFlight::default(),
+            failure: None,
             config,
         })
     }
@@ -236,7 +241,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let made = self.make(&placed, &mut AllMade::new());
         self.note_stored();
         let begun = self.begin_from_checkpoint(specs.iter());
-        self.execute()?;
+        self.execute();
         made.and(begun)
     }
 
@@ -286,7 +291,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
         self.detach(rank);
         // Before there is another channel of that worker: none of it is for that one.
-        self.execute()?;
+        self.execute();
         let place = rank.0 as usize;
         if place >= self.links.len() {
             return refuse(&mut self.queue, "its rank is out of range".into());
@@ -358,26 +363,29 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// The part of a turn that takes what has happened.
     pub(super) fn take(&mut self, now_ms: u64) -> Result<bool, LaneError> {
+        self.check()?;
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.poll(&mut completions);
         self.settle_fences();
         let busy = !completions.is_empty() || self.queue.moved();
         for completion in completions.drain(..) {
             self.handle(completion, now_ms)?;
-            self.execute()?;
+            self.execute();
+            self.check()?;
         }
         self.completions = completions;
         if now_ms >= self.next_tick_ms {
             self.next_tick_ms = now_ms + TICK_MS;
             self.engine.tick(now_ms, &mut self.commands);
-            self.execute()?;
+            self.execute();
         }
         if self.engine.is_stuck() {
             self.engine.relieve(now_ms, &mut self.commands);
-            self.execute()?;
+            self.execute();
         }
         let changed = self.change_roles();
         let copied = self.save()?;
+        self.check()?;
         Ok(busy || changed || copied)
     }
 
@@ -386,7 +394,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.retry_backlogs()?;
         self.retry_servers()?;
         self.engine.flush(self.blocks.free(), &mut self.commands);
-        self.execute()?;
+        self.execute();
+        self.check()?;
         self.end_reads();
         self.take_key_buffers()?;
         self.queue.flush();
@@ -528,7 +537,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 }
                 link.map(queue, RemoteSpan { key: RemoteKey(region), offset }, block.bytes)
             }
-            _ => Ok(()),
+            BlockData::Inline { .. } | BlockData::Announced { .. } | BlockData::Placed => Ok(()),
         })
     }
 

@@ -8,6 +8,8 @@ mod change;
 mod embed;
 mod execute;
 #[cfg(test)]
+mod failure_tests;
+#[cfg(test)]
 mod fence_tests;
 mod fences;
 mod flight;

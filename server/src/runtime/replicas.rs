@@ -118,7 +118,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         inbox: InboxGrant,
     ) -> Result<(), LaneError> {
         self.close_stream(to);
-        self.execute()?;
+        self.execute();
         let slots = slots_of(&inbox, slot_bytes_for(self.config.chunk_bytes)).and_then(|grants| {
             let prefixes = Blocks::new(grants.len() as u32, PREFIX_BYTES, "gradwire-records");
             Ok((grants, prefixes.map_err(|error| error.to_string())?))
@@ -135,7 +135,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.replicas.streams.push(StreamLink { to, number, channel, inbox, prefixes, image, backlog });
         self.replicas.channels.insert(channel, (to, true));
         self.engine.stream_up(to, incarnation, &grants, part_bytes, &mut self.commands);
-        self.execute()
+        self.execute();
+        Ok(())
     }
 
     /// A server's stream to us is connected. Returns what it needs of the slots for it.
@@ -176,16 +177,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// Nobody wants our stream to a server any more.
-    pub fn hang_up(&mut self, to: Rank) -> Result<(), LaneError> {
+    pub fn hang_up(&mut self, to: Rank) {
         self.close_stream(to);
-        self.execute()
+        self.execute();
     }
 
     /// That life of a server is over: nothing of it lands any more.
-    pub fn end_server(&mut self, rank: Rank) -> Result<(), LaneError> {
+    pub fn end_server(&mut self, rank: Rank) {
         self.close_copy(rank);
         self.close_stream(rank);
-        self.execute()
+        self.execute();
     }
 
     fn close_stream(&mut self, to: Rank) {
@@ -375,12 +376,15 @@ impl<Q: CompletionQueue> DataLane<Q> {
         contributors: &[u64],
         sequence: u64,
     ) -> Result<(), LaneError> {
+        if payload == Payload::Sum {
+            self.record_copy(chunk, to, block.round);
+        }
         let rules = match payload {
             Payload::Rules => {
                 let changes = self.storage.rule_changes(chunk)?.to_vec();
                 encode(&changes).map_err(|error| LaneError::Unregistered(error.to_string()))?
             }
-            _ => Vec::new(),
+            Payload::Nothing | Payload::Sum | Payload::Image => Vec::new(),
         };
         let (at, bytes) = (block.landing.map_or(0, |part| part.offset), block.bytes);
         if payload == Payload::Sum && self.storage.sum_left(chunk)? {

@@ -297,14 +297,14 @@ impl Loop {
             LaneMessage::ChangeRule { change, reply } => {
                 self.lane.take_change(&change, reply);
             }
-            LaneMessage::Workers { epoch, present, left } => self.lane.workers(epoch, &present, &left)?,
+            LaneMessage::Workers { epoch, present, left } => self.lane.workers(epoch, &present, &left),
             LaneMessage::AskRounds { rank, incarnation, reply } => {
                 reply.send(self.lane.ask_rounds(rank, incarnation));
             }
             LaneMessage::CountFrom { rank, incarnation, rounds } => {
-                self.lane.count_from(rank, incarnation, &rounds)?;
+                self.lane.count_from(rank, incarnation, &rounds);
             }
-            LaneMessage::Answer { call, answer } => self.lane.answer_call(call, answer)?,
+            LaneMessage::Answer { call, answer } => self.lane.answer_call(call, answer),
             LaneMessage::Handler { app, is_there } => self.lane.set_handler(app, is_there),
             LaneMessage::Roles { epoch, chunks, reply } => {
                 self.lane.take_roles(epoch, chunks, reply);
@@ -317,8 +317,8 @@ impl Loop {
                 let grant = self.lane.attach_copy(from, incarnation, setup);
                 reply.send(grant.map_err(|error| error.to_string()));
             }
-            LaneMessage::EndStream { to } => self.lane.hang_up(to)?,
-            LaneMessage::EndServer { rank } => self.lane.end_server(rank)?,
+            LaneMessage::EndStream { to } => self.lane.hang_up(to),
+            LaneMessage::EndServer { rank } => self.lane.end_server(rank),
             LaneMessage::Report(reply) => {
                 reply.send(self.report());
             }
@@ -326,7 +326,7 @@ impl Loop {
             LaneMessage::Checkpoint(order) => self.lane.checkpoint_order(&order)?,
             LaneMessage::SaveRoom | LaneMessage::Stop => {}
         }
-        Ok(())
+        self.lane.check()
     }
 
     fn report(&mut self) -> LaneReport {

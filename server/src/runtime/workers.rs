@@ -1,21 +1,16 @@
 //! What the control side tells a lane of workers: who is there, who is to count, and from which rounds on. It must not decide
 //! about rounds.
 
-use super::lane::{DataLane, LaneError};
+use super::lane::DataLane;
 use fabric::CompletionQueue;
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 
 impl<Q: CompletionQueue> DataLane<Q> {
     /// The roster has changed: channels of lives that are not in it any more are closed and fenced, and rounds go on without
     /// those that are needed no more. `left` have gone in good order.
-    pub fn workers(
-        &mut self,
-        epoch: Epoch,
-        present: &[(Rank, Incarnation)],
-        left: &[Rank],
-    ) -> Result<(), LaneError> {
+    pub fn workers(&mut self, epoch: Epoch, present: &[(Rank, Incarnation)], left: &[Rank]) {
         if self.engine.knows_newer(epoch) {
-            return Ok(());
+            return;
         }
         for rank in (0..self.config.engine.workers).map(Rank) {
             let life = self.engine.peer_incarnation(rank);
@@ -24,9 +19,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 self.detach(rank);
             }
         }
-        self.execute()?;
+        self.execute();
         self.engine.workers_changed(epoch, present, left, &mut self.commands);
-        self.execute()
+        self.execute();
     }
 
     /// A worker is to count between two rounds: from which of each tensor could it? See [`crate::engine::LaneEngine::ask_rounds`].
@@ -35,13 +30,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// From these rounds on a worker counts.
-    pub fn count_from(
-        &mut self,
-        rank: Rank,
-        incarnation: Incarnation,
-        rounds: &[(Key, u64)],
-    ) -> Result<(), LaneError> {
+    pub fn count_from(&mut self, rank: Rank, incarnation: Incarnation, rounds: &[(Key, u64)]) {
         self.engine.count_from(rank, incarnation, rounds, &mut self.commands);
-        self.execute()
+        self.execute();
     }
 }

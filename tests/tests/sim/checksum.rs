@@ -148,11 +148,11 @@ impl Pair {
             source: Some(source.span()),
             target: Some(target.span()),
         };
-        self.worker.submit(submission, self.net.now_us() / 1_000).unwrap();
+        self.worker.submit(submission, self.net.now_us() / 1_000);
         for _ in 0..100_000 {
             let now_us = self.net.now_us();
             self.server.step(now_us / 1_000).unwrap();
-            self.worker.step(now_us / 1_000).unwrap();
+            self.worker.step(now_us / 1_000);
             if let Some(result) = state.poll() {
                 return (result, given, target.to_vec());
             }

@@ -155,7 +155,7 @@ impl Rig {
             lane.step(now_us / 1_000).unwrap();
         }
         if let Some((worker, _)) = &mut self.worker {
-            worker.step(now_us / 1_000).unwrap();
+            worker.step(now_us / 1_000);
         }
         self.net.advance_to(now_us + 20);
     }
@@ -168,7 +168,7 @@ impl Rig {
     fn fail_over(&mut self) {
         let dead = self.primary;
         self.net.crash(self.nodes[dead]);
-        self.lanes[1 - dead].end_server(Rank(dead as u32)).unwrap();
+        self.lanes[1 - dead].end_server(Rank(dead as u32));
         self.epoch += 1;
         let epoch = Epoch { term: 1, counter: self.epoch };
         let role = Role::Primary { backup: None, seeding: None };
@@ -258,7 +258,7 @@ impl Rig {
                     target: Some(target.span()),
                 };
                 let (worker, _) = self.worker.as_mut().unwrap();
-                worker.submit(submission, now_ms).unwrap();
+                worker.submit(submission, now_ms);
                 submitted = Some(state);
             }
             self.turn();

@@ -13,10 +13,12 @@ use gradwire_worker::engine::PartSpec;
 use gradwire_worker::error::{ClientError, OpError};
 use gradwire_worker::runtime::{LaneDriver, OpState, Submission};
 use proto_common::batch::{OpKind, Reading};
+use proto_common::call::call_id;
 use proto_common::element::Dtype;
 use proto_common::error::ExitCode;
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::plan::Placement;
+use proto_common::table::HOMES;
 use std::sync::Arc;
 
 const BYTES: u64 = 64 << 10;
@@ -93,11 +95,11 @@ struct Pair {
 }
 
 impl Pair {
-    /// With one chunk, and no channel yet.
+    /// With three chunks, and no channel yet.
     fn apart() -> Self {
         let net = SimNet::new(5, SimFaults::default());
         let queue = |name| Scarce { inner: net.create_cq(net.node(name)), is_full: false };
-        let server = pair::server(queue("server"), BYTES, &[BYTES]);
+        let server = pair::server(queue("server"), BYTES, &[BYTES; 3]);
         let pool = Pool::new(1 << 20, "worker").unwrap();
         let worker = pair::worker(queue("worker"), pool.region().clone());
         Self { net, server, worker, pool }
@@ -122,12 +124,28 @@ impl Pair {
     fn step(&mut self) -> Result<(), ServerError> {
         let now_us = self.net.now_us();
         self.server.step(now_us / 1_000)?;
-        self.worker.step(now_us / 1_000).unwrap();
+        self.worker.step(now_us / 1_000);
         self.net.advance_to(now_us + 100);
         Ok(())
     }
 
     fn push_pull(&mut self, placement: Placement) -> Arc<OpState> {
+        self.submit(1, OpKind::PushPull, ChunkId::new(1, 0), placement)
+    }
+
+    /// One of each kind, on chunks of their own; the call and the rows are of a handler and a table that nobody has.
+    fn all_kinds(&mut self, placement: Placement) -> Vec<Arc<OpState>> {
+        let (chunk, slot) = (|index| ChunkId::new(1, index), Placement::Slot);
+        vec![
+            self.submit(1, OpKind::Push, chunk(0), placement),
+            self.submit(2, OpKind::PushPull, chunk(1), placement),
+            self.submit(3, OpKind::Pull, chunk(2), slot),
+            self.submit(4, OpKind::Call, call_id(3, Rank(0)), slot),
+            self.submit(5, OpKind::Push, ChunkId::new(HOMES, 0), slot),
+        ]
+    }
+
+    fn submit(&mut self, op: u64, kind: OpKind, id: ChunkId, placement: Placement) -> Arc<OpState> {
         let (source, target) = (self.pool.allocate(BYTES).unwrap(), self.pool.allocate(BYTES).unwrap());
         let state = OpState::new(1);
         let submission = Submission {
@@ -135,39 +153,46 @@ impl Pair {
             exact: false,
             reading: Reading::default(),
             state: state.clone(),
-            op: 1,
-            kind: OpKind::PushPull,
+            op,
+            kind,
             dtype: Dtype::F32,
             placement,
             operation: Operation(1),
             round: 1,
             priority: 0,
             timeout_ms: 60_000,
-            parts: [PartSpec {
-                id: ChunkId::new(1, 0),
-                server: Rank(0),
-                offset: 0,
-                bytes: BYTES,
-                coded: None,
-            }]
-            .into(),
-            source: Some(source.span()),
-            target: Some(target.span()),
+            parts: [PartSpec { id, server: Rank(0), offset: 0, bytes: BYTES, coded: None }].into(),
+            source: Some(source.span()).filter(|_| kind != OpKind::Pull),
+            target: Some(target.span()).filter(|_| kind != OpKind::Push),
         };
-        self.worker.submit(submission, self.net.now_us() / 1_000).unwrap();
+        self.worker.submit(submission, self.net.now_us() / 1_000);
         state
     }
 }
 
+/// Its workers hear the reason of the scheduler. Until then nothing is done: what was not answered is not answered wrongly, and
+/// its buffers stay where they are.
 #[test]
-fn a_server_that_cannot_answer_or_read_ends_with_the_reason() {
+fn a_server_that_cannot_answer_or_read_ends_with_the_reason_and_so_does_all_that_waits_for_it() {
     for placement in [Placement::Slot, Placement::RendezvousRead] {
         let mut pair = Pair::joined();
         pair.server.queue_mut().is_full = true;
-        pair.push_pull(placement);
+        let states = pair.all_kinds(placement);
         let error = (0..1_000).find_map(|_| pair.step().err()).expect("the server goes on");
         assert!(matches!(error, ServerError::Unregistered(_)), "{error}");
         assert!(error.to_string().contains("memory.registered_bytes"), "{error}");
+        let Pair { net, server, mut worker, .. } = pair;
+        drop(server);
+        while !worker.has_broken() {
+            net.advance_to(net.now_us() + 100);
+            worker.step(net.now_us() / 1_000);
+        }
+        assert!(states.iter().all(|state| state.poll().is_none()));
+        worker.fail(OpError::Closed(error.to_string()));
+        for state in states {
+            let ended = state.poll().expect("it has not ended").unwrap_err();
+            assert!(ended.to_string().contains("memory.registered_bytes"), "{ended}");
+        }
     }
 }
 

@@ -121,7 +121,7 @@ fn ended(at_server: Unmapping, at_worker: Option<PostError>) -> (Result<Version,
     for _ in 0..100_000 {
         let now_us = net.now_us();
         server.step(now_us / 1_000).unwrap();
-        worker.step(now_us / 1_000).unwrap();
+        worker.step(now_us / 1_000);
         net.advance_to(now_us + 100);
         // The operation itself would wait for another channel.
         if let Some((rank, _, reason)) = worker.take_broken() {
@@ -137,7 +137,7 @@ fn ended(at_server: Unmapping, at_worker: Option<PostError>) -> (Result<Version,
                 server.queue_mut().ends_with_mail = matches!(at_server, Unmapping::Gone);
                 let submission = submission(&pool);
                 state = Some(submission.state.clone());
-                worker.submit(submission, now_us / 1_000).unwrap();
+                worker.submit(submission, now_us / 1_000);
             }
             None => {}
         }

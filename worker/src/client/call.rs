@@ -253,12 +253,10 @@ impl Client {
             target: target_span,
         };
         *next += 1;
-        let open = lane.submit(submission);
+        lane.submit(submission);
         // The order is settled; starting takes no lock of the line's.
         drop(next);
-        if !(lane.kick() && open) {
-            return Err(OpError::Closed("its data threads have stopped".into()).into());
-        }
+        lane.kick()?;
         let started = Instant::now();
         let (states, lane) = (self.0.states.clone(), lane.clone());
         // The lane answers at the deadline plus its grace; this is the net under it.

@@ -5,7 +5,7 @@ use super::buffer::copy_in;
 use super::registrations::Way;
 use super::{Client, Element, Ended, Handle, Source, Target, Tensor, TensorBuffer};
 use crate::engine::PartSpec;
-use crate::error::ClientError;
+use crate::error::{ClientError, OpError};
 use crate::runtime::{OpBuffers, Submission};
 use fabric::{Exclusive, Span, UserBuffer};
 use proto_common::batch::OpKind;
@@ -258,10 +258,13 @@ impl Client {
         Ok(copy)
     }
 
-    /// Wakes these lanes (a bit per lane). False if one has ended.
-    fn kick(&self, used: u64) -> bool {
-        let lanes = self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1);
-        lanes.fold(true, |open, (_, lane)| lane.kick() & open)
+    /// Wakes these lanes (a bit per lane), all of them. An error if one has ended.
+    fn kick(&self, used: u64) -> Result<(), OpError> {
+        let mut kicked = Ok(());
+        for (_, lane) in self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1) {
+            kicked = kicked.and(lane.kick());
+        }
+        kicked
     }
 
     fn start(&self, tensor: &Tensor, call: Call) -> Result<Handle, ClientError> {
@@ -290,7 +293,7 @@ impl Client {
         if view {
             state.will_show(tensor.begin_view(operation));
         }
-        let (mut used, mut open) = (0u64, true);
+        let mut used = 0u64;
         for (index, (lane, parts)) in self.0.lanes.iter().zip(tensor_lanes).enumerate() {
             if parts.is_empty() {
                 continue;
@@ -316,17 +319,14 @@ impl Client {
                 source: source.clone(),
                 target: target.clone(),
             };
-            open &= lane.submit(submission);
+            lane.submit(submission);
         }
         // The order of a tensor's operations is settled; starting them takes no lock of the tensor's.
         drop(numbers);
         if kind.contributes() && home_of(tensor.key()).is_none() {
             self.look_at_round(round);
         }
-        open &= self.kick(used);
-        if !open {
-            return Err(crate::error::OpError::Closed("its data threads have stopped".into()).into());
-        }
+        self.kick(used)?;
         Ok(Handle::new(
             (state, self.0.states.clone()),
             self.0.lanes.clone(),

@@ -510,7 +510,22 @@ fn refuse(message: &ToScheduler, reason: &str, shared: &Mutex<Shared>) {
         | ToScheduler::ChangeRule { request, .. }
         | ToScheduler::SaveCheckpoint { request, .. }
         | ToScheduler::Barrier { request, .. } => *request,
-        _ => return,
+        // Nobody waits for an answer to these; messages between programs have a queue of their own.
+        ToScheduler::Register(_)
+        | ToScheduler::Heartbeat(_)
+        | ToScheduler::LinksReady
+        | ToScheduler::Assigned { .. }
+        | ToScheduler::Goodbye
+        | ToScheduler::Failing { .. }
+        | ToScheduler::Post { .. }
+        | ToScheduler::PostReply { .. }
+        | ToScheduler::Seeded { .. }
+        | ToScheduler::Resuming { .. }
+        | ToScheduler::Identify
+        | ToScheduler::Drain
+        | ToScheduler::Rounds { .. }
+        | ToScheduler::Checkpoint(_)
+        | ToScheduler::OrderCheckpoint { .. } => return,
     };
     let asked = lock(shared).asked.remove(&request);
     match asked.map(|open| open.ask) {

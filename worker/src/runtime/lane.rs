@@ -9,7 +9,7 @@ use self::fences::{Fences, Lent};
 use super::flight::{About, LaneFlight};
 use super::link::{Link, ServerInbox};
 use super::op::{OpState, Submission};
-use crate::engine::{Command, Commands, EngineConfig, LaneEngine, Submit};
+use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock, Submit};
 use crate::error::OpError;
 use daemon::flight::{Flight, Kind};
 use fabric::{
@@ -21,7 +21,6 @@ use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank, Version};
 use proto_common::limits::{PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 use thiserror::Error;
@@ -251,7 +250,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         self.engine.server_up(server, incarnation, inbox.slot_bytes, &inbox.grants, &grants);
         link.inbox = Some(inbox);
         self.broken.retain(|(rank, ..)| *rank != server);
-        self.notice(server, Notice::Probe)?;
+        self.notice(server, Notice::Probe);
         self.queue.flush();
         Ok(())
     }
@@ -265,14 +264,20 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
-    /// Closes the channel to a server; what was sent and not answered waits for the next channel.
-    pub fn detach(&mut self, server: Rank) {
-        let Some(link) = self.links.get_mut(server.0 as usize).and_then(Option::take) else { return };
+    /// Closes the channel to a server. Operations whose buffers that server may still reach wait for the channel's fence.
+    fn close(&mut self, server: Rank) -> Option<Link> {
+        let link = self.links.get_mut(server.0 as usize)?.take()?;
         let fence = self.queue.close(link.channel);
         self.servers.remove(&link.channel);
         if fence == Fence::Pending {
             self.fence_off(server, link.channel);
         }
+        Some(link)
+    }
+
+    /// Closes the channel to a server; what was sent and not answered waits for the next channel.
+    pub fn detach(&mut self, server: Rank) {
+        let Some(link) = self.close(server) else { return };
         let waiting = link.backlog.iter().filter_map(|waiting| waiting.block);
         for block in link.posted.iter().copied().chain(waiting) {
             self.blocks.give(block);
@@ -281,32 +286,34 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     }
 
     /// Everything in progress, and everything to come, fails with this error.
-    pub fn fail(&mut self, error: OpError) -> Result<(), LaneError> {
-        if self.failed.is_none() {
-            self.failed = Some(error.clone());
-        }
+    pub fn fail(&mut self, error: OpError) {
+        self.stop(error);
+        self.execute();
+    }
+
+    /// As [`LaneDriver::fail`]; the failures are commands that are not executed yet. Channels are closed first: an operation that
+    /// has failed gives its buffers back, and servers write into them as long as there is a channel.
+    fn stop(&mut self, error: OpError) {
+        self.failed.get_or_insert_with(|| error.clone());
         for server in 0..self.links.len() {
             self.detach(Rank(server as u32));
         }
         self.engine.fail_all(&error, &mut self.commands);
-        self.execute()
     }
 
-    /// The lane ends, perhaps after a panic in its middle: whatever operation it has not told of its end by now is told,
-    /// one by one, because a callback may panic, too.
-    pub(super) fn abandon(&mut self, error: &OpError) {
-        for (_, Live { state, .. }) in self.live.drain() {
-            let _ = catch_unwind(AssertUnwindSafe(|| state.fail(error.clone())));
-            let _ = catch_unwind(AssertUnwindSafe(|| state.lane_done(0, Fenced::answered())));
+    /// If a part of the lane's work fails, all operations do, and hear the reason. Otherwise the one that it was for would wait
+    /// to its deadline, and nobody would learn why.
+    fn check(&mut self, result: Result<(), LaneError>) {
+        if let Err(error) = result {
+            tracing::error!(%error, "a lane cannot continue");
+            self.stop(OpError::Closed(error.to_string()));
         }
     }
 
     /// An operation's share of this lane.
-    pub fn submit(&mut self, submission: Submission, now_ms: u64) -> Result<(), LaneError> {
+    pub fn submit(&mut self, submission: Submission, now_ms: u64) {
         if let Some(error) = &self.failed {
-            submission.state.fail(error.clone());
-            submission.state.lane_done(0, Fenced::answered());
-            return Ok(());
+            return submission.state.lane_done(Err(error.clone()), Fenced::answered());
         }
         let submit = Submit {
             op: submission.op,
@@ -338,11 +345,11 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         };
         self.live.insert(*op, live);
         self.engine.submit(&submit, now_ms, &mut self.commands);
-        self.execute()
+        self.execute();
     }
 
     /// One turn. True when something had happened.
-    pub fn step(&mut self, now_ms: u64) -> Result<bool, LaneError> {
+    pub fn step(&mut self, now_ms: u64) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.poll(&mut completions);
         self.settle_fences(now_ms);
@@ -351,33 +358,32 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             self.flight.look();
         }
         for completion in completions.drain(..) {
-            self.handle(completion, now_ms)?;
-            self.execute()?;
+            let handled = self.handle(completion, now_ms);
+            self.check(handled);
+            self.execute();
         }
         self.completions = completions;
         if now_ms >= self.next_tick_ms {
             self.next_tick_ms = now_ms + TICK_MS;
             self.engine.tick(now_ms, &mut self.commands);
-            self.execute()?;
-            self.report_unregistered()?;
+            self.execute();
+            self.report_unregistered();
         }
-        self.post(now_ms)?;
-        Ok(busy)
+        self.post(now_ms);
+        busy
     }
 
     /// The part of a turn that only sends: no completion is taken, so no operation ends by it.
-    pub fn post(&mut self, now_ms: u64) -> Result<(), LaneError> {
+    pub fn post(&mut self, now_ms: u64) {
         self.retry_backlogs();
         self.engine.flush(self.blocks.free(), now_ms, &mut self.commands);
-        self.execute()?;
+        self.execute();
         self.queue.flush();
-        Ok(())
     }
 
-    fn report_unregistered(&mut self) -> Result<(), LaneError> {
-        match self.unregistered.take().filter(|_| self.failed.is_none()) {
-            Some(reason) => self.fail(OpError::Unregistered(reason)),
-            None => Ok(()),
+    fn report_unregistered(&mut self) {
+        if let Some(reason) = self.unregistered.take().filter(|_| self.failed.is_none()) {
+            self.fail(OpError::Unregistered(reason));
         }
     }
 
@@ -394,13 +400,13 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     }
 
     /// A server's life is over: its channel is closed, and nobody answers calls to it.
-    pub fn end_server(&mut self, server: Rank) -> Result<(), LaneError> {
+    pub fn end_server(&mut self, server: Rank) {
         self.detach(server);
         self.broken.retain(|(rank, ..)| *rank != server);
         self.unready.retain(|(rank, _)| *rank != server);
         self.stop_reader(server);
         self.engine.server_gone(server, &mut self.commands);
-        self.execute()
+        self.execute();
     }
 
     /// Chunks have other servers from now on.
@@ -434,12 +440,23 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         Ok(())
     }
 
-    fn lose(&mut self, server: Rank, reason: &str) {
+    pub(super) fn lose(&mut self, server: Rank, reason: &str) {
+        let was_ready = self.probed(server);
+        let link = self.links.get(server.0 as usize).and_then(Option::as_ref);
+        let (number, refused) = link.map_or((0, None), |link| (link.number, link.refused));
+        let refusal = refused.map(|error| (error, self.queue.explain(error)));
+        if let Some((PostError::Unregistered, why)) = &refusal
+            && was_ready
+        {
+            // Ours, and no server's: a new channel would not mend it.
+            self.unregistered.get_or_insert_with(|| why.clone());
+        }
+        // What was refused is the reason, also if the channel has ended since.
+        let refusal = refusal.map(|(_, why)| format!("writing to it failed: {why}"));
+        let reason = refusal.as_deref().unwrap_or(reason);
         if self.failed.is_none() {
             tracing::warn!(server = server.0, reason, "data channel to a server ended");
         }
-        let was_ready = self.probed(server);
-        let number = self.links.get(server.0 as usize).and_then(Option::as_ref).map_or(0, |link| link.number);
         self.detach(server);
         self.flight.peer(Kind::ChannelDown, server, self.live.len());
         if was_ready {
@@ -450,45 +467,14 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
-    fn execute(&mut self) -> Result<(), LaneError> {
+    /// Executes all commands, also those behind one that fails: each may be the end of an operation. Those that send find their
+    /// channel closed.
+    fn execute(&mut self) {
         while !self.commands.list.is_empty() {
             let mut commands = std::mem::take(&mut self.commands);
             for command in commands.list.drain(..) {
-                match command {
-                    Command::Send { server, slot, parts, grants, wanted, sequence } => {
-                        let (parts, grants) = (&commands.parts[parts], &commands.grants[grants]);
-                        self.flight.sent(server, parts);
-                        self.send(server, slot, parts, grants, wanted, sequence)?;
-                    }
-                    Command::Place { server, part, remote } => self.place(server, &part, remote)?,
-                    Command::Notice { server, notice } => {
-                        if matches!(notice, Notice::Want(_)) {
-                            self.flight.wants(server);
-                        }
-                        self.notice(server, notice)?;
-                    }
-                    Command::Failed { op, error } => self.failed(op, error),
-                    Command::Shown { op, server, offset, at } => self.shown(op, server, offset, at),
-                    Command::Landed { op, bytes, newest } => {
-                        if let Some(live) = self.live.get(&op) {
-                            live.state.landed(bytes, newest);
-                        }
-                    }
-                    Command::Version { op, offset, version } => {
-                        if let Some(live) = self.live.get(&op) {
-                            live.state.chunk_version(offset, Version(version));
-                        }
-                    }
-                    Command::Late { op, chunks } => {
-                        if let Some(live) = self.live.get(&op) {
-                            live.state.late(chunks);
-                        }
-                    }
-                    Command::Replied { op, offset, bytes, landed } => self.replied(op, offset, bytes, landed),
-                    Command::Room { op, bytes } => self.make_room(op, bytes),
-                    Command::Done { op, version } => self.done(op, version),
-                    Command::Close { server, reason } => self.lose(server, &reason),
-                }
+                let executed = self.execute_one(command, (&commands.parts, &commands.grants));
+                self.check(executed);
             }
             commands.clear();
             std::mem::swap(&mut self.commands.parts, &mut commands.parts);
@@ -497,6 +483,46 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                 std::mem::swap(&mut self.commands.list, &mut commands.list);
             }
         }
+    }
+
+    fn execute_one(
+        &mut self,
+        command: Command,
+        (parts_of, grants_of): (&[PartBlock], &[SlotGrant]),
+    ) -> Result<(), LaneError> {
+        match command {
+            Command::Send { server, slot, parts, grants, wanted, sequence } => {
+                let (parts, grants) = (&parts_of[parts], &grants_of[grants]);
+                self.flight.sent(server, parts);
+                self.send(server, slot, parts, grants, wanted, sequence)?;
+            }
+            Command::Place { server, part, remote } => self.place(server, &part, remote)?,
+            Command::Notice { server, notice } => {
+                if matches!(notice, Notice::Want(_)) {
+                    self.flight.wants(server);
+                }
+                self.notice(server, notice);
+            }
+            Command::Failed { op, error } => self.failed(op, error),
+            Command::Shown { op, server, offset, at } => self.shown(op, server, offset, at),
+            Command::Landed { op, bytes, newest } => {
+                self.tell(op, |state| state.landed(bytes, newest));
+            }
+            Command::Version { op, offset, version } => {
+                self.tell(op, |state| state.chunk_version(offset, Version(version)));
+            }
+            Command::Late { op, chunks } => self.tell(op, |state| state.late(chunks)),
+            Command::Replied { op, offset, bytes, landed } => self.replied(op, offset, bytes, landed),
+            Command::Room { op, bytes } => self.make_room(op, bytes),
+            Command::Done { op, version } => self.done(op, version),
+            Command::Close { server, reason } => self.lose(server, &reason),
+        }
         Ok(())
+    }
+
+    pub(super) fn tell(&self, op: u64, tell: impl FnOnce(&OpState)) {
+        if let Some(live) = self.live.get(&op) {
+            tell(&live.state);
+        }
     }
 }

@@ -219,17 +219,11 @@ impl Members {
             return fatal;
         }
         for command in commands {
-            if let MemberCommand::Leave(error) = command {
-                fatal.get_or_insert(error);
-                continue;
-            }
-            if state.connector.is_none() {
-                state.waiting.push(command);
-                continue;
-            }
             match command {
+                MemberCommand::Leave(error) => fatal = fatal.or(Some(error)),
+                command if state.connector.is_none() => state.waiting.push(command),
                 MemberCommand::Connect { number, server, epoch, after_ms } => {
-                    self.dial(state, number, server, epoch, after_ms);
+                    fatal = fatal.or(self.dial(state, number, server, epoch, after_ms).err());
                 }
                 MemberCommand::End { server } => {
                     tell(&state.lanes, || LaneMessage::End { server });
@@ -243,15 +237,22 @@ impl Members {
                     }
                 }
                 MemberCommand::Epoch(epoch) => tell(&state.lanes, || LaneMessage::Epoch(epoch)),
-                MemberCommand::Leave(_) => {}
             }
         }
         fatal
     }
 
-    /// Connects on a thread of its own: a server that is slow does not hold up the others.
-    fn dial(&self, state: &mut State, number: u64, server: Entry, epoch: Epoch, after_ms: u64) {
-        let Some(connector) = state.connector.clone() else { return };
+    /// Connects on a thread of its own: a server that is slow does not hold up the others. Without a thread nobody connects this
+    /// server again, so the client fails at once: otherwise operations would end at their deadlines, without this reason.
+    fn dial(
+        &self,
+        state: &mut State,
+        number: u64,
+        server: Entry,
+        epoch: Epoch,
+        after_ms: u64,
+    ) -> Result<(), OpError> {
+        let Some(connector) = state.connector.clone() else { return Ok(()) };
         let rank = server.id.rank;
         tell(&state.lanes, || LaneMessage::Expect { server: rank, number });
         let (given_up, wait) = oneshot::channel::<()>();
@@ -268,10 +269,9 @@ impl Members {
             }
         };
         let thread = std::thread::Builder::new().name("gradwire-connect".into()).spawn(work);
-        if let Err(error) = thread {
-            // Operations end at their deadlines, and name the server.
-            tracing::error!(server = rank.0, %error, "cannot start a thread to connect a server");
-        }
+        let failed =
+            |error| OpError::Closed(format!("cannot start a thread to connect server {rank}: {error}"));
+        thread.map(drop).map_err(failed)
     }
 }
 

@@ -5,6 +5,8 @@
 mod bootstrap;
 mod connections;
 mod control;
+#[cfg(test)]
+mod failure_tests;
 mod flight;
 mod lane;
 mod link;

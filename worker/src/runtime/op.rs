@@ -225,21 +225,28 @@ impl OpState {
         Version(self.newest.load(Ordering::Acquire))
     }
 
-    /// A lane has ended its part, and no server reaches the operation's memory by it any more.
-    pub(crate) fn lane_done(&self, version: u64, fenced: Fenced) {
+    /// A lane has ended its part, with a version or a failure, and no server reaches the operation's memory by it any more.
+    pub(crate) fn lane_done(&self, ended: Result<u64, OpError>, fenced: Fenced) {
         let mut progress = self.lock();
-        progress.version = Some(progress.version.map_or(version, |v| v.min(version)));
-        if self.lanes_left.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return;
+        match ended {
+            Ok(version) => {
+                progress.version = Some(progress.version.map_or(version, |v| v.min(version)));
+            }
+            Err(error) => drop(progress.error.get_or_insert(error)),
         }
-        progress.ended = true;
-        let landed = progress.buffers.target.take().map(|target| target.take_back(fenced));
-        progress.buffers.landed = landed;
-        if let (Some(seen), Ok(version)) = (&progress.buffers.seen, outcome(&progress)) {
+        progress.ended = self.lanes_left.fetch_sub(1, Ordering::AcqRel) == 1;
+        if progress.ended {
+            let target = progress.buffers.target.take();
+            progress.buffers.landed = target.map(|target| target.take_back(fenced));
+        }
+        let result = outcome(&progress);
+        if let (true, Some(seen), Ok(version)) = (progress.ended, &progress.buffers.seen, &result) {
             seen.fetch_max(version.0, Ordering::AcqRel);
         }
+        if !progress.ended && result.is_ok() {
+            return;
+        }
         let callback = progress.callback.take();
-        let result = outcome(&progress);
         self.tell(progress);
         if let Some(callback) = callback {
             callback(result);
@@ -355,10 +362,10 @@ mod tests {
     #[test]
     fn the_last_lane_ends_it_with_the_least_version() {
         let state = OpState::new(2);
-        state.lane_done(7, Fenced::answered());
+        state.lane_done(Ok(7), fabric::Fenced::answered());
         assert_eq!(state.poll(), None);
         assert!(state.take_buffers().is_none());
-        state.lane_done(5, Fenced::answered());
+        state.lane_done(Ok(5), fabric::Fenced::answered());
         assert_eq!(state.poll(), Some(Ok(Version(5))));
         assert!(state.take_buffers().is_some());
     }
@@ -368,7 +375,7 @@ mod tests {
         let state = OpState::new(2);
         for (bytes, version) in [(8, 3), (4, 4)] {
             state.landed(bytes, version);
-            state.lane_done(version, Fenced::answered());
+            state.lane_done(Ok(version), fabric::Fenced::answered());
         }
         assert_eq!(
             (state.landed_bytes(), state.newest(), state.poll()),
@@ -387,7 +394,7 @@ mod tests {
             state.chunk_version(offset, Version(version));
             state.late(1);
             assert_eq!(seen.load(Ordering::Acquire), 4, "not before all lanes have ended");
-            state.lane_done(version, Fenced::answered());
+            state.lane_done(Ok(version), fabric::Fenced::answered());
         }
         assert_eq!((seen.load(Ordering::Acquire), state.late_chunks()), (6, 2));
         let versions = state.take_buffers().and_then(|buffers| buffers.versions);
@@ -400,7 +407,7 @@ mod tests {
         state.fail(error());
         assert_eq!(state.poll(), Some(Err(error())));
         assert!(state.take_buffers().is_none());
-        state.lane_done(0, Fenced::answered());
+        state.lane_done(Ok(0), fabric::Fenced::answered());
         assert_eq!(state.poll(), Some(Err(error())), "the first word stands");
         assert!(state.take_buffers().is_some());
     }
@@ -411,7 +418,7 @@ mod tests {
         let state = OpState::new(1);
         let early = sender.clone();
         state.on_end(Box::new(move |result| early.send(result).unwrap()));
-        state.lane_done(3, Fenced::answered());
+        state.lane_done(Ok(3), fabric::Fenced::answered());
         state.on_end(Box::new(move |result| sender.send(result).unwrap()));
         assert_eq!(receiver.iter().collect::<Vec<_>>(), [Ok(Version(3)), Ok(Version(3))]);
     }

@@ -3,7 +3,7 @@
 
 use super::{LaneConfig, LaneDriver, OpState, Submission};
 use crate::engine::{EngineConfig, PartSpec};
-use fabric::{LaneQueue, Pool};
+use fabric::{CompletionQueue, LaneQueue, Pool};
 use proto_common::batch::{OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Operation, Rank};
@@ -11,17 +11,26 @@ use proto_common::plan::Placement;
 use std::sync::Arc;
 
 pub(crate) fn driver(index: u16) -> LaneDriver<LaneQueue> {
+    let pool = Pool::new(1 << 20, "gradwire-test").unwrap();
+    driver_over(LaneQueue::new(64).unwrap(), (index, 1), &pool)
+}
+
+/// A lane for so many servers, with buffers of this pool.
+pub(crate) fn driver_over<Q: CompletionQueue>(
+    queue: Q,
+    (index, servers): (u16, u32),
+    pool: &Pool,
+) -> LaneDriver<Q> {
     let engine = EngineConfig {
         job: JobId(1),
         incarnation: Incarnation(1),
         lane: Lane(index),
-        servers: 1,
+        servers,
         gather_max: 8,
         in_flight_max: 8,
     };
-    let pool = Pool::new(1 << 20, "gradwire-test").unwrap();
     let config = LaneConfig { engine, rank: Rank(0), result_slots: 1 };
-    LaneDriver::new(LaneQueue::new(64).unwrap(), config, pool.region().clone()).unwrap()
+    LaneDriver::new(queue, config, pool.region().clone()).unwrap()
 }
 
 /// A push of one chunk to server 0.

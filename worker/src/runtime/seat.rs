@@ -98,9 +98,7 @@ impl Core {
     }
 
     pub(super) fn submit(&mut self, submission: Submission) {
-        if let Err(error) = self.driver.submit(submission, self.now_ms) {
-            tracing::error!(%error, "cannot start an operation");
-        }
+        self.driver.submit(submission, self.now_ms);
     }
 
     /// Takes submissions, up to the first message that is the data thread's.
@@ -125,15 +123,7 @@ impl Core {
         if self.turns >= TURNS_PER_CLOCK {
             self.look_at_clock();
         }
-        let busy = match self.driver.step(self.now_ms) {
-            Ok(busy) => busy,
-            Err(error) => {
-                tracing::error!(%error, "a lane cannot continue");
-                // All it can say is said by the operations that it fails.
-                let _ = self.driver.fail(OpError::Closed(error.to_string()));
-                true
-            }
-        };
+        let busy = self.driver.step(self.now_ms);
         self.connections.look(&mut self.driver);
         busy
     }
@@ -151,9 +141,7 @@ impl Core {
             return;
         }
         self.gathering = false;
-        if let Err(error) = self.driver.post(self.now_ms) {
-            tracing::error!(%error, "cannot start operations");
-        }
+        self.driver.post(self.now_ms);
     }
 
     /// Leaves small operations to the next turn while earlier ones are on their way: then many go as one batch.
@@ -227,7 +215,8 @@ pub(super) struct Seat {
     callbacks: AtomicU32,
     /// A caller submits, and may not know of callbacks yet.
     kicking: AtomicBool,
-    pub(super) ended: AtomicBool,
+    /// Set before the lane takes its last look at what was submitted: the error of what comes after.
+    pub(super) ended: OnceLock<OpError>,
     /// A [`Parked`].
     parked: AtomicU32,
     /// A caller sleeps with the seat.
@@ -249,7 +238,7 @@ impl Seat {
             summoned: AtomicBool::new(false),
             callbacks: AtomicU32::new(0),
             kicking: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
+            ended: OnceLock::new(),
             parked: AtomicU32::new(Parked::No as u32),
             led: AtomicBool::new(false),
             visits: AtomicU32::new(0),
@@ -352,9 +341,9 @@ impl LaneHandle {
         self.mailbox.ask(within, message)
     }
 
-    /// Hands an operation over; [`LaneHandle::kick`] is to follow. False when the lane has ended.
-    pub(crate) fn submit(&self, submission: Submission) -> bool {
-        self.mailbox.post(LaneMessage::Submit(submission))
+    /// Hands an operation over; [`LaneHandle::kick`] is to follow, and knows whether the lane has ended.
+    pub(crate) fn submit(&self, submission: Submission) {
+        self.mailbox.post(LaneMessage::Submit(submission));
     }
 
     /// A caller comes to wait for an operation.
@@ -363,13 +352,13 @@ impl LaneHandle {
     }
 
     /// Starts what was submitted: here where the seat is free, else whoever has it does. Calls no callbacks.
-    /// False when the lane has ended.
-    pub(crate) fn kick(&self) -> bool {
+    /// An error when the lane has ended: why.
+    pub(crate) fn kick(&self) -> Result<(), OpError> {
         let Some(mut guard) = self.seat.try_take() else {
             self.mailbox.wake();
             // Either the end of the lane finds the submission, or we find the end.
             fence(Ordering::SeqCst);
-            return !self.seat.ended.load(Ordering::SeqCst);
+            return self.seat.ended.get().map_or(Ok(()), |error| Err(error.clone()));
         };
         let kick = Kick::begin(&self.seat);
         let may_step = self.seat.callbacks.load(Ordering::SeqCst) == 0;
@@ -390,7 +379,7 @@ impl LaneHandle {
         drop(kick);
         drop(guard);
         self.left(what);
-        true
+        Ok(())
     }
 
     /// From here on an operation has a callback, until [`LaneHandle::forget_callback`].

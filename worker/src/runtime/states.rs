@@ -49,13 +49,13 @@ mod tests {
         let states = OpStates::default();
         let first = states.take(1, OpBuffers::default());
         let place = Arc::as_ptr(&first);
-        first.lane_done(7, fabric::Fenced::answered());
+        first.lane_done(Ok(7), fabric::Fenced::answered());
         assert!(first.poll().is_some());
         states.give_back(first);
         let again = states.take(2, OpBuffers::default());
         assert_eq!(Arc::as_ptr(&again), place);
         assert!(again.poll().is_none(), "nothing of the operation before is left");
-        again.lane_done(1, fabric::Fenced::answered());
+        again.lane_done(Ok(1), fabric::Fenced::answered());
         assert!(again.poll().is_none(), "it has two lanes");
     }
 

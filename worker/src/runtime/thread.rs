@@ -28,6 +28,9 @@ const PARK_MAX: Duration = Duration::from_millis(2);
 /// by.
 const GIVE_WAY: Duration = Duration::from_micros(100);
 
+/// A lane that ends looks at pending fences this often.
+const FENCE_SLEEP: Duration = Duration::from_millis(100);
+
 /// What to do about a panic.
 const BUG: &str = "please report it with the log lines before";
 
@@ -191,17 +194,24 @@ impl Away {
 /// Fails what is in progress, and whatever still comes.
 fn end(seat: &Seat, why: &str) {
     let mut guard = seat.core.lock().unwrap_or_else(PoisonError::into_inner);
-    seat.ended.store(true, Ordering::SeqCst);
+    let error = OpError::Closed(why.to_owned());
+    // Set once: a lane has one data thread.
+    let _ = seat.ended.set(error.clone());
     fence(Ordering::SeqCst);
     let Some(mut core) = guard.take() else { return };
-    let error = OpError::Closed(why.to_owned());
-    // After a panic it may panic again; nobody is to wait for that.
-    let _ = catch_unwind(AssertUnwindSafe(|| core.driver.fail(error.clone())));
-    core.driver.abandon(&error);
+    drop(guard);
+    core.look_at_clock();
+    core.driver.end(&error, core.now_ms());
     while let Ok(message) = core.receiver.try_recv() {
         if let LaneMessage::Submit(submission) = message {
+            // A callback may panic; nobody is to wait for that.
             let _ = catch_unwind(AssertUnwindSafe(|| core.submit(submission)));
         }
+    }
+    while core.driver.tell_ended(core.now_ms()) {
+        core.driver.queue_mut().take_wake();
+        core.driver.queue_mut().wait(FENCE_SLEEP);
+        core.look_at_clock();
     }
 }
 
@@ -277,9 +287,7 @@ impl Core {
             LaneMessage::Expect { server, number } => self.connections.want(server, number),
             LaneMessage::End { server } => {
                 self.connections.end(server);
-                if let Err(error) = self.driver.end_server(server) {
-                    tracing::error!(%error, "cannot close the channel of a server");
-                }
+                self.driver.end_server(server);
             }
             LaneMessage::Attach { server, number, setup, reply } => {
                 let wanted = self.connections.check(server, number);
@@ -305,11 +313,7 @@ impl Core {
                     }
                 }
             }
-            LaneMessage::Fail(error) => {
-                if let Err(error) = self.driver.fail(error) {
-                    tracing::error!(%error, "cannot fail the operations of a lane");
-                }
-            }
+            LaneMessage::Fail(error) => self.driver.fail(error),
             LaneMessage::Report(reply) => {
                 let engine = self.driver.engine();
                 let report = LaneReport {
@@ -346,7 +350,8 @@ mod tests {
 
     fn submit(lane: &LaneHandle, op: u64) -> Arc<OpState> {
         let state = OpState::new(1);
-        assert!(lane.submit(submission(op, state.clone())) && lane.kick());
+        lane.submit(submission(op, state.clone()));
+        lane.kick().unwrap();
         state
     }
 
@@ -363,7 +368,8 @@ mod tests {
         let told = third.wait(Instant::now() + PATIENCE).expect("it hangs").unwrap_err().to_string();
         assert!(told.contains("the data thread of lane 3 panicked"), "{told}");
         thread.join().unwrap();
-        assert!(!lane.kick(), "the lane has ended");
+        let told = lane.kick().unwrap_err().to_string();
+        assert!(told.contains("the data thread of lane 3 panicked"), "{told}");
     }
 
     /// Two callers: one drives for moments, again and again; the transfer of the other, which does not wait for it, is

@@ -3,7 +3,7 @@
 use super::super::{Command, ConnectionId, Engine, Phase, send};
 use super::Wanted;
 use proto_common::ids::{MemberId, Rank, Role};
-use proto_common::message::{CheckpointNews, FromScheduler, SaveError, ToScheduler};
+use proto_common::message::{CheckpointNews, FromScheduler, SaveError};
 
 impl Engine {
     pub(in super::super) fn wanted(&self) -> Wanted<'_> {
@@ -16,32 +16,23 @@ impl Engine {
         }
     }
 
-    /// A member speaks of checkpoints.
-    pub(in super::super) fn about_checkpoint(
+    /// What a server says of a checkpoint; of nobody else it means anything.
+    pub(in super::super) fn checkpoint_news(
         &mut self,
-        now_ms: u64,
-        (from, id): (ConnectionId, MemberId),
-        message: ToScheduler,
+        from: MemberId,
+        news: CheckpointNews,
         out: &mut Vec<Command>,
     ) {
-        match message {
-            ToScheduler::Checkpoint(news) if id.role == Role::Server => self.checkpoint_news(id, news, out),
-            ToScheduler::SaveCheckpoint { request, round, timeout_ms } => {
-                self.save_checkpoint(now_ms, (from, id, request), (round, timeout_ms), out);
-            }
-            _ => {}
+        if from.role != Role::Server {
+            return;
         }
-    }
-
-    /// What a server says of a checkpoint.
-    fn checkpoint_news(&mut self, from: MemberId, news: CheckpointNews, out: &mut Vec<Command>) {
         let mut checkpoints = std::mem::take(&mut self.checkpoints);
         checkpoints.news(from.rank, news, self.epoch, &self.wanted(), out);
         self.checkpoints = checkpoints;
     }
 
     /// A member asks for a checkpoint of this round.
-    fn save_checkpoint(
+    pub(in super::super) fn save_checkpoint(
         &mut self,
         now_ms: u64,
         (from, id, request): (ConnectionId, MemberId, u64),

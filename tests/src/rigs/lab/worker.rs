@@ -137,8 +137,7 @@ impl Lab {
                 }
                 MemberCommand::End { server } => {
                     worker.expected.remove(&server);
-                    let end = |lane: &mut LaneDriver<SimQueue>| lane.end_server(server);
-                    worker.lanes.iter_mut().for_each(|lane| end(lane).expect("a lane goes on"));
+                    worker.lanes.iter_mut().for_each(|lane| lane.end_server(server));
                     self.worker_dials.retain(|dial| dial.at != at || dial.to != server);
                 }
                 MemberCommand::Remap { epoch, lanes } => {

@@ -148,7 +148,7 @@ impl Cluster {
             source: source.as_ref().map(Exclusive::span),
             target: target.as_ref().map(Exclusive::span),
         };
-        w.lane.submit(submission, now_ms).expect("a lane takes operations");
+        w.lane.submit(submission, now_ms);
         let index = w.ops.len();
         w.open.insert(index);
         w.ops.push(Live {

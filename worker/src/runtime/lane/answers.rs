@@ -59,28 +59,23 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
 
     /// Hands an operation the view of a part's weights.
     pub(super) fn shown(&mut self, op: u64, server: Rank, offset: u64, at: Landing) {
-        let view = self.view(server, at);
-        let Some(live) = self.live.get(&op) else { return };
-        match view {
-            Ok(view) => live.state.shown(offset, view),
+        match self.view(server, at) {
+            Ok(view) => return self.tell(op, |state| state.shown(offset, view)),
             // Closed for another answer of the same batch.
-            Err(PostError::Closed) => {
-                live.state.fail(OpError::Broken { server, reason: self.reason_of_end(server) });
-            }
-            Err(_) => {
-                let reason = "it showed weights in memory that it did not hand over".to_owned();
-                live.state.fail(OpError::Broken { server, reason: reason.clone() });
-                self.lose(server, &reason);
-            }
+            Err(PostError::Closed) => {}
+            Err(_) => self.lose(server, "it showed weights in memory that it did not hand over"),
         }
+        // After the channel's end: it may still read the operation's gradient.
+        let reason = self.reason_of_end(server);
+        self.failed(op, OpError::Broken { server, reason });
     }
 
     /// Hands a call what came with its result.
     pub(super) fn replied(&mut self, op: u64, offset: u64, bytes: u64, landed: Option<u64>) {
-        let Some(live) = self.live.get(&op) else { return };
         let range = offset as usize..offset.saturating_add(bytes) as usize;
         // Within the payload: the reader checked it.
-        live.state.replied(self.payload.get(range).unwrap_or_default(), landed);
+        let inline = self.payload.get(range).unwrap_or_default();
+        self.tell(op, |state| state.replied(inline, landed));
     }
 
     /// Room for a reply that had too little; without any the call ends.

@@ -9,6 +9,7 @@ use fabric::{ChannelId, CompletionQueue, Fence, Fenced};
 use proto_common::batch::OpKind;
 use proto_common::ids::Rank;
 use proto_common::plan::Placement;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// If a server keeps an operation's buffers for longer than this, the caller gets an error that names the server. The buffers are
 /// returned later.
@@ -73,7 +74,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// Ends operations whose fences are done.
     pub(super) fn settle_fences(&mut self, now_ms: u64) {
         self.fences.now_ms = now_ms;
-        if self.fences.pending.is_empty() {
+        if self.fences.pending.is_empty() && self.fences.ended.is_empty() {
             return;
         }
         let Self { fences, queue, live, .. } = self;
@@ -146,11 +147,35 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let Live { state, source, target, about, failure, .. } = live;
         // Spans go first: they keep the buffers' region, not the buffers, alive.
         drop((source, target));
-        if let Some(error) = failure {
-            state.fail(error);
+        self.flight.done(&about, failure.is_some() || state.has_failed());
+        state.lane_done(failure.map_or(Ok(version), Err), fenced);
+    }
+
+    /// The lane ends, perhaps after a panic in its middle: its channels are closed, and then all operations fail. The engine is not
+    /// asked, because a panic may have left it, and the list of its commands, half done. [`LaneDriver::tell_ended`] is to follow.
+    pub(in super::super) fn end(&mut self, error: &OpError, now_ms: u64) {
+        self.failed.get_or_insert_with(|| error.clone());
+        for server in 0..self.links.len() {
+            self.close(Rank(server as u32));
         }
-        self.flight.done(&about, state.has_failed());
-        state.lane_done(version, fenced);
+        for (op, live) in &mut self.live {
+            if !self.fences.ended.iter().any(|ended| ended.op == *op) {
+                live.failure.get_or_insert_with(|| error.clone());
+                self.fences.ended.push(Ended { op: *op, version: 0, since_ms: now_ms, is_told: false });
+            }
+        }
+    }
+
+    /// Tells those whose buffers no server reaches any more. False when nobody is left to be told: operations that a server has
+    /// held for too long keep their buffers for good, because nobody will look at their fences again.
+    pub(in super::super) fn tell_ended(&mut self, now_ms: u64) -> bool {
+        // Callbacks may panic: whoever is behind them is told all the same.
+        while catch_unwind(AssertUnwindSafe(|| self.settle_fences(now_ms))).is_err() {}
+        if self.fences.ended.iter().any(|ended| !ended.is_told) {
+            return true;
+        }
+        self.live.drain().for_each(|(_, live)| std::mem::forget(live));
+        false
     }
 }
 
@@ -198,8 +223,8 @@ mod tests {
         let mut submission = rig::submission(1, state.clone());
         submission.placement = Placement::RendezvousRead;
         submission.source = Some(driver.landing.span(0, 4).unwrap());
-        driver.submit(submission, 1).unwrap();
-        driver.step(1).unwrap();
+        driver.submit(submission, 1);
+        driver.step(1);
         server.begin_reads(channel).unwrap();
         Rigged { driver, server, channel, state }
     }
@@ -212,11 +237,11 @@ mod tests {
     #[test]
     fn who_fails_is_told_when_the_server_has_stopped_reading() {
         let Rigged { mut driver, mut server, channel, state } = rigged();
-        driver.fail(error()).unwrap();
-        driver.step(2).unwrap();
+        driver.fail(error());
+        driver.step(2);
         assert_eq!(state.poll(), None, "its gradient is being read");
         server.end_reads(channel);
-        driver.step(3).unwrap();
+        driver.step(3);
         assert_eq!(state.poll(), Some(Err(error())));
         assert!(state.take_buffers().is_some());
     }
@@ -224,8 +249,8 @@ mod tests {
     #[test]
     fn a_server_that_does_not_stop_is_named_and_keeps_the_buffers() {
         let Rigged { mut driver, mut server, channel, state } = rigged();
-        driver.fail(error()).unwrap();
-        driver.step(2 + HELD_MS).unwrap();
+        driver.fail(error());
+        driver.step(2 + HELD_MS);
         let told = state.poll();
         assert!(
             matches!(&told, Some(Err(OpError::Held { servers, .. })) if servers[..] == [SERVER]),
@@ -233,15 +258,43 @@ mod tests {
         );
         assert!(state.take_buffers().is_none());
         server.end_reads(channel);
-        driver.step(3 + HELD_MS).unwrap();
+        driver.step(3 + HELD_MS);
         assert!(state.take_buffers().is_some());
+    }
+
+    /// A callback panics while the lane tells of a failure: the other operation's gradient is read on all the same.
+    #[test]
+    fn a_lane_that_ends_after_a_panic_keeps_what_a_server_reads() {
+        for stops in [true, false] {
+            let Rigged { mut driver, mut server, channel, state } = rigged();
+            let other = OpState::new(1);
+            other.on_end(Box::new(|_| panic!("a trainer's callback")));
+            driver.submit(rig::submission(2, other.clone()), 1);
+            assert!(catch_unwind(AssertUnwindSafe(|| driver.fail(error()))).is_err());
+            let panicked = OpError::Closed("a panic".into());
+            driver.end(&panicked, 2);
+            assert!(driver.tell_ended(2), "its server has not stopped");
+            assert_eq!((other.poll(), state.poll()), (Some(Err(error())), None));
+            if stops {
+                server.end_reads(channel);
+                assert!(!driver.tell_ended(3));
+                assert!(matches!(state.poll(), Some(Err(OpError::Closed(_)))));
+                assert!(state.take_buffers().is_some());
+                continue;
+            }
+            assert!(!driver.tell_ended(2 + HELD_MS));
+            assert!(matches!(state.poll(), Some(Err(OpError::Held { .. }))));
+            drop(driver);
+            assert!(state.take_buffers().is_none());
+            assert_eq!(Arc::strong_count(&state), 2, "its buffers would go to somebody else");
+        }
     }
 
     #[test]
     fn what_a_server_reads_that_is_no_member_any_more_counts_for_nothing() {
         let Rigged { mut driver, server, state, .. } = rigged();
-        driver.end_server(SERVER).unwrap();
-        driver.fail(error()).unwrap();
+        driver.end_server(SERVER);
+        driver.fail(error());
         assert_eq!(state.poll(), Some(Err(error())), "nobody waits for it");
         drop(server);
     }

@@ -73,6 +73,12 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let offset = inbox.offset.saturating_add(u64::from(slot.slot).saturating_mul(inbox.slot_bytes));
         let remote = RemoteSpan { key: RemoteKey(inbox.region), offset };
         link.note(lent);
+        if link.refused.is_some() {
+            // The server would refuse a batch that names memory which it cannot reach, and the reason would be lost. The channel
+            // ends with the next turn, for ours.
+            self.blocks.give(block);
+            return Ok(());
+        }
         let gather = std::mem::take(&mut self.gather);
         let immediate = Some(Notice::Batch(slot).to_wire());
         self.gather = self
@@ -116,14 +122,13 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
-    pub(super) fn notice(&mut self, server: Rank, notice: Notice) -> Result<(), LaneError> {
-        let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
-        let Some(inbox) = &link.inbox else { return Ok(()) };
+    pub(super) fn notice(&mut self, server: Rank, notice: Notice) {
+        let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return };
+        let Some(inbox) = &link.inbox else { return };
         let remote = RemoteSpan { key: RemoteKey(inbox.region), offset: inbox.offset };
         let immediate = Some(notice.to_wire());
         let waiting = Waiting { id: 0, gather: Vec::new(), remote, immediate, block: None };
         self.post_to(server, waiting);
-        Ok(())
     }
 
     /// Posts, or queues behind what is queued already. Returns the gather list for reuse.
@@ -162,13 +167,9 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                     break;
                 }
             }
-            let Some(error) = link.refused else { continue };
-            let (is_ready, reason) = (link.probed, queue.explain(error));
-            if error == PostError::Unregistered && is_ready {
-                // Ours, and no server's: a new channel would not mend it.
-                self.unregistered.get_or_insert_with(|| reason.clone());
+            if link.refused.is_some() {
+                self.lose(Rank(server as u32), "writing to it failed");
             }
-            self.lose(Rank(server as u32), &format!("writing to it failed: {reason}"));
         }
     }
 }

@@ -6,6 +6,7 @@
 //! may be late is as late as possible, and a deadline is a step that may happen.
 #![forbid(unsafe_code)]
 
+mod memory;
 mod properties;
 mod scheduler;
 mod server;
@@ -14,6 +15,7 @@ mod step;
 mod stream;
 mod worker;
 
+pub use memory::{Channel, Member};
 pub use state::{Budget, Epoch, Map, State};
 pub use step::Step;
 
@@ -56,6 +58,8 @@ pub enum Broken {
     AnswerUnfilled,
     /// A primary drops a copy that it called complete, when the stream to it breaks.
     SeededForgotten,
+    /// Memory is granted again as soon as its channel has ended, though a copy into it may be under way.
+    FenceSkipped,
 }
 
 /// An instance of the protocol, small enough to be searched through.

@@ -16,6 +16,7 @@ pub(crate) fn all() -> Vec<Property<Protocol>> {
             !state.torn && one_leader(state)
         }),
         Property::always("only a copy that is kept up is promoted", |_, state: &State| kept_up(state)),
+        Property::always("no late write lands in reused memory", |_, state: &State| !state.overwritten),
         Property::always("nobody waits for nothing", |protocol: &Protocol, state: &State| {
             let over = matches!(state.scheduler, Scheduler::Over);
             over || state.is_finished(protocol) || state.goes_on(protocol)
@@ -25,9 +26,9 @@ pub(crate) fn all() -> Vec<Property<Protocol>> {
         }),
         Property::sometimes("all rounds finish after every fault", |protocol: &Protocol, state: &State| {
             let left = state.left;
-            let used =
-                left.crashes + left.deposed + left.schedulers + left.breaks + left.moves + left.workers == 0;
-            used && state.is_finished(protocol)
+            let servers = left.crashes + left.deposed + left.moves;
+            let others = left.schedulers + left.breaks + left.workers + left.stops;
+            servers + others == 0 && state.is_finished(protocol)
         }),
     ]
 }

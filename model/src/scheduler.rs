@@ -1,5 +1,6 @@
 //! The scheduler: every decision is an epoch, told to all members of the roster in order.
 
+use crate::memory::Member;
 use crate::state::{Epoch, Map, Place, Rebuild, Scheduler, Seeded, Server, State};
 use crate::{Broken, Protocol};
 
@@ -89,6 +90,7 @@ impl Protocol {
         state.servers[usize::from(place)] = Server::blank(known, life);
         state.streams.retain(|(from, to), _| *from != place && *to != place);
         state.to_servers[usize::from(place)].clear();
+        self.memory_gone(state, Member::Server(place));
         self.decide(state, map);
     }
 

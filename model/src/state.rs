@@ -1,5 +1,6 @@
 //! What a state of the model consists of. It must not decide anything.
 
+use crate::memory::{Copy, Member};
 use crate::{ROUNDS_MAX, WORKERS};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -172,6 +173,8 @@ pub struct Budget {
     pub moves: u8,
     /// Workers that come again, and repeat a round.
     pub workers: u8,
+    /// Peers that are stopped in the middle of a copy.
+    pub stops: u8,
 }
 
 /// All of it.
@@ -195,5 +198,10 @@ pub struct State {
     pub(crate) decided: BTreeMap<Epoch, Place>,
     /// An epoch was decided twice.
     pub(crate) torn: bool,
+    /// Which cells of whose memory are granted, and to whom.
+    pub(crate) grants: BTreeMap<(Member, u8), Member>,
+    pub(crate) copies: BTreeSet<Copy>,
+    /// A late copy landed in memory that was granted again.
+    pub(crate) overwritten: bool,
     pub(crate) left: Budget,
 }

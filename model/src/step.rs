@@ -1,5 +1,6 @@
 //! Which steps are possible in a state, and the model's face to the checker.
 
+use crate::memory::{Channel, Member};
 use crate::properties;
 use crate::state::{Answer, Budget, Epoch, Map, Place, Rebuild, Request, Scheduler, Server, State, Worker};
 use crate::{Broken, Protocol, WORKERS};
@@ -31,6 +32,8 @@ pub enum Step {
     SchedulerCrashes,
     Break { from: Place, to: Place },
     WorkerComesAgain { worker: u8 },
+    Stop(Channel),
+    CopyEnds { copy: String, at: usize },
 }
 
 impl Step {
@@ -38,7 +41,9 @@ impl Step {
     fn is_fault(&self, state: &State) -> bool {
         match self {
             Step::Crash { .. } | Step::SchedulerCrashes | Step::WorkerComesAgain { .. } => true,
-            Step::Join { .. } | Step::MoveTo { .. } => true,
+            Step::Join { .. } | Step::MoveTo { .. } | Step::Stop(_) => true,
+            // Nobody may have to wait for a process that was declared dead.
+            Step::CopyEnds { at, .. } => state.copies.iter().nth(*at).is_some_and(|copy| copy.is_late),
             Step::DeclareDead { server } => state.servers[usize::from(*server)].up,
             Step::Break { from, to } => [from, to].iter().all(|at| state.servers[usize::from(**at)].up),
             _ => false,
@@ -69,6 +74,9 @@ impl Protocol {
             published: BTreeMap::new(),
             forked: false,
             torn: false,
+            grants: BTreeMap::new(),
+            copies: BTreeSet::new(),
+            overwritten: false,
             left: self.budget,
         }
     }
@@ -84,12 +92,14 @@ impl Protocol {
             }
         }
         for (at, request) in state.requests.iter().enumerate() {
-            if self.takes(state, request) {
+            let (writer, owner) = (Member::Worker(request.worker), Member::Server(request.to));
+            if self.takes(state, request) && state.delivers(writer, owner) {
                 steps.push(Step::TakeRequest { request: format!("{request:?}"), at });
             }
         }
         for (at, answer) in state.answers.iter().enumerate() {
-            if self.takes_answer(state, answer) {
+            let (writer, owner) = (Member::Server(answer.from), Member::Worker(answer.worker));
+            if self.takes_answer(state, answer) && state.delivers(writer, owner) {
                 steps.push(Step::TakeAnswer { answer: format!("{answer:?}"), at });
             }
         }
@@ -106,7 +116,8 @@ impl Protocol {
         for ((from, to), stream) in &state.streams {
             let (from, to) = (*from, *to);
             let up = |at: Place| state.servers[usize::from(at)].up;
-            if !stream.records.is_empty() && up(to) {
+            let delivers = state.delivers(Member::Server(from), Member::Server(to));
+            if !stream.records.is_empty() && up(to) && delivers {
                 steps.push(Step::TakeRecord { from, to });
             }
             if !stream.acked.is_empty() && up(from) {
@@ -174,6 +185,9 @@ impl Protocol {
         if state.left.workers > 0 {
             steps.extend((0..WORKERS as u8).map(|worker| Step::WorkerComesAgain { worker }));
         }
+        self.stops(state, steps);
+        let copies = state.copies.iter().enumerate();
+        steps.extend(copies.map(|(at, copy)| Step::CopyEnds { copy: format!("{copy:?}"), at }));
     }
 
     fn crash(&self, state: &mut State, place: Place) {
@@ -181,6 +195,7 @@ impl Protocol {
         let life = server.life;
         *server = Server { up: false, ..Server::blank(server.map.clone(), life) };
         state.to_servers[usize::from(place)].clear();
+        self.member_gone(state, Member::Server(place));
     }
 
     fn scheduler_step(&self, state: &mut State, step: Step) {
@@ -257,7 +272,9 @@ impl Model for Protocol {
     type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
-        vec![self.first()]
+        let mut first = self.first();
+        self.settle_grants(&mut first);
+        vec![first]
     }
 
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {
@@ -298,8 +315,11 @@ impl Model for Protocol {
                 state.left.workers -= 1;
                 self.come_again(&mut state, worker);
             }
+            Step::Stop(channel) => self.stop(&mut state, channel),
+            Step::CopyEnds { at, .. } => self.copy_ends(&mut state, at),
             other => self.scheduler_step(&mut state, other),
         }
+        self.settle_grants(&mut state);
         (state != *last).then_some(state)
     }
 

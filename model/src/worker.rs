@@ -57,6 +57,7 @@ impl Protocol {
 
     /// A worker dies and comes again: it repeats the round before.
     pub(crate) fn come_again(&self, state: &mut State, at: u8) {
+        self.worker_replaced(state, at);
         let worker = &mut state.workers[usize::from(at)];
         worker.acked = worker.acked.saturating_sub(1);
         worker.sent = None;

@@ -6,7 +6,7 @@ use stateright::{Checker, HasDiscoveries, Model};
 use std::time::Instant;
 
 const NONE: Budget =
-    Budget { crashes: 0, deposed: 0, schedulers: 0, breaks: 0, joins: 0, moves: 0, workers: 0 };
+    Budget { crashes: 0, deposed: 0, schedulers: 0, breaks: 0, joins: 0, moves: 0, workers: 0, stops: 0 };
 
 fn search(name: &str, protocol: Protocol) {
     let started = Instant::now();
@@ -49,7 +49,15 @@ fn refuted(rule: Broken, protocol: Protocol, by: &[&'static str]) {
 const LOST: &str = "no acknowledged contribution is lost";
 const TWICE: &str = "no contribution is applied twice";
 const FORKED: &str = "a published version is the same wherever it is published";
+const REUSED: &str = "no late write lands in reused memory";
 const KEPT_UP: &str = "only a copy that is kept up is promoted";
+
+/// How a channel ends whose peer may be in the middle of a copy.
+const ENDS: [(&str, Budget); 3] = [
+    ("a worker again", Budget { workers: 1, ..NONE }),
+    ("a broken stream", Budget { breaks: 1, ..NONE }),
+    ("a deposed one", Budget { deposed: 1, ..NONE }),
+];
 
 #[test]
 fn small_instances_hold() {
@@ -69,6 +77,8 @@ fn small_instances_hold() {
         "sync; a deposed one, another scheduler",
         small(Mode::Sync, Budget { deposed: 1, schedulers: 1, ..NONE }),
     );
+    let late = Budget { deposed: 1, breaks: 1, workers: 1, stops: 1, ..NONE };
+    search("sync; a deposed one, a broken stream, a worker again, a stopped copy", small(Mode::Sync, late));
 }
 
 #[test]
@@ -95,6 +105,20 @@ fn larger_instances_hold() {
 }
 
 #[test]
+#[ignore = "a minute: make test-all"]
+fn larger_instances_with_stopped_copies_hold() {
+    let late = Budget { deposed: 1, stops: 2, ..NONE };
+    search(
+        "sync, two rounds; a deposed one, two stopped copies",
+        Protocol { rounds: 2, ..small(Mode::Sync, late) },
+    );
+    let late = Budget { crashes: 1, deposed: 1, workers: 1, stops: 1, ..NONE };
+    search("sync; a crash, a deposed one, a worker again, a stopped copy", small(Mode::Sync, late));
+    let late = Budget { deposed: 1, joins: 1, stops: 1, ..NONE };
+    search("sync; a deposed one, a server that comes, a stopped copy", small(Mode::Sync, late));
+}
+
+#[test]
 fn every_rule_is_needed() {
     let crash = Budget { crashes: 1, ..NONE };
     let deposed = Budget { deposed: 1, ..NONE };
@@ -111,6 +135,9 @@ fn every_rule_is_needed() {
     refuted(Broken::NoWorkerShown, small(Mode::Sync, both), &lost);
     refuted(Broken::AnswerAhead, small(Mode::Sync, both), &lost);
     let moved = Budget { crashes: 1, moves: 1, ..NONE };
+    for (_, ends) in ENDS {
+        refuted(Broken::FenceSkipped, small(Mode::Sync, Budget { stops: 1, ..ends }), &[REUSED]);
+    }
     refuted(Broken::AnswerUnfilled, Protocol { servers: 3, ..small(Mode::Sync, moved) }, &lost);
 }
 

@@ -1,4 +1,5 @@
-//! Checked by loom: the ring loses, repeats and tears no notice; the doorbell loses no wake; a closed ring lets nothing land.
+//! Checked by loom: the ring loses, repeats and tears no notice; the doorbell loses no wake; memory that was granted over a channel is
+//! used again only after the fence of that channel; a landing is whole or counts for nothing.
 
 use super::doorbell;
 use super::landings::{Copied, ENTRY_WORDS, Landing, Taken, Told};
@@ -171,33 +172,102 @@ fn a_bell_with_two_ringers_loses_no_wake() {
     });
 }
 
+/// A lease from its grant to the next one: the old peer copies, the owner closes its channel, and grants the cell to a new peer when
+/// `is_done` says that the fence is. Loom reports a copy of the old peer that meets one of the new peer.
+fn grant_to_another(is_done: impl Fn(&Consumer<Arc<Words>>) -> bool) {
+    // The rings that the owner reads, the one that it grants through to the new peer, and its memory.
+    let (old, new, grants, memory) = (Words::new(1), Words::new(1), Words::new(1), Words::new(1));
+    let (mut from_old, mut from_new) = (Consumer::new(old.clone()), Consumer::new(new.clone()));
+    let mut granted = Consumer::new(grants.clone());
+    let old_peer = {
+        let memory = memory.clone();
+        thread::spawn(move || {
+            let mut producer = Producer::new(old);
+            if producer.enter() {
+                // SAFETY: loom's cell; being let in says that the cell is still granted.
+                memory.payload[0].with_mut(|cell| unsafe { *cell = 1 });
+                producer.leave();
+            }
+        })
+    };
+    let new_peer = {
+        let memory = memory.clone();
+        thread::spawn(move || {
+            let mut producer = Producer::new(new);
+            while granted.pop().unwrap().is_none() {
+                thread::yield_now();
+            }
+            assert!(producer.enter());
+            // SAFETY: loom's cell; the grant says that nobody else writes it.
+            memory.payload[0].with_mut(|cell| unsafe { *cell = 100 });
+            producer.leave();
+            producer.publish(0);
+        })
+    };
+    from_old.close();
+    while !is_done(&from_old) {
+        thread::yield_now();
+    }
+    Producer::new(grants).publish(0);
+    while from_new.pop().unwrap().is_none() {
+        thread::yield_now();
+    }
+    // SAFETY: loom's cell; the notice says that the new peer is done with it.
+    assert_eq!(memory.payload[0].with(|cell| unsafe { *cell }), 100);
+    old_peer.join().unwrap();
+    new_peer.join().unwrap();
+}
+
 #[test]
-fn nothing_lands_after_a_close() {
-    explore(false, || {
-        let words = Words::new(2);
-        let mut consumer = Consumer::new(words.clone());
-        let sender = {
-            let words = words.clone();
-            thread::spawn(move || {
-                let mut producer = Producer::new(words.clone());
-                for i in 0..2 {
-                    if !producer.enter() {
-                        return;
-                    }
-                    // SAFETY: loom's cell; being let in says that it may be written.
-                    words.payload[0].with_mut(|cell| unsafe { *cell = i });
-                    producer.leave();
-                }
-            })
-        };
-        consumer.close();
-        while !consumer.is_quiet() {
-            thread::yield_now();
-        }
-        // SAFETY: loom's cell; the memory is ours again.
-        words.payload[0].with_mut(|cell| unsafe { *cell = 7 });
-        sender.join().unwrap();
-    });
+fn no_copy_of_a_peer_meets_the_next_grant() {
+    explore(false, || grant_to_another(Consumer::is_quiet));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_fence_that_does_not_look_at_the_busy_word_is_caught() {
+    explore(false, || grant_to_another(|_| true));
+}
+
+/// A peer reads a gradient where it lies, in a section that lasts. Meanwhile it wants to write, and may be refused. The owner closes the
+/// channel and writes the next gradient when the fence is done.
+fn read_in_place(is_done: impl Fn(&Consumer<Arc<Words>>) -> bool) {
+    let words = Words::new(1);
+    let mut consumer = Consumer::new(words.clone());
+    let reader = {
+        let words = words.clone();
+        thread::spawn(move || {
+            let mut producer = Producer::new(words.clone());
+            if !producer.enter() {
+                return;
+            }
+            producer.hold();
+            if producer.enter() {
+                producer.leave();
+            }
+            // SAFETY: loom's cell; the section says that the owner does not write it.
+            assert_eq!(words.payload[0].with(|cell| unsafe { *cell }), 0);
+            producer.release();
+        })
+    };
+    consumer.close();
+    while !is_done(&consumer) {
+        thread::yield_now();
+    }
+    // SAFETY: loom's cell; the fence says that nobody reads it any more.
+    words.payload[0].with_mut(|cell| unsafe { *cell = 7 });
+    reader.join().unwrap();
+}
+
+#[test]
+fn a_reader_in_place_keeps_the_fence_pending() {
+    explore(false, || read_in_place(Consumer::is_quiet));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_fence_that_does_not_wait_for_readers_is_caught() {
+    explore(false, || read_in_place(|_| true));
 }
 
 /// The writer tells of bytes and gives a notice. Before they are copied it closes, or tells of another place; after that it uses

@@ -22,7 +22,8 @@ pub(super) const EPOCHS_MAX: i64 = 1_000_000;
 /// and for more than deadlines.silence_ms), partitions them (each process runs in its own network namespace), or drains servers
 /// while others join. --seed determines all faults. A fault is injected after a few rounds, when all members are present and
 /// every shard has its replicas, at a seeded moment within a round. The command measures, by role, the time until every worker
-/// has finished a round that needed the recovery.
+/// has finished a round that needed the recovery. Trainers fill each buffer that an operation has returned with a pattern, and fail if
+/// anybody writes into it before the next operation.
 ///
 /// With --replicas 0 the failure of a server ends the job by design: all processes must exit with a code that `gradwire env`
 /// lists, and the job is restarted from the last checkpoint. --expect end requires that of every failure, without checkpoints.

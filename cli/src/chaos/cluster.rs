@@ -157,6 +157,7 @@ impl<'a> Cluster<'a> {
         }
         if seat.role == Role::Worker {
             words.extend(self.training());
+            words.push("--poison".into());
         }
         words
     }

@@ -464,6 +464,13 @@ impl<'a> Run<'a> {
             if self.cluster.lives.is_empty() {
                 return Ok(());
             }
+            // One that was stopped until after the end would look for a scheduler for as long as its setting says.
+            if let Phase::Struck(hit) = &self.phase
+                && matches!(hit.strike.kind, Kind::Stop | Kind::Partition)
+                && self.cluster.lives.keys().eq([&hit.victim])
+            {
+                self.cluster.strike(hit.victim, Kind::Kill)?;
+            }
             if over.elapsed() >= self.patience() {
                 let left: Vec<String> = self.cluster.lives.keys().map(ToString::to_string).collect();
                 let (left, patience) = (left.join(", "), self.args.patience);

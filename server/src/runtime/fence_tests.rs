@@ -1,35 +1,81 @@
-//! A lane over shared memory, and workers that are stopped in the middle of a copy: what they were granted goes to nobody else
-//! before that copy is over.
+//! A lane over real drivers, and workers that are stopped in the middle of a copy: what they were granted goes to nobody else
+//! before that copy is over, and the copy changes nothing that somebody else was granted.
 
 use super::lane::DataLane;
 use super::link::WorkerInbox;
 use super::rig::lane_over;
+use crate::engine::ChunkSpec;
 use fabric::{
-    ChannelId, CompletionQueue, Device, LaneQueue, PeerWritable, Region, RemoteKey, RemoteSpan, ShmDevice,
-    View, Write,
+    Access, ChannelId, CompletionQueue, Device, LaneQueue, PeerWritable, Region, RemoteKey, RemoteSpan,
+    ShmDevice, Span, TcpDevice, View, Write,
 };
-use proto_common::batch::SlotGrant;
-use proto_common::ids::{Incarnation, Rank};
-use proto_common::limits::RESULT_SLOT_BYTES;
+use proto_common::batch::{
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, OpKind, Reading, SlotGrant,
+    Status, prefix_bytes,
+};
+use proto_common::codec::Codec;
+use proto_common::element::Dtype;
+use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
+use proto_common::limits::{HEADER_BYTES, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
-use std::sync::mpsc::channel;
+use proto_common::mode::Mode;
+use proto_common::optimizer::Optimizer;
+use std::net::Ipv4Addr;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const CHUNK_BYTES: u64 = 4096;
+/// More than the sockets below hold.
+const CHUNK_BYTES: u64 = 1 << 20;
+const SOCKET_BYTES: usize = 64 << 10;
 const SOON: Duration = Duration::from_secs(30);
+/// What the stopped worker writes, and the one that is granted the same memory after it.
+const LATE: u8 = 0xAB;
+const OTHER: u8 = 0x11;
+
+#[derive(Clone, Copy, Debug)]
+enum Driver {
+    Shm,
+    Tcp,
+}
+
+impl Driver {
+    fn device(self) -> Box<dyn Device> {
+        match self {
+            Self::Shm => Box::new(ShmDevice::new()),
+            Self::Tcp => {
+                let device = TcpDevice::new(Ipv4Addr::LOCALHOST.into(), "127.0.0.1".into());
+                Box::new(device.with_socket_buffer_bytes(SOCKET_BYTES))
+            }
+        }
+    }
+}
+
+/// What a worker is granted.
+#[derive(Clone, Copy, Debug)]
+enum Grant {
+    Slot,
+    /// A spill block, for one contribution.
+    Spill,
+    /// One for all contributions to a chunk.
+    KeyBuffer,
+}
 
 /// A worker's side of its channel.
 struct Raw {
     queue: LaneQueue,
     channel: ChannelId,
+    rank: Rank,
+    life: Incarnation,
     grant: InboxGrant,
+    inbox: PeerWritable,
 }
 
 impl Raw {
     /// Connects a life of a worker.
-    fn attach(lane: &mut DataLane<LaneQueue>, rank: u32, life: u64) -> Self {
+    fn attach(lane: &mut DataLane<LaneQueue>, driver: Driver, rank: u32, life: u64) -> Self {
         let mut queue = LaneQueue::new(64).unwrap();
-        let (device, deadline) = (ShmDevice::new(), Instant::now() + SOON);
+        let (device, deadline) = (driver.device(), Instant::now() + SOON);
         let (offer, pending) = device.offer(&[lane.queue.handle()]).unwrap();
         let handle = queue.handle();
         let (ours, theirs) = std::thread::scope(|scope| {
@@ -39,74 +85,263 @@ impl Raw {
         let channel = queue.attach(theirs).unwrap();
         let inbox = PeerWritable::allocate(RESULT_SLOT_BYTES as usize, "worker").unwrap();
         let region = queue.expose(channel, &inbox).unwrap().0;
+        queue.lend(channel, &inbox.all(), Access::ReadWrite, 0).unwrap();
+        let (rank, life) = (Rank(rank), Incarnation(life));
         let grants = vec![SlotGrant { slot: 0, generation: 1 }];
-        let inbox = WorkerInbox { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants };
-        let grant = lane.attach(Rank(rank), Incarnation(life), ours, inbox).unwrap();
-        Self { queue, channel, grant }
+        let results = WorkerInbox { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants };
+        let grant = lane.attach(rank, life, ours, results).unwrap();
+        Self { queue, channel, rank, life, grant, inbox }
     }
 
-    fn slots(&self) -> Vec<u32> {
-        self.grant
-            .grants
-            .iter()
-            .filter_map(|grant| SlotGrant::from_wire(*grant))
-            .map(|grant| grant.slot)
-            .collect()
+    fn grants(&self) -> Vec<SlotGrant> {
+        self.grant.grants.iter().filter_map(|grant| SlotGrant::from_wire(*grant)).collect()
     }
 
-    fn slot_at(&self, slot: u32) -> RemoteSpan {
-        RemoteSpan { key: RemoteKey(self.grant.region), offset: u64::from(slot) * self.grant.slot_bytes }
+    /// Its first slot.
+    fn slot(&self) -> Option<RemoteSpan> {
+        let offset = u64::from(self.grants().first()?.slot) * self.grant.slot_bytes;
+        Some(RemoteSpan { key: RemoteKey(self.grant.region), offset })
     }
 
-    fn slot(&mut self, slot: u32) -> View {
-        self.queue.view(self.channel, self.slot_at(slot), CHUNK_BYTES).unwrap()
+    /// What it is granted of the lane's memory; none where all is in quarantine, or granted to others.
+    fn granted(&mut self, grant: Grant, lane: &mut DataLane<LaneQueue>) -> Option<RemoteSpan> {
+        match grant {
+            Grant::Slot => self.slot(),
+            Grant::Spill => self.ask(false, lane),
+            Grant::KeyBuffer => self.ask(true, lane),
+        }
     }
-}
 
-fn content(lane: &DataLane<LaneQueue>, slot: u32) -> Vec<u8> {
-    let mut bytes = vec![0; CHUNK_BYTES as usize];
-    lane.inbox.memory().read(lane.inbox.start(slot), &mut bytes).unwrap();
-    bytes
-}
+    /// Announces a contribution, in its only slot, and hears what it is granted for it.
+    fn ask(&mut self, keep: bool, lane: &mut DataLane<LaneQueue>) -> Option<RemoteSpan> {
+        let (slot, place) = (*self.grants().first()?, self.slot()?);
+        let prefix = Region::of_bytes(self.announcement(keep));
+        let notice = Some(Notice::Batch(slot).to_wire());
+        self.write(&prefix.all(), place, notice);
+        let (mut seen, deadline) = (Vec::new(), Instant::now() + SOON);
+        while seen.is_empty() {
+            assert!(Instant::now() < deadline, "it is not answered");
+            lane.step(1).unwrap();
+            self.queue.flush();
+            self.queue.poll(&mut seen);
+        }
+        let mut bytes = vec![0; RESULT_SLOT_BYTES as usize];
+        self.inbox.read(0, &mut bytes).unwrap();
+        let (mut reader, length) = (BatchReader::default(), prefix_bytes(&bytes[..HEADER_BYTES]).unwrap());
+        reader.read(&bytes[..length], RESULT_SLOT_BYTES).unwrap();
+        assert_eq!(reader.blocks[0].status, Status::Granted);
+        let landing = reader.blocks[0].landing?;
+        Some(RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset })
+    }
 
-#[test]
-fn a_slot_that_a_stopped_worker_may_still_write_is_granted_to_nobody() {
-    let mut lane = lane_over(LaneQueue::new(64).unwrap(), 0, (2, 2), CHUNK_BYTES);
-    let mut stopped = Raw::attach(&mut lane, 0, 1);
-    assert_eq!(stopped.slots(), [0]);
-    let ((entered, has_entered), (resume, resumed)) = (channel(), channel::<()>());
-    let late = std::thread::spawn(move || {
-        let view = stopped.slot(0);
-        let mut copy = || {
-            entered.send(()).unwrap();
-            resumed.recv().unwrap();
-            view.write(0, &vec![0xAB; CHUNK_BYTES as usize]).unwrap();
+    fn announcement(&self, keep: bool) -> Vec<u8> {
+        let header = BatchHeader {
+            kind: BatchKind::Request,
+            lane: Lane(0),
+            wanted: 0,
+            sender: self.rank,
+            job: JobId(7),
+            epoch: Epoch::default(),
+            sender_incarnation: self.life,
+            receiver_incarnation: Incarnation(1),
+            sequence: 1,
+            payload_offset: 0,
+            payload_bytes: 0,
+            payload_checksum: None,
         };
-        stopped.queue.while_open(stopped.channel, &mut copy).unwrap();
-    });
-    has_entered.recv().unwrap();
+        let block = Block {
+            id: ChunkId::new(1, 0),
+            op: OpKind::Push,
+            dtype: Dtype::F32,
+            codec: 0,
+            status: Status::None,
+            operation: Operation(1),
+            first_open: Operation(1),
+            round: 1,
+            bytes: CHUNK_BYTES,
+            data: BlockData::Announced { keep },
+            landing: None,
+            view: false,
+            exact: false,
+            reading: Reading::default(),
+            timeout_ms: 600_000,
+            token: 1,
+        };
+        let mut prefix = vec![0; TABLE_BYTES_MAX];
+        let mut writer = BatchWriter::new(&mut prefix, self.grant.slot_bytes).unwrap();
+        assert!(writer.push(block));
+        let bytes = writer.finish(header);
+        prefix.truncate(bytes);
+        prefix
+    }
+
+    fn view(&mut self, place: RemoteSpan) -> View {
+        self.queue.view(self.channel, place, CHUNK_BYTES).unwrap()
+    }
+
+    fn write(&mut self, span: &Span, remote: RemoteSpan, immediate: Option<u32>) {
+        let write = Write { id: 0, gather: std::slice::from_ref(span), remote, immediate, signaled: false };
+        self.queue.post_write(self.channel, &write).unwrap();
+        self.queue.flush();
+    }
+
+    /// Writes all of what it was granted.
+    fn fill(&mut self, grant: Grant, place: RemoteSpan, lane: &mut DataLane<LaneQueue>) {
+        self.write(&Region::of_bytes(vec![OTHER; CHUNK_BYTES as usize]).all(), place, None);
+        let deadline = Instant::now() + SOON;
+        while !is_filled(lane, grant, place, OTHER) {
+            assert!(Instant::now() < deadline, "it does not arrive");
+            self.queue.poll(&mut Vec::new());
+            lane.step(3).unwrap();
+        }
+    }
+}
+
+fn is_filled(lane: &DataLane<LaneQueue>, grant: Grant, place: RemoteSpan, with: u8) -> bool {
+    let region = match grant {
+        Grant::Slot => lane.inbox.region(),
+        Grant::Spill | Grant::KeyBuffer => lane.storage.spill_cells().region(),
+    };
+    let mut bytes = vec![0; CHUNK_BYTES as usize];
+    region.read(place.offset, &mut bytes).unwrap();
+    bytes.iter().all(|byte| *byte == with)
+}
+
+/// A worker that is stopped in the middle of a copy.
+enum Stopped {
+    /// It copies itself.
+    Shm { resume: Sender<()>, thread: JoinHandle<()> },
+    /// Our side receives, and the rest does not come.
+    Tcp(Box<Raw>),
+}
+
+impl Stopped {
+    fn begin(
+        driver: Driver,
+        mut raw: Raw,
+        (grant, place): (Grant, RemoteSpan),
+        lane: &mut DataLane<LaneQueue>,
+    ) -> Self {
+        match driver {
+            Driver::Shm => {
+                let ((entered, has_entered), (resume, resumed)) = (channel(), channel::<()>());
+                let thread = std::thread::spawn(move || {
+                    let view = raw.view(place);
+                    let mut copy = || {
+                        entered.send(()).unwrap();
+                        resumed.recv().unwrap();
+                        view.write(0, &vec![LATE; CHUNK_BYTES as usize]).unwrap();
+                    };
+                    raw.queue.while_open(raw.channel, &mut copy).unwrap();
+                });
+                has_entered.recv().unwrap();
+                Self::Shm { resume, thread }
+            }
+            Driver::Tcp => {
+                raw.write(&Region::of_bytes(vec![LATE; CHUNK_BYTES as usize]).all(), place, None);
+                lane.step(1).unwrap();
+                assert!(!is_filled(lane, grant, place, LATE), "all of it is there: nothing is tested");
+                Self::Tcp(Box::new(raw))
+            }
+        }
+    }
+
+    /// It continues, to its end.
+    fn resume(self) {
+        match self {
+            Self::Shm { resume, thread } => {
+                resume.send(()).unwrap();
+                thread.join().unwrap();
+            }
+            Self::Tcp(mut raw) => {
+                let (mut seen, deadline) = (Vec::new(), Instant::now() + SOON);
+                while seen.is_empty() {
+                    assert!(Instant::now() < deadline, "it does not hear that it was closed");
+                    raw.queue.wait(Duration::from_millis(5));
+                    raw.queue.flush();
+                    raw.queue.poll(&mut seen);
+                }
+            }
+        }
+    }
+}
+
+/// Two workers, two slots, and two spill blocks that may be granted.
+fn lane() -> DataLane<LaneQueue> {
+    let mut lane = lane_over(LaneQueue::new(64).unwrap(), 0, (2, 2), CHUNK_BYTES);
+    let spec = ChunkSpec {
+        id: ChunkId::new(1, 0),
+        bytes: CHUNK_BYTES,
+        dynamic: false,
+        dtype: Dtype::F32,
+        codec: Codec::Plain,
+        optimizer: Optimizer::sum(),
+        mode: Mode::Sync,
+        backup_workers: 0,
+    };
+    lane.assign(Epoch { term: 1, counter: 1 }, &[spec]).unwrap();
+    lane
+}
+
+fn what_a_stopped_worker_may_still_write_is_granted_to_nobody(driver: Driver, grant: Grant) {
+    let mut lane = lane();
+    let mut first = Raw::attach(&mut lane, driver, 0, 1);
+    let place = first.granted(grant, &mut lane).expect("it is the first one");
+    let stopped = Stopped::begin(driver, first, (grant, place), &mut lane);
     // It comes back, as it may after its channel broke, and another worker comes.
     let began = Instant::now();
-    let (other, again) = (Raw::attach(&mut lane, 1, 1), Raw::attach(&mut lane, 0, 2));
-    assert!(began.elapsed() < SOON / 2, "the lane does not wait for who is stopped");
-    assert_eq!((other.slots(), again.slots()), (vec![1], vec![]), "one slot is in quarantine");
-    assert_eq!(lane.quarantined_bytes(), lane.inbox.cell_bytes());
-    lane.step(1).unwrap();
-    assert_eq!(lane.engine().fencing().collect::<Vec<_>>(), [Rank(0)]);
-
-    resume.send(()).unwrap();
-    let deadline = Instant::now() + SOON;
-    while lane.quarantined_bytes() > 0 {
-        assert!(Instant::now() < deadline, "the fence is never done");
-        lane.queue_mut().wait(Duration::from_millis(5));
-        lane.step(2).unwrap();
+    let mut other = Raw::attach(&mut lane, driver, 1, 1);
+    let again = Raw::attach(&mut lane, driver, 0, 2);
+    assert!(began.elapsed() < SOON / 2, "the lane does not wait for a worker that is stopped");
+    let others = other.granted(grant, &mut lane).expect("there is more");
+    let stopped = match driver {
+        Driver::Shm => {
+            assert_ne!(others, place);
+            let of_grant = if matches!(grant, Grant::Slot) { lane.inbox.cell_bytes() } else { CHUNK_BYTES };
+            assert!(lane.quarantined_bytes() >= of_grant, "{} bytes", lane.quarantined_bytes());
+            assert_eq!(lane.engine().fencing().collect::<Vec<_>>(), [Rank(0)]);
+            stopped.resume();
+            let deadline = Instant::now() + SOON;
+            while lane.quarantined_bytes() > 0 {
+                assert!(Instant::now() < deadline, "the fence is never done");
+                lane.queue_mut().wait(Duration::from_millis(5));
+                lane.step(2).unwrap();
+            }
+            None
+        }
+        // All copies are this process's own, so the end of the channel is the fence.
+        Driver::Tcp => Some(stopped),
+    };
+    assert_eq!(lane.quarantined_bytes(), 0);
+    drop(again);
+    let mut last = if others == place {
+        other
+    } else {
+        let mut last = Raw::attach(&mut lane, driver, 0, 3);
+        assert_eq!(last.granted(grant, &mut lane), Some(place), "it is free again");
+        last
+    };
+    last.fill(grant, place, &mut lane);
+    if let Some(stopped) = stopped {
+        stopped.resume();
+        lane.step(4).unwrap();
     }
-    let mut last = Raw::attach(&mut lane, 0, 3);
-    assert_eq!(last.slots(), [0]);
-    let payload = Region::of_bytes(vec![0x11; CHUNK_BYTES as usize]);
-    let (gather, remote) = ([payload.all()], last.slot_at(0));
-    let write = Write { id: 0, gather: &gather, remote, immediate: None, signaled: false };
-    last.queue.post_write(last.channel, &write).unwrap();
-    late.join().unwrap();
-    assert!(content(&lane, 0).iter().all(|byte| *byte == 0x11), "it was written over");
+    assert!(is_filled(&lane, grant, place, OTHER), "it was written over");
+}
+
+macro_rules! tests {
+    ($($name:ident: $driver:ident, $grant:ident;)*) => {
+        $(#[test] fn $name() {
+            what_a_stopped_worker_may_still_write_is_granted_to_nobody(Driver::$driver, Grant::$grant);
+        })*
+    };
+}
+
+tests! {
+    a_slot_over_shm: Shm, Slot;
+    a_spill_block_over_shm: Shm, Spill;
+    a_key_buffer_over_shm: Shm, KeyBuffer;
+    a_slot_over_tcp: Tcp, Slot;
+    a_spill_block_over_tcp: Tcp, Spill;
+    a_key_buffer_over_tcp: Tcp, KeyBuffer;
 }

@@ -20,3 +20,11 @@ pub fn get(address: &str, path: &str) -> Result<String, String> {
         _ => Err(answer),
     }
 }
+
+/// What a daemon's `/metrics` says of one of its numbers.
+#[must_use]
+pub fn number(address: &str, name: &str) -> u64 {
+    let metrics = get(address, "/metrics").expect("metrics");
+    let line = metrics.lines().find(|line| line.starts_with(name) && !line.starts_with('#'));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).expect(name)
+}

@@ -14,6 +14,7 @@ mod declare;
 mod dtypes;
 mod elastic;
 mod failover;
+mod fence;
 mod hash;
 mod hostile;
 mod idle;

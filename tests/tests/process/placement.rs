@@ -55,10 +55,7 @@ fn clients(cluster: &Cluster, driver: Driver, placement: PlacementPolicy) -> Vec
 
 /// A counter of the only server.
 fn counted(cluster: &Cluster, name: &str) -> u64 {
-    let http = cluster.status().members[0].http_address.clone().unwrap();
-    let metrics = status::get(&http, "/metrics").unwrap();
-    let line = metrics.lines().find(|line| line.starts_with(name) && !line.starts_with('#'));
-    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).expect(name)
+    status::number(cluster.status().members[0].http_address.as_deref().unwrap(), name)
 }
 
 fn each_placement_is_used_where_it_is_asked_for(driver: Driver) {

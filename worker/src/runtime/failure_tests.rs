@@ -112,7 +112,7 @@ fn rigged() -> Rigged {
     let (open, pool) = (Arc::new(AtomicU32::new(0)), Pool::new(1 << 20, "failures").unwrap());
     let inner = net.create_cq(net.node("worker"));
     let queue = Scarce { inner, fails: Fails::Nothing, open: open.clone() };
-    let driver = rig::driver_over(queue, (0, SERVERS), &pool);
+    let driver = rig::driver_over(queue, (0, SERVERS), pool.region());
     let mut rigged = Rigged { net, driver, open, pool, servers: Vec::new() };
     for server in 0..SERVERS {
         let mut peer = rigged.net.create_cq(rigged.net.node(&format!("server {server}")));

@@ -3,7 +3,7 @@
 
 use super::{LaneConfig, LaneDriver, OpState, Submission};
 use crate::engine::{EngineConfig, PartSpec};
-use fabric::{CompletionQueue, LaneQueue, Pool};
+use fabric::{CompletionQueue, LaneQueue, Pool, Region};
 use proto_common::batch::{OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Operation, Rank};
@@ -12,14 +12,14 @@ use std::sync::Arc;
 
 pub(crate) fn driver(index: u16) -> LaneDriver<LaneQueue> {
     let pool = Pool::new(1 << 20, "gradwire-test").unwrap();
-    driver_over(LaneQueue::new(64).unwrap(), (index, 1), &pool)
+    driver_over(LaneQueue::new(64).unwrap(), (index, 1), pool.region())
 }
 
-/// A lane for so many servers, with buffers of this pool.
+/// A lane for so many servers, with buffers in this region.
 pub(crate) fn driver_over<Q: CompletionQueue>(
     queue: Q,
     (index, servers): (u16, u32),
-    pool: &Pool,
+    buffers: &Region,
 ) -> LaneDriver<Q> {
     let engine = EngineConfig {
         job: JobId(1),
@@ -30,7 +30,7 @@ pub(crate) fn driver_over<Q: CompletionQueue>(
         in_flight_max: 8,
     };
     let config = LaneConfig { engine, rank: Rank(0), result_slots: 1 };
-    LaneDriver::new(queue, config, pool.region().clone()).unwrap()
+    LaneDriver::new(queue, config, buffers.clone()).unwrap()
 }
 
 /// A push of one chunk to server 0.

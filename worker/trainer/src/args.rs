@@ -190,6 +190,9 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", default_value_t = 0, hide = true,
           value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub jitter_us: u64,
+    /// For tests: fill every buffer that an operation has returned with a pattern, and fail if somebody writes into it
+    #[arg(long, hide = true, conflicts_with = "reference")]
+    pub poison: bool,
 }
 
 impl TrainArgs {

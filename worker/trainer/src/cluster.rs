@@ -4,6 +4,7 @@
 
 use crate::error::TrainError;
 use crate::exchange::{Exchange, How, NamedTensor, Traffic};
+use crate::poison::Own;
 use anyhow::Context;
 use daemon::flight::Flight;
 use daemon::notify::Notify;
@@ -12,20 +13,23 @@ use proto_common::config::Settings;
 use proto_common::message::NodeGroup;
 use proto_common::tensor::TensorSpec;
 
-/// Joins the cluster that the settings name.
+/// Joins the cluster that the settings name. With `poisons` the trainer computes in memory of its own: see [`crate::poison`].
 pub fn connect(
     (settings, notify, flight): (Settings, Notify, Flight),
+    poisons: bool,
 ) -> Result<Box<dyn Exchange>, TrainError> {
     let client = Client::connect_told(settings, notify, flight);
     let client = client.map_err(|error| TrainError::Exchange(error.into()))?;
     let traffic = Traffic::default();
-    Ok(Box::new(Cluster { client, tensors: Vec::new(), rounds: 0, traffic, finished: false }))
+    Ok(Box::new(Cluster { client, poisons, tensors: Vec::new(), rounds: 0, traffic, finished: false }))
 }
 
 /// One tensor with its two buffers, which are away while an operation owns them.
 struct Place {
     tensor: Tensor,
     buffers: Option<(TensorBuffer, TensorBuffer)>,
+    /// Where they are poisoned.
+    own: Option<Own>,
     handle: Option<Handle>,
     /// Of its weights.
     version: u64,
@@ -38,18 +42,36 @@ impl Place {
         self.tensor.spec().settled_backup() > 0 && self.version >= rounds
     }
 
+    /// The buffers, for an operation.
+    fn give(&mut self) -> anyhow::Result<(TensorBuffer, TensorBuffer)> {
+        let (mut gradient, weights) =
+            self.buffers.take().context("a round of this tensor is under way already")?;
+        if let Some(own) = &self.own {
+            own.give(gradient.as_f32_mut(), weights.as_f32())?;
+        }
+        Ok((gradient, weights))
+    }
+
+    /// An operation has returned the buffers.
+    fn take(&mut self, poisons: bool, mut buffers: Option<(TensorBuffer, TensorBuffer)>) {
+        let back = buffers.as_mut().filter(|_| poisons);
+        self.own = back.map(|(gradient, weights)| Own::take(gradient.as_f32_mut(), weights.as_f32_mut()));
+        self.buffers = buffers;
+    }
+
     /// Gets the weights in force.
-    fn pull(&mut self, client: &Client) -> anyhow::Result<()> {
-        let (gradient, weights) = self.buffers.take().context("a round of this tensor is under way still")?;
+    fn pull(&mut self, client: &Client, poisons: bool) -> anyhow::Result<()> {
+        let (gradient, weights) = self.give()?;
         let ended = client.pull(&self.tensor, weights)?.wait()?;
         self.version = ended.version.0;
-        self.buffers = ended.target.map(|weights| (gradient, weights));
+        self.take(poisons, ended.target.map(|weights| (gradient, weights)));
         Ok(())
     }
 }
 
 struct Cluster {
     client: Client,
+    poisons: bool,
     tensors: Vec<Place>,
     /// Rounds of the whole training.
     rounds: u64,
@@ -95,22 +117,30 @@ impl Exchange for Cluster {
             }
             let gradient = self.client.allocate(tensor.bytes())?;
             let weights = self.client.allocate(tensor.bytes())?;
-            let weights =
-                self.client.pull(&tensor, weights)?.wait()?.target.context("pull returned no buffer")?;
             let buffers = Some((gradient, weights));
-            self.tensors.push(Place { tensor, buffers, handle: None, version: done });
+            let mut place = Place { tensor, buffers, own: None, handle: None, version: done };
+            place.pull(&self.client, self.poisons)?;
+            self.tensors.push(place);
         }
         Ok(done)
     }
 
     fn weights(&self, i: usize) -> &[f32] {
-        let buffers = self.tensors.get(i).and_then(|place| place.buffers.as_ref());
-        buffers.map_or(&[], |(_, weights)| weights.as_f32())
+        let place = self.tensors.get(i);
+        match place.map(|place| (&place.own, &place.buffers)) {
+            Some((Some(own), _)) => &own.weights,
+            Some((None, Some((_, weights)))) => weights.as_f32(),
+            _ => &[],
+        }
     }
 
     fn gradient_mut(&mut self, i: usize) -> &mut [f32] {
-        let buffers = self.tensors.get_mut(i).and_then(|place| place.buffers.as_mut());
-        buffers.map_or(&mut [], |(gradient, _)| gradient.as_f32_mut())
+        let place = self.tensors.get_mut(i);
+        match place.map(|place| (&mut place.own, &mut place.buffers)) {
+            Some((Some(own), _)) => &mut own.gradient,
+            Some((None, Some((gradient, _)))) => gradient.as_f32_mut(),
+            _ => &mut [],
+        }
     }
 
     fn start(&mut self, i: usize) -> anyhow::Result<()> {
@@ -119,8 +149,7 @@ impl Exchange for Cluster {
         if place.is_over(rounds) {
             return Ok(());
         }
-        let (gradient, weights) =
-            place.buffers.take().context("a round of this tensor is under way already")?;
+        let (gradient, weights) = place.give()?;
         // First layers are needed first in the next forward pass.
         let priority = -i32::try_from(i).unwrap_or(i32::MAX);
         place.handle = Some(client.push_pull(&place.tensor, gradient, weights, priority)?);
@@ -130,11 +159,12 @@ impl Exchange for Cluster {
     }
 
     fn finish(&mut self, i: usize) -> anyhow::Result<()> {
+        let poisons = self.poisons;
         let place = self.place(i)?;
         let Some(handle) = place.handle.take() else { return Ok(()) };
         let ended = handle.wait()?;
         place.version = ended.version.0;
-        place.buffers = ended.source.zip(ended.target);
+        place.take(poisons, ended.source.zip(ended.target));
         Ok(())
     }
 
@@ -148,7 +178,7 @@ impl Exchange for Cluster {
         if self.tensors.iter().any(|place| !place.tensor.spec().settled_mode().has_rounds()) {
             // What this worker got last lacks what others contribute still.
             self.client.barrier_of("trained", NodeGroup::WORKERS)?;
-            self.tensors.iter_mut().try_for_each(|place| place.pull(&self.client))?;
+            self.tensors.iter_mut().try_for_each(|place| place.pull(&self.client, self.poisons))?;
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ pub fn train(
     let mut exchange: Box<dyn Exchange> = if args.reference {
         Box::new(Reference::new(args.workers))
     } else {
-        cluster::connect(settings().map_err(TrainError::Exchange)?)?
+        cluster::connect(settings().map_err(TrainError::Exchange)?, args.poison)?
     };
     if args.jitter_us > 0 {
         exchange = Box::new(Jittered::new(exchange, args.seed, args.jitter_us));

@@ -349,3 +349,41 @@ fn what_a_worker_was_granted_is_nobody_s_until_its_fence_is_done() {
     rig.engine.fenced(fence, fabric::Fenced::answered());
     assert_eq!(sum(&rig), total, "once");
 }
+
+/// As many as a server may have lost touch with while it was stopped itself. Other lives of them come at once.
+#[test]
+fn sixty_four_workers_that_are_stopped_hold_up_their_own_grants_only() {
+    const STOPPED: u32 = 64;
+    let mut rig = Rig::new(EngineConfig { inbox_slots: 1024, spill_blocks: 512, ..config(STOPPED + 1) });
+    let total = rig.engine.credits().1;
+    let ask = |rig: &mut Rig, rank| rig.ask(rank, push(1, 1), true).expect("a key buffer");
+    let before: Vec<u32> = (0..STOPPED).map(|rank| ask(&mut rig, rank)).collect();
+    let held: usize = (0..STOPPED).map(|rank| rig.held(rank)).sum();
+    let fences: Vec<_> = (0..STOPPED).map(|rank| rig.engine.peer_down(Rank(rank))).collect();
+    let (slots, blocks) = rig.engine.quarantined();
+    assert_eq!((slots, blocks), (held, STOPPED as usize));
+    assert!(slots > 0);
+    assert_eq!(rig.engine.fencing().count(), STOPPED as usize);
+    // They get other memory, and finish rounds.
+    for rank in 0..STOPPED {
+        rig.connect(rank);
+        let block = ask(&mut rig, rank);
+        assert!(!before.contains(&block), "block {block} may still be written");
+    }
+    for round in 1..=3 {
+        for rank in 0..=STOPPED {
+            let block = if rank == STOPPED { push(round, round) } else { placed(push(round, round)) };
+            rig.send(rank, &[block]);
+        }
+        assert_eq!((rig.version(), rig.flush().len()), (round, STOPPED as usize + 1));
+    }
+    assert_eq!(rig.engine.quarantined(), (slots, blocks), "nothing of it came back early");
+    // Each fence brings back what its channel had.
+    for (done, fence) in fences.into_iter().rev().enumerate() {
+        let left = STOPPED as usize - done;
+        assert_eq!(rig.engine.quarantined(), (slots / STOPPED as usize * left, left));
+        rig.engine.fenced(fence);
+    }
+    assert_eq!((rig.engine.quarantined(), rig.engine.fencing().count()), ((0, 0), 0));
+    assert_eq!(rig.engine.credits().0 + rig.engine.credits_lent(), total);
+}

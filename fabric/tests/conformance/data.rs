@@ -4,7 +4,7 @@ use super::rig::{
     End, NOWHERE, Place, Queue, Rig, at, bytes_of, connect_all, connect_only, filled, pair, pair_with,
     pattern, region, soon,
 };
-use fabric::{CompletionKind, CompletionQueue, PostError, Read, Region, RemoteKey, Span, Write};
+use fabric::{CompletionKind, CompletionQueue, Order, PostError, Read, Region, RemoteKey, Span, Write};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
@@ -174,6 +174,7 @@ pub fn several_reads_are_under_way_at_once_and_complete_in_their_order<R: Rig>()
 pub fn a_read_sees_what_was_written_before_it<R: Rig>() {
     let (lent, source, back) = (region(MIB), region(MIB), region(MIB));
     let (mut a, mut b, key) = pair_with::<R>(&lent);
+    assert_eq!(a.queue.caps().order, Order::Posted, "`fabric::machine` promises this to its users");
     for i in 0..20u64 {
         let sent = pattern(i, 100_000);
         source.write(0, &sent).unwrap();

@@ -1,5 +1,5 @@
-//! The trait family that every driver implements. Shaped for verbs: channels are reliable and ordered,
-//! work is posted by the thread that polls, registration is explicit, completions carry immediate data.
+//! The trait family that every driver implements. Shaped for verbs: channels are reliable, notices and completions come in the
+//! order of their posts, work is posted by the thread that polls, registration is explicit, completions carry immediate data.
 
 use crate::error::{FabricError, PostError};
 use crate::memory::{Access, Fenced, Region, Span, View};
@@ -16,6 +16,21 @@ pub struct Caps {
     pub gather_max: usize,
     /// The number of unfinished requests that one channel may have.
     pub send_depth: usize,
+    /// The order in which the transport carries out what is posted on one channel.
+    pub order: Order,
+}
+
+/// The order in which a transport carries out the writes and reads of one channel. Between channels there is none.
+/// Whatever it is, a driver hands over notices and completions in the order of their posts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Order {
+    /// The order of the posts: shared memory, sockets, reliable connections of RDMA devices. A read sees the writes that were
+    /// posted before it.
+    #[default]
+    Posted,
+    /// Any order, as on EFA's SRD. The driver numbers its writes, and its receiving side counts them before it believes a
+    /// notice. A read may miss the writes that were posted before it, until they have completed.
+    Any,
 }
 
 /// Whether the peer of a channel that has ended may still reach our memory.
@@ -152,7 +167,8 @@ pub trait CompletionQueue: Send {
     /// read. It decides how this process copies large writes.
     fn stream_writes(&mut self, _streams: bool) {}
 
-    /// Posts a write. Writes of one channel arrive in the order in which they were posted.
+    /// Posts a write. The peer receives its notice after the bytes of this write, of all writes that were posted before it on
+    /// this channel, and after their notices. Bytes of a later write may land before that notice.
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError>;
 
     /// Posts a write, without a notice, that the peer may carry out itself: over shared memory it copies the bytes out of our
@@ -168,7 +184,7 @@ pub trait CompletionQueue: Send {
         0
     }
 
-    /// Posts a read.
+    /// Posts a read. Whether it sees the writes that were posted before it is a matter of [`Caps::order`].
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError>;
 
     /// Whether memory that the channel's peer has exposed can be read in place, as on shared memory.

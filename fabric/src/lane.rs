@@ -1,7 +1,7 @@
 //! A lane's completion queue: the queues of all drivers as one, polled together and slept on together. It
 //! owns the routing by channel id and the choice of how to sleep; it must not know how a driver works.
 
-use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, SetupKind};
+use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, Order, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Access, Region, Span, View};
 use crate::rest::{Rest, Sleeper};
@@ -355,10 +355,11 @@ impl CompletionQueue for LaneQueue {
     fn caps(&self) -> Caps {
         let all =
             [self.shm.caps(), self.tcp.caps()].into_iter().chain(self.verbs.iter().map(VerbsQueue::caps));
-        let most = Caps { gather_max: usize::MAX, send_depth: self.send_depth };
+        let most = Caps { gather_max: usize::MAX, send_depth: self.send_depth, order: Order::Posted };
         all.fold(most, |least, caps| Caps {
             gather_max: least.gather_max.min(caps.gather_max),
             send_depth: least.send_depth.min(caps.send_depth),
+            order: least.order.max(caps.order),
         })
     }
 }

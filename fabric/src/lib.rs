@@ -14,6 +14,9 @@ pub mod copy;
 mod device;
 mod devices;
 mod error;
+// Only the simulated transport may keep no order within a channel: all drivers that ship declare `Order::Posted`.
+#[cfg(feature = "sim")]
+mod gate;
 mod grants;
 mod host;
 mod journal;
@@ -34,7 +37,7 @@ mod tcp;
 mod verbs;
 mod work;
 
-pub use device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, Fence, PendingOffer};
+pub use device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, Fence, Order, PendingOffer};
 pub use devices::{Devices, DevicesConfig};
 pub use error::{FabricError, PostError};
 pub use host::{host_identity, memory_bytes};

@@ -5,7 +5,7 @@ use super::bell::Bell;
 use super::channel::{Channel, Fencing, GATHER_MAX, ShmSetup};
 use super::doorbell::{ON_SOCKETS, ON_WORD};
 use super::shared::RING_CAPACITY_MAX;
-use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence, SetupKind};
+use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence, Order, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Region, Span, View};
 use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, Write};
@@ -305,7 +305,7 @@ impl CompletionQueue for ShmQueue {
     }
 
     fn caps(&self) -> Caps {
-        Caps { gather_max: GATHER_MAX, send_depth: self.send_depth }
+        Caps { gather_max: GATHER_MAX, send_depth: self.send_depth, order: Order::Posted }
     }
 }
 

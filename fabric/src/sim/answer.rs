@@ -17,7 +17,8 @@ impl World {
         self.schedule(self.now_us + back_us, Event::Ack(handle));
     }
 
-    /// Acknowledgements are cumulative: one that comes stands for all lost ones before it.
+    /// Acknowledgements are cumulative: one that comes stands for all lost ones before it. Where the transport keeps no order
+    /// each stands for itself, and requests complete in their order all the same.
     pub(super) fn acknowledged(&mut self, handle: Handle) {
         let Some(message) = self.messages.get(handle) else { return };
         let channel = message.channel;
@@ -27,9 +28,17 @@ impl World {
             }
             return;
         }
-        while let Some(done) = self.end(channel).unfinished.pop_front() {
-            self.finish(channel, done);
-            if done == handle {
+        if let Some(message) = self.messages.get(handle) {
+            message.is_acknowledged = true;
+        }
+        let is_cumulative = !self.is_unordered();
+        while let Some(&first) = self.ends[channel as usize].unfinished.front() {
+            if !is_cumulative && !self.messages.get(first).is_some_and(|m| m.is_acknowledged) {
+                break;
+            }
+            self.end(channel).unfinished.pop_front();
+            self.finish(channel, first);
+            if is_cumulative && first == handle {
                 break;
             }
         }
@@ -65,10 +74,11 @@ impl World {
         let Some(message) = self.messages.get(handle) else { return };
         let (channel, immediate, remote, bytes) =
             (message.channel, message.immediate, message.remote, message.bytes);
+        let number = message.number;
         let target = message.target.clone();
         let copy = self.messages.take(channel, Kind::Duplicate);
         if let Some(message) = self.messages.get(copy) {
-            message.immediate = immediate;
+            (message.immediate, message.number) = (immediate, number);
             message.remote = remote;
             if whole && target.is_some() {
                 message.bytes = bytes;
@@ -84,14 +94,16 @@ impl World {
     pub(super) fn duplicate(&mut self, handle: Handle) {
         let Some(message) = self.messages.get(handle) else { return };
         let (channel, bytes, immediate) = (message.channel, message.bytes, message.immediate.unwrap_or(0));
-        let peer = channel ^ 1;
+        let (peer, number) = (channel ^ 1, message.number);
         let room = self.ends[channel as usize].notices < self.faults.notice_ring;
         if room && self.is_open(channel) && self.is_open(peer) && !self.partitioned(channel) {
             self.land(handle, 0, bytes);
-            self.end(channel).notices += 1;
+            // A gate knows its number already.
+            self.end(channel).notices += usize::from(self.ends[peer as usize].gate.is_none());
             self.stats(peer).duplicates += 1;
             self.note(What::Again, peer, u64::from(immediate), bytes);
-            self.complete(peer, CompletionKind::Received { immediate });
+            let known = self.notify(peer, number, Some(immediate));
+            debug_assert_eq!(known, Ok(()), "what was delivered is within the window");
         }
         self.messages.free(handle);
     }

@@ -23,7 +23,7 @@ impl World {
         if !self.is_open(peer) {
             // Nobody is there any more; the sender learns it from its own disconnection.
             self.note(What::Dropped, channel, bytes, 0);
-            return self.pop_head(channel, handle);
+            return self.leave_line(channel, handle);
         }
         if self.lost(channel) {
             return self.attempt_lost(handle, channel, kind, fate);
@@ -33,13 +33,13 @@ impl World {
         }
         if kind == Kind::Fin {
             let reason = self.messages.get(handle).and_then(|m| m.reason.take());
-            self.pop_head(channel, handle);
+            self.leave_line(channel, handle);
             return self.disconnected(peer, reason.unwrap_or(DisconnectReason::PeerClosed));
         }
         if fate == Fate::Cut {
             self.land_part(handle);
             self.note(What::Dropped, channel, bytes, 0);
-            return self.pop_head(channel, handle);
+            return self.leave_line(channel, handle);
         }
         match self.resolve(handle) {
             Err(what) => self.refuse(handle, what),
@@ -59,7 +59,10 @@ impl World {
 
     fn attempt_lost(&mut self, handle: Handle, channel: u32, kind: Kind, fate: Fate) {
         if kind != Kind::Fin && fate != Fate::Live {
-            // Nobody sends it again, and nothing behind it may arrive without it.
+            // Nobody sends it again. Where order is kept, nothing behind it may arrive without it.
+            if self.is_unordered() {
+                return self.leave_line(channel, handle);
+            }
             return self.drop_orphans(channel);
         }
         if kind == Kind::Write && !self.partitioned(channel) && self.rng.chance(5_000) {
@@ -69,7 +72,7 @@ impl World {
             return;
         }
         if kind == Kind::Fin {
-            self.pop_head(channel, handle);
+            self.leave_line(channel, handle);
             self.disconnected(channel ^ 1, exhausted());
         } else {
             self.break_end(channel, exhausted());
@@ -188,14 +191,33 @@ impl World {
         node.newest = node.newest.max(order);
     }
 
+    /// A write has arrived at this end: its notice is handed over, by the gate where there is one.
+    pub(super) fn notify(&mut self, end: u32, number: u64, notice: Option<u32>) -> Result<(), String> {
+        let Some(mut gate) = self.end(end).gate.take() else {
+            if let Some(immediate) = notice {
+                self.complete(end, CompletionKind::Received { immediate });
+            }
+            return Ok(());
+        };
+        let counted = gate.arrived(number, notice);
+        while let Some(immediate) = gate.next_notice() {
+            self.note(What::Passed, end, u64::from(immediate), 0);
+            self.complete(end, CompletionKind::Received { immediate });
+        }
+        self.stats(end).held_notices += u64::from(notice.is_some() && gate.waits_for(number));
+        self.end(end).gate = Some(gate);
+        counted.map_err(|error| error.to_string())
+    }
+
     pub(super) fn deliver(&mut self, handle: Handle) {
         let Some(message) = self.messages.get(handle) else { return };
         let (channel, kind, fate, bytes) = (message.channel, message.kind, message.fate, message.bytes);
         let (immediate, offset, pieces) = (message.immediate, message.remote.offset, message.pieces.len());
+        let number = message.number;
         let peer = channel ^ 1;
         if fate == Fate::Cut || !self.is_open(peer) {
             self.note(What::Dropped, channel, bytes, 0);
-            return self.pop_head(channel, handle);
+            return self.leave_line(channel, handle);
         }
         for number in 0..pieces {
             self.piece(handle, number as u8);
@@ -213,7 +235,11 @@ impl World {
         }
         if let Some(immediate) = immediate {
             self.note(What::Received, peer, u64::from(immediate), 0);
-            self.complete(peer, CompletionKind::Received { immediate });
+        }
+        if kind == Kind::Write
+            && let Err(what) = self.notify(peer, number, immediate)
+        {
+            return self.refuse(handle, what);
         }
         if fate == Fate::Live {
             self.acknowledge(handle);
@@ -221,6 +247,6 @@ impl World {
                 self.plan_duplicate(handle);
             }
         }
-        self.pop_head(channel, handle);
+        self.leave_line(channel, handle);
     }
 }

@@ -1,13 +1,14 @@
 //! How channels end and nodes die: close, break, misbehaviour, crash, partitions. A channel ends in two
 //! steps: one side at once, the other when the news (a `Fin` behind what is still under way) gets there.
 
-use super::message::{Fate, Handle, Kind, Messages};
+use super::message::{Fate, Handle, Kind, Message};
 use super::trace::What;
 use super::world::{Event, World};
 use super::{Action, NodeId, QueueId};
 use crate::device::Fence;
 use crate::error::PostError;
 use crate::work::{ChannelId, CompletionKind, DisconnectReason};
+use std::collections::VecDeque;
 
 impl World {
     /// Ends one side. Some of what it had under way may still arrive, in order, read from its memory now;
@@ -18,18 +19,11 @@ impl World {
         let mut line = std::mem::take(&mut end.line);
         let unfinished = std::mem::take(&mut end.unfinished);
         self.conceal(channel);
-        // A lost head is not sent again, and nothing behind it may arrive without it.
-        let lost = line.front().is_some_and(|&head| self.messages.get(head).is_some_and(|m| m.losses > 0));
-        let keep = if lost { 0 } else { self.rng.below(line.len() as u64 + 1) as usize };
-        // What would come after the news does not come, so that a delayed message never delays the news.
         let news_at_us = self.now_us + news_us;
-        let late =
-            |messages: &mut Messages, handle| messages.get(handle).is_some_and(|m| m.plan_us > news_at_us);
-        let keep =
-            line.iter().take(keep).position(|&handle| late(&mut self.messages, handle)).unwrap_or(keep);
-        line.truncate(keep);
+        self.choose_orphans(&mut line, news_at_us);
         for (place, &handle) in line.iter().enumerate() {
-            let cut = place + 1 == keep && self.rng.chance(5_000);
+            let may_be_cut = place + 1 == line.len() || self.is_unordered();
+            let cut = may_be_cut && self.rng.chance(5_000);
             if let Some(message) = self.messages.get(handle) {
                 message.capture_now();
                 message.fate = if cut || message.kind == Kind::Read { Fate::Cut } else { Fate::Orphan };
@@ -40,13 +34,33 @@ impl World {
                 self.messages.free(handle);
             }
         }
-        self.note(What::Closed, channel, keep as u64, 0);
+        self.note(What::Closed, channel, line.len() as u64, 0);
         self.end(channel).line = line;
         let fin = self.messages.take(channel, Kind::Fin);
         if let Some(message) = self.messages.get(fin) {
             message.reason = Some(reason);
         }
         self.line_up(fin, news_at_us);
+    }
+
+    /// Leaves of an ended side's messages those that still arrive. A message that would arrive after the news is dropped:
+    /// otherwise a delayed message would delay the news.
+    fn choose_orphans(&mut self, line: &mut VecDeque<Handle>, news_at_us: u64) {
+        let is_unordered = self.is_unordered();
+        let Self { messages, rng, .. } = self;
+        let mut is = |handle, what: fn(&Message, u64) -> bool| {
+            messages.get(handle).is_some_and(|message| what(message, news_at_us))
+        };
+        let is_lost = |message: &Message, _| message.losses > 0;
+        let is_late = |message: &Message, news_at_us| message.plan_us > news_at_us;
+        if is_unordered {
+            return line.retain(|&one| !is(one, is_lost) && !is(one, is_late) && rng.chance(5_000));
+        }
+        // A lost head is not sent again, and nothing behind it may arrive without it.
+        let lost = line.front().is_some_and(|&head| is(head, is_lost));
+        let keep = if lost { 0 } else { rng.below(line.len() as u64 + 1) as usize };
+        let late = line.iter().take(keep).position(|&one| is(one, is_late));
+        line.truncate(late.unwrap_or(keep));
     }
 
     fn detect_us(&mut self) -> u64 {

@@ -1,13 +1,20 @@
 //! What the simulated network is like: its timing, its limits and its faults. Plain numbers; owns no state.
 
+use crate::device::Order;
+
 /// Timing, limits and fault rates of a simulated network. Rates are per 10,000 messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimFaults {
     /// Time of flight of every message.
     pub latency_us: u64,
     /// Up to this much more, drawn for each message. Channels overtake each other by it, so it is what
-    /// reorders arrivals across channels; within a channel order is kept.
+    /// reorders arrivals across channels, and within a channel where `order` keeps none.
     pub jitter_us: u64,
+    /// The order of what is posted on one channel. With [`Order::Any`] a driver's gate hands over a notice only after all writes
+    /// that were posted before it have arrived.
+    pub order: Order,
+    /// There is no such gate: notices are believed as they arrive. No correct driver does that.
+    pub is_ungated: bool,
     /// Bandwidth of one direction of one channel (1,000 is 1 GB/s).
     pub bytes_per_us: u64,
     /// Messages delayed by a spike.
@@ -64,6 +71,8 @@ impl SimFaults {
         Self {
             latency_us: 5,
             jitter_us: 0,
+            order: Order::Posted,
+            is_ungated: false,
             bytes_per_us: 1_000,
             spike_per_10k: 0,
             spike_us: 0,

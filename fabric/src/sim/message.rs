@@ -58,6 +58,9 @@ pub(super) struct Message {
     /// The receiver copies it.
     pub(super) is_landing: bool,
     pub(super) is_moved: bool,
+    /// A write's place among those of its channel, in the order of their posts.
+    pub(super) number: u64,
+    pub(super) is_acknowledged: bool,
     pub(super) bytes: u64,
     pub(super) remote: RemoteSpan,
     /// A write's sources; a read's target.
@@ -92,6 +95,8 @@ impl Message {
             signaled: false,
             is_landing: false,
             is_moved: false,
+            number: 0,
+            is_acknowledged: false,
             bytes: 0,
             remote: RemoteSpan { key: RemoteKey(0), offset: 0 },
             spans: Vec::new(),

@@ -35,9 +35,13 @@
 //!
 //! - A channel keeps the order of its messages. Channels overtake each other by jitter and spikes; what
 //!   falls on the same microsecond on different channels happens in a seeded order.
+//! - With [`Order::Any`](crate::Order::Any) it keeps none: every message arrives by its own time, a loss delays nothing but
+//!   itself, reads miss writes that were posted before them, and what of a channel arrives after its end has gaps. Notices
+//!   still come in their order, each after all writes before it: the queue counts writes first. Completions come in the
+//!   order of their posts, too. A repeated notice is known by its number, and dropped.
 //! - All bytes of a write are in the peer's region before its immediate is delivered. They may land in
-//!   pieces, in any order within the write, over some time. Bytes of a write land after the immediates of
-//!   the writes before it.
+//!   pieces, in any order within the write, over some time. Where a channel keeps its order, bytes of a
+//!   write land after the immediates of the writes before it.
 //! - A write's source is read at a seeded time between the post and the arrival, piece by piece in some
 //!   cases, so that reuse before [`WriteDone`](crate::CompletionKind::WriteDone) is seen as corruption.
 //!   A read's bytes are taken over some time too, and placed just before its completion.
@@ -112,6 +116,8 @@ pub struct NodeStats {
     pub delays: u64,
     /// Peers' writes that arrived after some that were posted later, on other channels.
     pub overtaken: u64,
+    /// Peers' notices that arrived before writes that were posted earlier on the same channel, and waited for them.
+    pub held_notices: u64,
     /// Notices that came a second time.
     pub duplicates: u64,
     /// Bytes of the regions that some peer can address now, each counted once.

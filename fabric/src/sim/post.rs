@@ -123,8 +123,8 @@ impl World {
     /// Plans a posted message's arrival and puts it in line.
     fn start(&mut self, handle: Handle) {
         let Some(message) = self.messages.get(handle) else { return };
-        let (channel, capture) = (message.channel, message.capture);
-        let sent_bytes = if message.kind == Kind::Write { message.bytes } else { 0 };
+        let (channel, capture, kind) = (message.channel, message.capture, message.kind);
+        let sent_bytes = if kind == Kind::Write { message.bytes } else { 0 };
         let transmit_us = sent_bytes / self.faults.bytes_per_us.max(1);
         let now_us = self.now_us;
         let end = self.end(channel);
@@ -134,9 +134,10 @@ impl World {
         let is_late = flight_us > self.faults.latency_us + self.faults.jitter_us;
         self.stats(channel).delays += u64::from(is_late);
         self.started += 1;
-        let order = self.started;
+        let (order, number) = (self.started, self.ends[channel as usize].writes);
         if let Some(message) = self.messages.get(handle) {
-            message.order = order;
+            (message.order, message.number) = (order, number);
+            self.end(channel).writes += u64::from(kind == Kind::Write);
         }
         if sent_bytes > 0 && capture == Capture::UnderWay {
             let at_us = self.rng.within(now_us, plan_us);
@@ -159,13 +160,18 @@ impl World {
         let channel = message.channel;
         let line = &mut self.end(channel).line;
         line.push_back(handle);
-        if line.len() == 1 {
+        if self.is_unordered() {
+            self.schedule(plan_us, Event::Attempt(handle));
+        } else if self.ends[channel as usize].line.len() == 1 {
             self.move_head(channel);
         }
     }
 
-    /// Sets the first message of a line moving; the others wait behind it, so that order is kept.
+    /// Sets the first message of a line moving; the others wait behind it, so that order is kept. Where none is kept, all move.
     pub(super) fn move_head(&mut self, channel: u32) {
+        if self.is_unordered() {
+            return;
+        }
         let Some(&head) = self.ends[channel as usize].line.front() else { return };
         if let Some(message) = self.messages.get(head) {
             let plan_us = message.plan_us;
@@ -173,10 +179,13 @@ impl World {
         }
     }
 
-    /// Takes the arrived (or dropped) head out of the line. A live one stays until it is acknowledged.
-    pub(super) fn pop_head(&mut self, channel: u32, handle: Handle) {
-        let popped = self.end(channel).line.pop_front();
-        debug_assert_eq!(popped, Some(handle), "only the head of a line moves");
+    /// Takes an arrived (or dropped) message out of the line. A live one stays until it is acknowledged.
+    pub(super) fn leave_line(&mut self, channel: u32, handle: Handle) {
+        let is_unordered = self.is_unordered();
+        let line = &mut self.end(channel).line;
+        let place = line.iter().position(|other| *other == handle);
+        debug_assert!(place == Some(0) || is_unordered, "only the head of a line moves");
+        place.and_then(|place| line.remove(place));
         if self.messages.get(handle).is_some_and(|m| m.fate != Fate::Live || m.kind == Kind::Fin) {
             self.messages.free(handle);
         }

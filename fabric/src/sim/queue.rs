@@ -1,6 +1,6 @@
 //! A simulated completion queue: the driver's face towards a role. Owns nothing but its number.
 
-use super::{NodeId, SimNet};
+use super::{NodeId, SimFaults, SimNet};
 use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Access, Region, Span, View};
@@ -119,7 +119,8 @@ impl CompletionQueue for SimQueue {
 
     fn caps(&self) -> Caps {
         let world = self.net.lock();
-        Caps { gather_max: world.faults.gather_max, send_depth: world.faults.send_depth }
+        let SimFaults { gather_max, send_depth, order, .. } = world.faults;
+        Caps { gather_max, send_depth, order }
     }
 }
 

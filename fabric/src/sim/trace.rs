@@ -27,6 +27,7 @@ pub(super) enum What {
     Crash,
     Break,
     Late,
+    Passed,
 }
 
 impl What {
@@ -53,6 +54,7 @@ impl What {
             Self::Crash => ("node", "crash", "", ""),
             Self::Break => ("node", "break", "node", ""),
             Self::Late => ("channel", "late copy after its close", "offset", "bytes"),
+            Self::Passed => ("channel", "passed the gate", "immediate", ""),
         }
     }
 }

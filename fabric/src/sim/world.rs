@@ -5,6 +5,8 @@ use super::faults::SimFaults;
 use super::message::{Handle, Messages};
 use super::trace::{Trace, What};
 use super::{Action, NodeId, NodeStats, QueueId, Rng};
+use crate::device::Order;
+use crate::gate::Gate;
 use crate::grants::Grants;
 use crate::memory::{Region, View};
 use crate::work::{ChannelId, Completion, CompletionKind, RemoteKey};
@@ -93,10 +95,15 @@ pub(super) struct End {
     pub(super) open: bool,
     pub(super) exposed: BTreeMap<u64, Region>,
     pub(super) grants: Grants,
-    /// Outgoing messages that have not arrived, in order; only the first is moving.
+    /// Outgoing messages that have not arrived, in order; only the first is moving, or all of them where the transport keeps no
+    /// order.
     pub(super) line: VecDeque<Handle>,
     /// Posted requests without their acknowledgement, in order.
     pub(super) unfinished: VecDeque<Handle>,
+    /// Writes started so far.
+    pub(super) writes: u64,
+    /// What has arrived here, where the transport keeps no order.
+    pub(super) gate: Option<Gate>,
     /// When the last byte posted so far will have left.
     pub(super) busy_until_us: u64,
     /// Outgoing notices that the peer has not polled.
@@ -166,6 +173,7 @@ impl World {
 
     pub(super) fn connect(&mut self, one: QueueId, other: QueueId) -> (ChannelId, ChannelId) {
         let first = self.ends.len() as u32;
+        let is_gated = self.is_unordered() && !self.faults.is_ungated;
         for queue in [one, other] {
             self.ends.push(End {
                 queue,
@@ -175,6 +183,8 @@ impl World {
                 grants: Grants::default(),
                 line: VecDeque::new(),
                 unfinished: VecDeque::new(),
+                writes: 0,
+                gate: is_gated.then(|| Gate::new(self.faults.send_depth)),
                 busy_until_us: self.now_us,
                 notices: 0,
                 reads: false,
@@ -194,6 +204,10 @@ impl World {
             }
         }
         (ChannelId(first), ChannelId(first + 1))
+    }
+
+    pub(super) fn is_unordered(&self) -> bool {
+        self.faults.order == Order::Any
     }
 
     /// The end of a channel, if it is this queue's and open.

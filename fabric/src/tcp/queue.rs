@@ -2,7 +2,7 @@
 //! judge frames (`channel` does) and never blocks but in [`TcpQueue::wait`].
 
 use super::channel::{Budget, Channel, GATHER_MAX};
-use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence, SetupKind};
+use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence, Order, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Access, Region, Span};
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
@@ -304,6 +304,6 @@ impl CompletionQueue for TcpQueue {
     }
 
     fn caps(&self) -> Caps {
-        Caps { gather_max: GATHER_MAX, send_depth: self.send_depth }
+        Caps { gather_max: GATHER_MAX, send_depth: self.send_depth, order: Order::Posted }
     }
 }

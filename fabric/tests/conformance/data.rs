@@ -5,7 +5,7 @@ use super::rig::{
     pattern, region, soon,
 };
 use fabric::{
-    Access, CompletionKind, CompletionQueue, PeerWritable, PostError, Read, RemoteKey, Span, Write,
+    Access, CompletionKind, CompletionQueue, Order, PeerWritable, PostError, Read, RemoteKey, Span, Write,
 };
 use std::time::{Duration, Instant};
 
@@ -176,6 +176,7 @@ pub fn several_reads_are_under_way_at_once_and_complete_in_their_order<R: Rig>()
 pub fn a_read_sees_what_was_written_before_it<R: Rig>() {
     let (lent, source, back) = (region(MIB), region(MIB), region(MIB));
     let (mut a, mut b, key) = pair_with::<R>(&lent);
+    assert_eq!(a.queue.caps().order, Order::Posted, "`fabric::machine` promises this to its users");
     for i in 0..20u64 {
         let sent = pattern(i, 100_000);
         source.write(0, &sent).unwrap();

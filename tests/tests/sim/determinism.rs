@@ -2,6 +2,7 @@
 //! disturbed or not: the same bits, which are those of the oracle. And a run is repeated by its seed.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
+use fabric::Order;
 use fabric::sim::{Action, SimFaults};
 use gradwire_tests::rigs::sim::{Cluster, Shape, Style, bits_hash, seeds};
 
@@ -47,6 +48,34 @@ fn the_same_bits_whatever_servers_and_arrivals() {
         }
         assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "servers differ: {all:x?}");
     });
+}
+
+/// The protocol announces what it has written by later notices. Over a transport that keeps no order within a channel they are
+/// believed once everything before them has arrived: the same job has the same bits.
+#[test]
+fn the_same_bits_over_a_transport_without_order() {
+    let mut held = 0;
+    seeds::for_each(FILE, "the_same_bits_over_a_transport_without_order", 100, |seed| {
+        let [ordered, unordered] = [Order::Posted, Order::Any].map(|order| {
+            let faults = SimFaults { order, ..SimFaults::hostile() };
+            let mut cluster = Cluster::new(seed, Shape { faults, ..Shape::drawn(seed) });
+            cluster.run_until_connected();
+            cluster.train(if seed % 3 == 0 { Style::Waited } else { Style::Pipelined }, ROUNDS);
+            let (server, worker) = (cluster.server_node(0), cluster.worker_node(0));
+            cluster.fault(cluster.now_us() + 300 + seed * 13 % 700, Action::Break(server, worker));
+            cluster.finish();
+            let stats = |node| cluster.net().stats(node);
+            let notices: u64 = cluster.nodes().into_iter().map(|node| stats(node).held_notices).sum();
+            held += notices;
+            assert!(order == Order::Any || notices == 0, "in order nothing waits");
+            for (tensor, have) in bits(&cluster).into_iter().enumerate() {
+                assert_eq!(have, bits_hash(cluster.oracle().weights(tensor, ROUNDS)), "the oracle's bits");
+            }
+            bits(&cluster)
+        });
+        assert_eq!(ordered, unordered);
+    });
+    assert!(held > 0, "no notice came early: the test tests nothing");
 }
 
 /// Without rank order four workers' sums depend on the arrivals: if this never differed, the test above would

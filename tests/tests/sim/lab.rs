@@ -157,6 +157,7 @@ fn thousands_of_seeds() {
         "data: delay",
         "data: duplicate",
         "data: reorder",
+        "data: reorder in a channel",
         "clock: offset and drift",
         "restart",
         "slots of records checked",
@@ -171,30 +172,52 @@ fn thousands_of_seeds() {
     tried.had(ENOUGH, while_away);
 }
 
-/// Servers that break a rule are caught, and those that keep all rules are not.
+/// Whoever breaks a rule is caught, and clusters that keep all rules are not.
 #[cfg(feature = "sabotage")]
 mod broken {
+    use fabric::Order;
+    use fabric::sim::SimFaults;
     use gradwire_server::engine::BrokenRule;
     use gradwire_tests::rigs::lab::{Lab, LabShape};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
+    #[derive(Clone, Copy, Debug)]
+    enum Rule {
+        /// Of the server's engine.
+        Server(BrokenRule),
+        /// Where the transport keeps no order, a notice is believed after all writes before it have arrived.
+        Gate,
+    }
+
     /// A rule, and a seed that catches who breaks it: of `everything_goes_wrong`, or of `late_writes_are_fenced`.
-    const CAUGHT: [(BrokenRule, u64); 6] = [
-        (BrokenRule::Fence, 623),
-        (BrokenRule::Fencing, 112),
-        (BrokenRule::CreditReturn, 0),
-        (BrokenRule::Dedupe, 3),
-        (BrokenRule::EpochCheck, 51),
-        (BrokenRule::AckAfterReplicate, 11),
+    const CAUGHT: [(Rule, u64); 7] = [
+        (Rule::Server(BrokenRule::Fence), 623),
+        (Rule::Server(BrokenRule::Fencing), 224),
+        (Rule::Server(BrokenRule::CreditReturn), 0),
+        (Rule::Server(BrokenRule::Dedupe), 9),
+        (Rule::Server(BrokenRule::EpochCheck), 51),
+        (Rule::Server(BrokenRule::AckAfterReplicate), 11),
+        (Rule::Gate, 0),
     ];
 
+    fn shape(seed: u64, rule: Rule, is_broken: bool) -> LabShape {
+        match rule {
+            Rule::Server(rule) => {
+                let is_crowd = matches!(rule, BrokenRule::Fencing | BrokenRule::Fence);
+                let shape = if is_crowd { LabShape::crowded(seed) } else { LabShape::everything(seed) };
+                LabShape { broken: is_broken.then_some(rule), ..shape }
+            }
+            Rule::Gate => {
+                let shape = LabShape::everything(seed);
+                let faults = SimFaults { order: Order::Any, is_ungated: is_broken, ..shape.faults };
+                LabShape { faults, ..shape }
+            }
+        }
+    }
+
     /// Why a seed's run failed, if it did.
-    fn trouble(seed: u64, rule: BrokenRule, is_broken: bool) -> Option<String> {
-        let shape = match rule {
-            BrokenRule::Fencing | BrokenRule::Fence => LabShape::crowded(seed),
-            _ => LabShape::everything(seed),
-        };
-        let shape = LabShape { broken: is_broken.then_some(rule), ..shape };
+    fn trouble(seed: u64, rule: Rule, is_broken: bool) -> Option<String> {
+        let shape = shape(seed, rule, is_broken);
         let run = AssertUnwindSafe(|| Lab::new(seed, shape).train());
         let panic = catch_unwind(run).err()?;
         let text = panic.downcast_ref::<String>().cloned();

@@ -14,7 +14,7 @@ use super::reach::{MESSAGE_BYTES, Reach, Told};
 use super::registrar::{Extent, Registrar};
 use super::sys::{Completions, Context, POLLED_MAX, QueuePair, Receives, Work, ibv_sge, place};
 use super::watch::{Alarm, Watch};
-use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, SetupKind};
+use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, Order, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Access, Region, Span};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
@@ -488,7 +488,8 @@ impl CompletionQueue for VerbsQueue {
     }
 
     fn caps(&self) -> Caps {
-        Caps { gather_max: POST_SPANS_MAX, send_depth: self.shared.plan.depth }
+        // Reliable connections keep it.
+        Caps { gather_max: POST_SPANS_MAX, send_depth: self.shared.plan.depth, order: Order::Posted }
     }
 }
 

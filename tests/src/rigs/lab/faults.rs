@@ -195,6 +195,7 @@ impl Lab {
             add("data: delay", stats.delays);
             add("data: duplicate", stats.duplicates);
             add("data: reorder", stats.overtaken);
+            add("data: reorder in a channel", stats.held_notices);
         }
         let is_off = |clock: &Clock| u64::from(clock.rate_ppm != 1_000_000);
         let clocks = self.seats.iter().map(|seat| &seat.clock).chain([&self.brain.clock]);

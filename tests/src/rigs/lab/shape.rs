@@ -1,5 +1,6 @@
 //! What a laboratory's cluster is like: its size, its clocks, its network, and how much goes wrong.
 
+use fabric::Order;
 use fabric::sim::{Rng, SimFaults};
 use proto_common::config::WorkerLoss;
 use proto_common::message::ClusterShape;
@@ -247,7 +248,8 @@ impl LabShape {
         }
     }
 
-    /// The same with its mode, its placements and how often the network repeats itself drawn too.
+    /// The same with its mode, its placements, how often the network repeats itself and whether it keeps the order of a channel
+    /// drawn too.
     #[must_use]
     pub fn varied(self, seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x1AB0_3A2D);
@@ -262,8 +264,9 @@ impl LabShape {
             _ => vec![0],
         };
         let repeats = [0, 0, 500, 2_000][rng.below(4) as usize];
-        let faults = SimFaults { duplicate_notice_per_10k: repeats, ..self.faults };
         let lanes = 1 + u16::from(rng.below(3) == 0);
+        let order = if rng.below(3) == 0 { Order::Any } else { Order::Posted };
+        let faults = SimFaults { duplicate_notice_per_10k: repeats, order, ..self.faults };
         Self { mode, placements, faults, lanes, ..self }
     }
 

@@ -19,6 +19,7 @@ mod hostile;
 mod idle;
 mod input;
 mod kill;
+mod launched;
 mod mode_train;
 mod modes;
 mod notify;

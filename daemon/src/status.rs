@@ -163,6 +163,19 @@ pub struct RecoveryStatus {
     pub awaited: Vec<Rank>,
     /// Servers that wish to go.
     pub draining: Vec<Rank>,
+    /// Processes that were declared failed, the newest last. Older ones are left out.
+    pub failed: Vec<FailedStatus>,
+}
+
+/// A process that was declared failed. It may still run: one that is stopped is silent, too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedStatus {
+    /// What it was.
+    pub member: MemberId,
+    /// Operating system process id; 0 of one that had not come to this scheduler.
+    pub pid: u32,
+    /// What its host calls itself.
+    pub host: Option<String>,
 }
 
 /// One member.

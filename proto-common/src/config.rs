@@ -3,6 +3,7 @@
 
 mod checkpoint;
 mod cluster;
+mod launch;
 mod meaning;
 mod security;
 
@@ -12,6 +13,7 @@ use crate::message::ClusterShape;
 use crate::transport::{Driver, Policies, Policy};
 pub use checkpoint::CheckpointSettings;
 pub use cluster::{ClusterSettings, WorkerLoss};
+pub use launch::LaunchSettings;
 pub use meaning::meaning;
 pub use security::{Hidden, SecurityMode, SecuritySettings, is_pem, shown};
 use serde::{Deserialize, Serialize};
@@ -57,6 +59,8 @@ pub struct Settings {
     pub security: SecuritySettings,
     /// Logs.
     pub log: LogSettings,
+    /// What `gradwire launch` does with the processes that it has started.
+    pub launch: LaunchSettings,
 }
 
 /// The scheduler's address.

@@ -35,6 +35,10 @@ pub(super) struct Handle {
 }
 
 impl Handle {
+    pub(super) fn pid(&self) -> u32 {
+        self.group.as_raw_nonzero().get().unsigned_abs()
+    }
+
     /// Signals the process group. On another host the program is killed when the input of ssh closes.
     pub(super) async fn signal(&mut self, signal: Signal) {
         if self.line.is_some() && signal == Signal::TERM {

@@ -17,9 +17,10 @@ const HANDED_ON: &str = "GRADWIRE_LAUNCH_";
 /// The host of rank 0, which MPI does not name. A launcher that calls mpirun reads it from the host file.
 pub(super) const FIRST_HOST: &str = "GRADWIRE_LAUNCH_FIRST_HOST";
 
-/// Is this variable only for launchers in tasks? No settings file or process knows it.
+/// Is this variable only for launchers in tasks? No settings file or process knows it. With a second underscore it is a setting of
+/// the section `launch`.
 pub(super) fn is_handed_on(name: &str) -> bool {
-    name.starts_with(HANDED_ON)
+    name.strip_prefix(HANDED_ON).is_some_and(|rest| !rest.starts_with('_'))
 }
 
 /// A task of a job.
@@ -221,6 +222,7 @@ mod tests {
         assert!(root(&far, Some("h"), None).unwrap_err().to_string().contains("--scheduler-port"));
         let root = root(&far, Some("h"), Some(9)).unwrap();
         assert_eq!((root.host.as_str(), root.port), ("h", 9));
+        assert!(is_handed_on("GRADWIRE_LAUNCH_FIRST_HOST") && !is_handed_on("GRADWIRE_LAUNCH__END_FAILED"));
         let called = [("GRADWIRE_LAUNCH_FIRST_HOST", "n1"), ("GRADWIRE_JOB", "7")];
         let called = mpi(&[hydra.clone(), env(&called)].concat(), 5).unwrap().unwrap();
         let known = super::root(&called, None, None).unwrap();

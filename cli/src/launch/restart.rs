@@ -39,6 +39,8 @@ pub(super) struct Restarts {
     roles: Vec<Role>,
     /// Those of them without which the job continues permanently.
     spared: Vec<Role>,
+    /// The launcher ends its own servers that were declared failed (`launch.end_failed`).
+    ends_failed: bool,
     made: BTreeMap<MemberId, u32>,
     due: Vec<(Instant, ChildSpec)>,
 }
@@ -70,8 +72,16 @@ impl Restarts {
         };
         let (roles, notes) = survivable(&loaded.settings);
         let spared = spared(&loaded.settings);
-        let notes = if limit.is_some() { notes } else { Vec::new() };
-        Ok((Self { limit: limit.unwrap_or(0), roles, spared, ..Self::default() }, notes))
+        let mut notes = if limit.is_some() { notes } else { Vec::new() };
+        let cannot = cannot_end_failed(&loaded.settings, plan).filter(|_| loaded.settings.launch.end_failed);
+        let ends_failed = loaded.settings.launch.end_failed && cannot.is_none();
+        notes.extend(cannot.map(|why| format!("launch.end_failed has no effect: {why}")));
+        Ok((Self { limit: limit.unwrap_or(0), roles, spared, ends_failed, ..Self::default() }, notes))
+    }
+
+    /// Are servers of this launcher that were declared failed to be ended?
+    pub(super) fn ends_failed(&self) -> bool {
+        self.ends_failed
     }
 
     /// Does the job continue permanently without a member of this role?
@@ -134,6 +144,17 @@ impl Restarts {
         self.due.clear();
         self.limit = 0;
     }
+}
+
+/// Why this launcher ends no server that was declared failed, whatever the settings say.
+fn cannot_end_failed(settings: &Settings, plan: &Plan) -> Option<&'static str> {
+    if plan.programs.every_role {
+        return Some("with --every-role servers run PROGRAM, and the launcher ends no program of yours");
+    }
+    if plan.is_part() {
+        return Some("another launcher has started the scheduler; it works with --cluster local and ssh");
+    }
+    settings.node.http.is_empty().then_some("it needs the scheduler's status, and node.http is empty")
 }
 
 /// The roles whose members may be restarted, and notes with the reason for the others.

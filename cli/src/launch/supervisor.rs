@@ -3,9 +3,11 @@
 
 use super::args::LaunchArgs;
 use super::child::{self, Handle, Running, ending};
+use super::failed::Failed;
 use super::guard::{Guard, kill_group};
 use super::output::{LogFile, Printer, PrinterThread, Tail, Target, Way, forward};
 use super::plan::{ChildSpec, Plan};
+use super::ports::{PortDirectory, parse_ports};
 use super::remote::{ALIVE_WORD_MS, Reach, why_not_started, words_of_line};
 use super::restart::Restarts;
 use crate::status::{Whose, get};
@@ -116,6 +118,7 @@ pub(super) struct Supervisor {
     /// The scheduler's HTTP address, once known.
     status_at: Option<String>,
     restarts: Restarts,
+    failed: Failed,
 }
 
 impl Supervisor {
@@ -149,6 +152,7 @@ impl Supervisor {
             plain_rank0: args.plain_rank0,
             status_at: None,
             restarts,
+            failed: Failed::new(Duration::from_millis(args.grace_ms)),
         })
     }
 
@@ -198,6 +202,9 @@ impl Supervisor {
             if http.is_empty() { String::new() } else { format!(", status at http://{http}/status") };
         self.printer.say(&format!("the scheduler listens at {control}{status}")).await;
         self.status_at = Some(http).filter(|http| !http.is_empty());
+        if let Some(http) = self.status_at.clone().filter(|_| self.restarts.ends_failed()) {
+            self.failed.watch(http);
+        }
         // A restarted scheduler must use the address that members know.
         if let Some(scheduler) =
             self.members.values_mut().find(|member| member.spec.id.role == Role::Scheduler)
@@ -325,6 +332,7 @@ impl Supervisor {
                 }
                 () = at(self.restarts.next()) => self.start_again().await,
                 () = at(start_by) => self.look_for_starts().await,
+                status = self.failed.next() => self.end_failed(&status).await,
                 _ = alive.tick() => {
                     for member in self.members.values_mut() {
                         member.handle.keep_alive().await;
@@ -426,6 +434,23 @@ impl Supervisor {
             false => left.any(|other| other.role == id.role) || self.restarts.awaits(id.role),
         };
         is_left && self.restarts.spares(id.role)
+    }
+
+    /// Ends servers of this host that were declared failed and still run.
+    async fn end_failed(&mut self, status: &ClusterStatus) {
+        let is_ours =
+            |member: &&mut Member| member.spec.id.role == Role::Server && member.spec.host.is_none();
+        let servers = self.members.values_mut().filter(is_ours);
+        let mut servers: BTreeMap<u32, _> = servers.map(|member| (member.handle.pid(), member)).collect();
+        for pid in self.failed.due(status, &servers.keys().copied().collect::<Vec<_>>(), Instant::now()) {
+            let Some(member) = servers.remove(&pid) else { continue };
+            let text = format!(
+                "{} (process {pid}) was declared failed and still runs; ending it with SIGKILL (launch.end_failed)",
+                member.spec.id
+            );
+            self.printer.say(&text).await;
+            member.handle.signal(Signal::KILL).await;
+        }
     }
 
     /// Restarts the seats that are due.
@@ -539,11 +564,6 @@ fn names<'a>(ids: impl Iterator<Item = &'a MemberId>) -> String {
     ids.map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn parse_ports(text: &str) -> Option<(String, String)> {
-    let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-    Some((value("control")?.to_owned(), value("http")?.to_owned()))
-}
-
 /// SIGINT and SIGTERM with the exit codes they mean.
 pub(super) fn listen_for_signals() -> io::Result<tokio::sync::mpsc::Receiver<(u8, &'static str)>> {
     let (sender, receiver) = tokio::sync::mpsc::channel(4);
@@ -556,38 +576,4 @@ pub(super) fn listen_for_signals() -> io::Result<tokio::sync::mpsc::Receiver<(u8
         });
     }
     Ok(receiver)
-}
-
-/// A directory for the port file, removed at the end.
-struct PortDirectory {
-    path: PathBuf,
-}
-
-impl PortDirectory {
-    fn new() -> Result<Self, Failure> {
-        let name = format!("gradwire-launch-{}-{}", std::process::id(), daemon::host::new_incarnation()?);
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path)
-            .with_context(|| format!("cannot create {}; set TMPDIR to a writable directory", path.display()))
-            .code(ExitCode::Io)?;
-        Ok(Self { path })
-    }
-}
-
-impl Drop for PortDirectory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.path);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_port_file_is_read_whole_or_not() {
-        let ports = Some(("127.0.0.1:5".to_owned(), String::new()));
-        assert_eq!(parse_ports("control=127.0.0.1:5\nhttp=\n"), ports);
-        assert_eq!(parse_ports("control=127.0.0.1:5\n"), None);
-    }
 }

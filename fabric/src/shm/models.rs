@@ -175,47 +175,32 @@ fn a_bell_with_two_ringers_loses_no_wake() {
 /// A lease from its grant to the next one: the old peer copies, the owner closes its channel, and grants the cell to a new peer when
 /// `is_done` says that the fence is. Loom reports a copy of the old peer that meets one of the new peer.
 fn grant_to_another(is_done: impl Fn(&Consumer<Arc<Words>>) -> bool) {
-    // The rings that the owner reads, the one that it grants through to the new peer, and its memory.
-    let (old, new, grants, memory) = (Words::new(1), Words::new(1), Words::new(1), Words::new(1));
+    let (old, new) = (Words::new(1), Words::new(1));
     let (mut from_old, mut from_new) = (Consumer::new(old.clone()), Consumer::new(new.clone()));
-    let mut granted = Consumer::new(grants.clone());
-    let old_peer = {
+    // The owner's cell, which both peers have mapped.
+    let memory = new.clone();
+    let copies = |words: Arc<Words>, payload: u32| {
         let memory = memory.clone();
         thread::spawn(move || {
-            let mut producer = Producer::new(old);
+            let mut producer = Producer::new(words);
             if producer.enter() {
                 // SAFETY: loom's cell; being let in says that the cell is still granted.
-                memory.payload[0].with_mut(|cell| unsafe { *cell = 1 });
+                memory.payload[0].with_mut(|cell| unsafe { *cell = payload });
+                producer.publish(payload);
                 producer.leave();
             }
         })
     };
-    let new_peer = {
-        let memory = memory.clone();
-        thread::spawn(move || {
-            let mut producer = Producer::new(new);
-            while granted.pop().unwrap().is_none() {
-                thread::yield_now();
-            }
-            assert!(producer.enter());
-            // SAFETY: loom's cell; the grant says that nobody else writes it.
-            memory.payload[0].with_mut(|cell| unsafe { *cell = 100 });
-            producer.leave();
-            producer.publish(0);
-        })
-    };
+    let old_peer = copies(old, 1);
     from_old.close();
     while !is_done(&from_old) {
         thread::yield_now();
     }
-    Producer::new(grants).publish(0);
-    while from_new.pop().unwrap().is_none() {
-        thread::yield_now();
-    }
+    copies(new, 2).join().unwrap();
+    assert_eq!(from_new.pop(), Ok(Some(2)));
     // SAFETY: loom's cell; the notice says that the new peer is done with it.
-    assert_eq!(memory.payload[0].with(|cell| unsafe { *cell }), 100);
+    assert_eq!(memory.payload[0].with(|cell| unsafe { *cell }), 2);
     old_peer.join().unwrap();
-    new_peer.join().unwrap();
 }
 
 #[test]

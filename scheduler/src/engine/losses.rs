@@ -32,7 +32,7 @@ impl Engine {
         let id = death.member;
         let Some(member) = self.members.remove(&id) else { return };
         self.dead.add(member.incarnation);
-        self.changes.lost += 1;
+        self.changes.lose(id, &member);
         self.changes.promotion_ms = now_ms.saturating_sub(member.heard_ms);
         let epoch = self.epoch.next();
         let has_any = !self.declarations.shards.is_empty_at(id.rank);
@@ -112,7 +112,7 @@ impl Engine {
         let Some(member) = self.members.remove(&id) else { return };
         self.dead.add(member.incarnation);
         self.forget_coming(id.rank);
-        self.changes.lost += 1;
+        self.changes.lose(id, &member);
         if policy == WorkerLoss::Wait {
             let deadline_ms = now_ms.saturating_add(self.config.rejoin_ms);
             self.awaited.insert(id.rank, Awaited { deadline_ms, death: death.clone() });

@@ -568,7 +568,7 @@ impl Engine {
         let fresh = Self::new(self.config.clone(), self.started_ms);
         let fresh = if self.barriers.has_program() { fresh.with_program() } else { fresh };
         let epoch = self.epoch;
-        let (changes, dead) = (self.changes, std::mem::take(&mut self.dead));
+        let (changes, dead) = (self.changes.clone(), std::mem::take(&mut self.dead));
         let (checkpoints, last_checkpoint) = (self.checkpoints.woken(), self.last_checkpoint.take());
         let known = Self { changes, dead, checkpoints, last_checkpoint, ..fresh };
         *self = Self { phase: Phase::Rebuilding, epoch, rebuild, awake_ms: now_ms, ..known };

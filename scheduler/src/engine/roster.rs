@@ -3,6 +3,7 @@
 use super::member::Member;
 use super::shards::Servers;
 use super::{Command, Engine, Note, Phase, send};
+use daemon::status::FailedStatus;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, MemberId, Rank, Role};
 use proto_common::message::{self, FromScheduler};
 use proto_common::shard_map::MapChange;
@@ -12,6 +13,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const DEAD_MAX: usize = 4096;
 /// Decisions that follow from one another without an event in between; each makes progress, so this is never reached.
 const PLANS_MAX: usize = 64;
+
+/// Processes that status lists as failed.
+pub(super) const FAILED_LISTED_MAX: usize = 64;
 
 /// Lives that are over.
 #[derive(Debug, Default)]
@@ -36,10 +40,12 @@ impl Dead {
 }
 
 /// What has happened to the membership, for status and metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     pub(super) rosters: u64,
     pub(super) lost: u64,
+    /// The newest of those, the last one last.
+    pub(super) failed: Vec<FailedStatus>,
     pub(super) joined: u64,
     pub(super) rebuilt: u64,
     /// From the last sign of life of the server that died last to the decision who takes over.
@@ -47,6 +53,17 @@ pub(super) struct Changes {
     /// Servers that the job is to have: those of its start, with those that came and without those that were sent away. One that
     /// died counts until another one has its place.
     pub(super) servers: u32,
+}
+
+impl Changes {
+    /// A member was declared failed.
+    pub(super) fn lose(&mut self, id: MemberId, member: &Member) {
+        self.lost += 1;
+        if self.failed.len() == FAILED_LISTED_MAX {
+            self.failed.remove(0);
+        }
+        self.failed.push(FailedStatus { member: id, pid: member.pid, host: member.host.clone() });
+    }
 }
 
 impl Engine {

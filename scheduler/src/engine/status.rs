@@ -68,6 +68,7 @@ impl Engine {
             seeding_bytes: shards.seeds.values().map(|seed| seed.bytes).sum(),
             awaited: self.awaited.keys().copied().collect(),
             draining: self.servers().draining.into_iter().collect(),
+            failed: changes.failed.clone(),
         }
     }
 }

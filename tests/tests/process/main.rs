@@ -20,6 +20,7 @@ mod hostile;
 mod idle;
 mod input;
 mod kill;
+mod launched;
 mod mode_train;
 mod modes;
 mod notify;

@@ -1,5 +1,7 @@
 //! What deaths, returns and restarts mean, as lists of commands.
 
+use super::super::member::Member;
+use super::super::roster::{Changes, FAILED_LISTED_MAX};
 use super::*;
 use proto_common::error::DeathCause;
 use proto_common::message::{self, Coming, ROUNDS_PART_MAX, Resume, RoundsPart, WaitError};
@@ -158,8 +160,14 @@ fn without_a_worker_barriers_go_on_and_the_next_one_counts_from_where_servers_sa
     let group = NodeGroup::WORKERS;
     let barrier = ToScheduler::Barrier { request: 4, name: "b".into(), group, passed: 0, timeout_ms: 50 };
     assert!(rig.say(worker(0), barrier).is_empty());
+    let pid = rig.engine.members[&worker(1)].pid;
     let commands = quiet(rig.lose(worker(1)));
     assert_eq!(commands, [to(&[worker(0)], FromScheduler::Released { request: 4, result: Ok(()) })]);
+    let failed = rig.engine.status(rig.now_ms).recovery.failed;
+    assert_eq!(
+        failed.iter().map(|failed| (failed.member, failed.pid)).collect::<Vec<_>>(),
+        [(worker(1), pid)]
+    );
     let commands = rig.say_on(70, ToScheduler::Register(register(Role::Worker, 99)));
     let sent = messages(&commands);
     assert!(matches!(sent[0], FromScheduler::Welcome(welcome) if welcome.coming == Coming::Between));
@@ -533,4 +541,19 @@ fn the_next_scheduler_names_what_went_with_all_servers() {
     });
     let text = died.expect("nobody has the data any more");
     assert!(text.contains("tensors 7 (w)") && text.contains("there is no checkpoint"), "{text}");
+}
+
+#[test]
+fn the_newest_failures_are_listed() {
+    let (mut changes, member) = (Changes::default(), Member::departed(0));
+    for rank in 0..FAILED_LISTED_MAX as u32 {
+        changes.lose(server(rank), &member);
+    }
+    assert_eq!((changes.failed.len(), changes.failed[0].member), (FAILED_LISTED_MAX, server(0)));
+    changes.lose(worker(7), &member);
+    assert_eq!((changes.failed.len(), changes.failed[0].member), (FAILED_LISTED_MAX, server(1)));
+    assert_eq!(
+        (changes.lost, changes.failed.last().unwrap().member),
+        (FAILED_LISTED_MAX as u64 + 1, worker(7))
+    );
 }

@@ -85,7 +85,11 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         match room {
             Some(room) => {
                 let room = room.lend();
-                live.target = Some(room.all());
+                // What had too little room is not written any more.
+                if let Some(old) = live.target.replace(room.all()) {
+                    let links = self.links.iter().flatten();
+                    links.for_each(|link| self.queue.take_back(link.channel, &old, op));
+                }
                 live.state.make_room(room);
             }
             None => self.engine.give_up(op, bytes, &mut self.commands),

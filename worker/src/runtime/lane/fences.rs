@@ -132,7 +132,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         if !live.granted {
             return Fenced::answered();
         }
-        let pieces = live.state.lent();
+        let pieces = if live.lent == Lent::Write { live.state.lent() } else { Vec::new() };
         for span in pieces.iter().chain(&live.source).chain(&live.target) {
             for link in self.links.iter().flatten() {
                 self.queue.take_back(link.channel, span, op);

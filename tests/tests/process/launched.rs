@@ -12,8 +12,10 @@ use proto_common::ids::Role;
 use rustix::process::{Pid, Signal, kill_process};
 use std::time::Instant;
 
-/// Takes longer than a stopped process is silent, declared failed and ended.
-const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "20", "--batch", "8", "--seed", "7"];
+const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "10", "--batch", "8", "--seed", "7"];
+/// Some 90 steps an epoch then take 0.5 s on any machine, so that a process that is stopped in the third epoch is declared failed and
+/// ended in the middle of the training.
+const JITTER: [&str; 2] = ["--jitter-us", "8000"];
 const FLAGS: [&str; 13] = [
     "launch",
     "--servers=2",
@@ -42,7 +44,7 @@ impl Stopped {
     fn new(role: Role, more: &[&str]) -> Self {
         let mut command = Place::default().command("gradwire");
         command.args(FLAGS).args(more).args(["--", "gradwire-worker", "train"]).args(TRAIN);
-        let launcher = Process::start("gradwire launch", command.args(["--jitter-us", "2000"]));
+        let launcher = Process::start("gradwire launch", command.args(JITTER));
         let line = launcher.expect_line("status at http://", PATIENCE);
         let (_, http) = line.split_once("http://").unwrap();
         let http = http.trim_end().trim_end_matches("/status").to_owned();

@@ -29,8 +29,11 @@ pub(crate) struct Grants(
 );
 
 impl Grants {
-    /// The peer may reach the stretch. What is granted already stays so.
+    /// The peer may reach the stretch. What is granted already stays so; no bytes need no grant.
     pub(crate) fn add(&mut self, span: &Span, access: Access, lease: u64) {
+        if span.is_empty() {
+            return;
+        }
         let new = Grant { span: span.clone(), access, lease };
         let at = self.0.partition_point(|grant| grant.place() < new.place());
         let mut equal = self.0[at..].iter().take_while(|grant| grant.place() == new.place());
@@ -95,6 +98,8 @@ mod tests {
             !reaches(&grants, Access::Read, u64::MAX, 2) && !reaches(&grants, Access::Read, 100, u64::MAX)
         );
         assert!(grants.find(Access::Read, key + 1, 64, 1).is_err());
+        grants.add(&region.span(0, 0).unwrap(), Access::ReadWrite, 3);
+        assert_eq!(grants.0.len(), 2, "nobody would take back a grant of nothing");
         grants.remove(&region.all(), 7);
         assert!(!reaches(&grants, Access::Read, 128, 1) && reaches(&grants, Access::Read, 64, 1));
         let constant = Region::of_bytes(vec![0; 64]);

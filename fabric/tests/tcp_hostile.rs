@@ -19,7 +19,39 @@ over_both!(
     a_stream_that_ends_in_a_frame_is_a_peer_that_closed,
     what_was_sent_before_the_end_is_delivered_before_the_end,
     a_read_request_comes_out_as_frozen_bytes,
+    what_was_taken_back_is_not_reached_by_what_began_before,
 );
+
+/// The peer begins a write, or a read, says that it is done, and goes on with it: the memory is somebody else's by then.
+fn what_was_taken_back_is_not_reached_by_what_began_before(carrier: Carrier) {
+    for reads in [false, true] {
+        let (mut socket, mut end) = raw_peer(carrier, 8);
+        let memory = region(16 << 20);
+        let key = end.expose(&memory);
+        socket.write_all(&write(key, 0, 0, Some(8))).unwrap();
+        if reads {
+            // More than the sockets hold, and the peer takes none of it.
+            let read = Frame::ReadRequest { key: key.0, offset: 0, length: 16 << 20, id: 0 };
+            socket.write_all(&[&read.encode()[..], &write(key, 0, 0, Some(9))].concat()).unwrap();
+            end.until_received(9);
+        } else {
+            socket.write_all(&[write(key, 0, 64, Some(9)), vec![7; 10]].concat()).unwrap();
+            end.until_received(8);
+            while bytes_of(&memory, 9, 1) != [7] {
+                end.queue.wait(Duration::from_millis(5));
+                end.poll();
+            }
+        }
+        end.queue.take_back(end.channel, &memory.all(), 0);
+        memory.write(0, &[0xEE; 64]).unwrap();
+        // It may be closed already.
+        let _ = socket.write_all(&[7; 54]);
+        let reason = end.until_disconnected();
+        let named = |why: &String| why.contains("it said that it was done");
+        assert!(matches!(&reason, DisconnectReason::PeerMisbehaved(why) if named(why)), "{reason:?}");
+        assert_eq!(bytes_of(&memory, 0, 64), [0xEE; 64]);
+    }
+}
 
 fn write(key: RemoteKey, offset: u64, length: u64, immediate: Option<u32>) -> Vec<u8> {
     Frame::Write { key: key.0, offset, length, immediate }.encode().to_vec()

@@ -4,6 +4,7 @@
 
 use crate::status::get_status;
 use daemon::status::ClusterStatus;
+use proto_common::ids::Role;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -12,20 +13,21 @@ use tokio::time::Instant;
 /// Interval between looks at the scheduler's status, in milliseconds.
 const LOOK_MS: u64 = 1_000;
 
-/// A running server, by what the scheduler said of it.
-#[derive(Clone, Copy, Debug)]
+/// What is known of a running server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
-    Well,
+    /// The scheduler has not declared it failed.
+    NotFailed,
     /// It is listed as failed since then.
     Failed(Instant),
-    /// Its process id was listed before it was seen: that was another process.
-    Namesake,
+    /// Nothing is to be done: it was ended, or its process id was listed before it was seen, and so means an earlier process.
+    Settled,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Failed {
-    /// How long a server has to exit by itself after it was declared failed: one that runs writes its last words.
+    /// How long a server has to exit by itself after it was declared failed: a server that is not stopped logs why it ends.
     grace: Duration,
     /// What this host calls itself.
     host: Option<String>,
@@ -68,19 +70,25 @@ impl Failed {
     pub(super) fn due(&mut self, status: &ClusterStatus, running: &[u32], now: Instant) -> Vec<u32> {
         let failed = status.recovery.failed.iter();
         let here = failed.filter(|failed| failed.host.is_some() && failed.host == self.host);
+        let here = here.filter(|failed| failed.member.role == Role::Server);
         let declared: Vec<u32> = here.map(|failed| failed.pid).collect();
         self.seen.retain(|pid, _| running.contains(pid));
         for pid in running {
             let is_listed = declared.contains(pid);
-            let first = if is_listed { Seen::Namesake } else { Seen::Well };
+            let first = if is_listed { Seen::Settled } else { Seen::NotFailed };
             let seen = self.seen.entry(*pid).or_insert(first);
-            if is_listed && matches!(seen, Seen::Well) {
+            if is_listed && *seen == Seen::NotFailed {
                 *seen = Seen::Failed(now);
             }
         }
         let grace = self.grace;
         let is_due = |seen: &Seen| matches!(seen, Seen::Failed(since) if now - *since >= grace);
-        self.seen.iter().filter(|(_, seen)| is_due(seen)).map(|(pid, _)| *pid).collect()
+        let mut due = Vec::new();
+        for (pid, seen) in self.seen.iter_mut().filter(|(_, seen)| is_due(seen)) {
+            *seen = Seen::Settled;
+            due.push(*pid);
+        }
+        due
     }
 }
 
@@ -88,7 +96,7 @@ impl Failed {
 mod tests {
     use super::*;
     use daemon::status::FailedStatus;
-    use proto_common::ids::{MemberId, Rank, Role};
+    use proto_common::ids::{MemberId, Rank};
     use serde_json::json;
 
     fn status(failed: &[(u32, &str)]) -> ClusterStatus {
@@ -125,13 +133,14 @@ mod tests {
             [7],
             "a process of host b had id 8, and an earlier one had id 9"
         );
+        assert_eq!(look(&lost, &[7, 8, 9], 2 * grace), [0; 0], "it is ended once");
         assert_eq!(look(&lost, &[8, 9], 3 * grace), [0; 0], "7 has exited");
         assert_eq!(look(&lost, &[7, 8, 9], 4 * grace), [0; 0]);
         assert_eq!(look(&lost, &[7, 8, 9], 5 * grace), [0; 0], "this is a new process");
     }
 
     #[tokio::test]
-    async fn who_does_not_watch_hears_nothing() {
+    async fn without_a_watch_there_is_no_status() {
         let mut failed = Failed::new(Duration::ZERO);
         assert!(tokio::time::timeout(Duration::from_millis(10), failed.next()).await.is_err());
     }

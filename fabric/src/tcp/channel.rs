@@ -64,6 +64,8 @@ pub(super) struct Channel {
     pipe: Pipe,
     send_depth: usize,
     grants: Grants,
+    /// The peer was in the middle of something where it was not granted it any more.
+    is_revoked: bool,
     send: SendQueue,
     receiver: Receiver,
     reads: VecDeque<PendingRead>,
@@ -96,6 +98,7 @@ impl Channel {
             pipe,
             send_depth,
             grants: Grants::default(),
+            is_revoked: false,
             send: SendQueue::with_capacity(send_depth + READS_MAX),
             receiver: Receiver::new(),
             reads: VecDeque::with_capacity(READS_MAX),
@@ -163,8 +166,25 @@ impl Channel {
         Some(if output { input | EventFlags::OUT } else { input })
     }
 
-    pub(super) fn grants(&mut self) -> &mut Grants {
-        &mut self.grants
+    pub(super) fn lend(&mut self, span: &Span, access: Access, lease: u64) {
+        self.grants.add(span, access, lease);
+    }
+
+    /// Ends the channel if the peer is in the middle of a write there, or has a read there that is not answered: it had said that
+    /// it was done. Otherwise the rest would land in, or be sent of, what is somebody else's by then.
+    pub(super) fn take_back(&mut self, span: &Span, lease: u64) {
+        self.grants.remove(span, lease);
+        let reaches = |access, span: &Span| {
+            self.grants.find(access, span.region().id(), span.offset(), span.len()).is_ok()
+        };
+        let lands = self.receiver.written().is_none_or(|span| reaches(Access::ReadWrite, span));
+        let answers = self.answers_queued == 0 || self.send.answers().all(|span| reaches(Access::Read, span));
+        if !(lands && answers) {
+            self.receiver.abandon();
+            self.send.clear();
+            self.is_revoked = true;
+            self.try_input();
+        }
     }
 
     pub(super) fn post_write(&mut self, write: &Write<'_>) -> Result<(), PostError> {
@@ -248,6 +268,11 @@ impl Channel {
         budget: &mut Budget,
         completions: &mut Vec<Completion>,
     ) -> Result<(), DisconnectReason> {
+        if self.is_revoked {
+            return Err(misbehaved(
+                "it said that it was done with memory, and still wrote or read there".into(),
+            ));
+        }
         while !budget.is_spent() {
             match self.receiver.next().map_err(|e| misbehaved(e.to_string()))? {
                 Next::Landed(on_landed) => self.finish(on_landed, budget, completions),

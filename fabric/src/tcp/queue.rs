@@ -257,13 +257,13 @@ impl CompletionQueue for TcpQueue {
     }
 
     fn lend(&mut self, channel: ChannelId, span: &Span, access: Access, lease: u64) -> Result<(), PostError> {
-        self.channel(channel)?.grants().add(span, access, lease);
+        self.channel(channel)?.lend(span, access, lease);
         Ok(())
     }
 
     fn take_back(&mut self, channel: ChannelId, span: &Span, lease: u64) {
         if let Ok(channel) = self.channel(channel) {
-            channel.grants().remove(span, lease);
+            channel.take_back(span, lease);
         }
     }
 

@@ -73,6 +73,18 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
+    /// Where the peer is in the middle of a write.
+    pub(super) fn written(&self) -> Option<&Span> {
+        let landing =
+            self.landing.as_ref().filter(|landing| !matches!(landing.on_landed, OnLanded::ReadDone(_)));
+        landing.map(|landing| &landing.span)
+    }
+
+    /// The rest of a payload goes nowhere: the channel ends.
+    pub(super) fn abandon(&mut self) {
+        self.landing = None;
+    }
+
     pub(super) fn new() -> Self {
         Self { ahead: Box::new([0; AHEAD_BYTES]), start: 0, end: 0, landing: None, low_water: 1 }
     }

@@ -72,6 +72,15 @@ impl SendQueue {
         self.frames.push_back(Queued { header: frame.encode(), spans, on_sent });
     }
 
+    /// What is still to be sent in answer to reads of the peer.
+    pub(super) fn answers(&self) -> impl Iterator<Item = &Span> {
+        let mut spans = self.spans.iter();
+        self.frames.iter().flat_map(move |frame| {
+            let of_it: Vec<&Span> = spans.by_ref().take(frame.spans).collect();
+            of_it.into_iter().filter(|_| frame.on_sent == OnSent::Answered)
+        })
+    }
+
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
         self.frames.clear();

@@ -198,12 +198,12 @@ impl Raw {
 }
 
 fn is_filled(lane: &DataLane<LaneQueue>, grant: Grant, place: RemoteSpan, with: u8) -> bool {
-    let region = match grant {
-        Grant::Slot => lane.inbox.region(),
-        Grant::Spill | Grant::KeyBuffer => lane.storage.spill_cells().region(),
+    let memory = match grant {
+        Grant::Slot => lane.inbox.memory(),
+        Grant::Spill | Grant::KeyBuffer => lane.storage.spill_cells().memory(),
     };
     let mut bytes = vec![0; CHUNK_BYTES as usize];
-    region.read(place.offset, &mut bytes).unwrap();
+    memory.read(place.offset, &mut bytes).unwrap();
     bytes.iter().all(|byte| *byte == with)
 }
 

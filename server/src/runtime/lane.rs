@@ -394,10 +394,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.retry_backlogs()?;
         self.retry_servers()?;
         self.engine.flush(self.blocks.free(), &mut self.commands);
+        // First: a block that is free again may be lent to the same worker by the results.
+        self.take_key_buffers()?;
         self.execute();
         self.check()?;
         self.end_reads();
-        self.take_key_buffers()?;
         self.queue.flush();
         Ok(())
     }

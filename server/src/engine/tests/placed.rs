@@ -382,7 +382,7 @@ fn sixty_four_workers_that_are_stopped_hold_up_their_own_grants_only() {
     for (done, fence) in fences.into_iter().rev().enumerate() {
         let left = STOPPED as usize - done;
         assert_eq!(rig.engine.quarantined(), (slots / STOPPED as usize * left, left));
-        rig.engine.fenced(fence);
+        rig.engine.fenced(fence, fabric::Fenced::answered());
     }
     assert_eq!((rig.engine.quarantined(), rig.engine.fencing().count()), ((0, 0), 0));
     assert_eq!(rig.engine.credits().0 + rig.engine.credits_lent(), total);

@@ -156,7 +156,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     pub(in super::super) fn end(&mut self, error: &OpError, now_ms: u64) {
         self.failed.get_or_insert_with(|| error.clone());
         for server in 0..self.links.len() {
-            self.close(Rank(server as u32));
+            // A panic may have left the queue half done.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.close(Rank(server as u32))));
         }
         for (op, live) in &mut self.live {
             if !self.fences.ended.iter().any(|ended| ended.op == *op) {
@@ -170,11 +171,19 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// held for too long keep their buffers for good, because nobody will look at their fences again.
     pub(in super::super) fn tell_ended(&mut self, now_ms: u64) -> bool {
         // Callbacks may panic: whoever is behind them is told all the same.
-        while catch_unwind(AssertUnwindSafe(|| self.settle_fences(now_ms))).is_err() {}
-        if self.fences.ended.iter().any(|ended| !ended.is_told) {
+        let mut tries = self.live.len() + 1;
+        while tries > 0 && catch_unwind(AssertUnwindSafe(|| self.settle_fences(now_ms))).is_err() {
+            tries -= 1;
+        }
+        if tries > 0 && self.fences.ended.iter().any(|ended| !ended.is_told) {
             return true;
         }
-        self.live.drain().for_each(|(_, live)| std::mem::forget(live));
+        for (_, live) in self.live.drain() {
+            if let Some(error) = live.failure.clone() {
+                let _ = catch_unwind(AssertUnwindSafe(|| live.state.fail(error)));
+            }
+            std::mem::forget(live);
+        }
         false
     }
 }

@@ -299,8 +299,9 @@ pub fn channels_of_several_queues_are_told_apart_and_work_at_once<R: Rig>() {
             scope.spawn(move || {
                 let mut end = End::<R>::new(far, theirs[0]);
                 let expose = |id: &fabric::ChannelId| {
+                    let key = end.queue.expose(*id, &lent_there).unwrap();
                     end.queue.lend(*id, &lent_there.all(), Access::ReadWrite, 0).unwrap();
-                    end.queue.expose(*id, &lent_there).unwrap()
+                    key
                 };
                 told.send(theirs.iter().map(expose).collect::<Vec<_>>()).unwrap();
                 take_from_each(&mut end, &theirs, lane, BYTES, &lent_there);

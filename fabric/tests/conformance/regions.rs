@@ -52,7 +52,8 @@ pub fn a_region_costs_what_is_touched_of_it<R: Rig>() {
     let huge = PeerWritable::allocate(GIB as usize, &name).unwrap();
     let (mut a, mut b) = pair::<R>();
     let started = Instant::now();
-    b.grant(&huge);
+    let named = b.expose(&huge);
+    b.notify(u32::try_from(named.0).unwrap());
     let key = a.granted();
     report(&format!("{}: 1 GiB exposed, none of it touched", R::NAME), "no fault, granted", started);
     let source = filled(2, 4096);
@@ -67,6 +68,9 @@ pub fn a_region_costs_what_is_touched_of_it<R: Rig>() {
     }
     // As what is sent from, too.
     let far = huge.span(GIB - 4096, 4096).unwrap();
+    b.queue.lend(b.channel, &huge.span(1 << 20, 4096).unwrap(), Access::ReadWrite, 0).unwrap();
+    b.notify(8);
+    assert_eq!(a.next_with(&mut b), CompletionKind::Received { immediate: 8 });
     a.write_patiently(&[far], at(key, 1 << 20), Some(9), None);
     assert_eq!(b.next_with(&mut a), CompletionKind::Received { immediate: 9 });
     let resident = resident_bytes(&name);

@@ -148,6 +148,12 @@ pub trait CompletionQueue: Send {
         Ok(())
     }
 
+    /// Makes a part of an exposed region reachable before parts of it are lent, where that takes a message to the peer (verbs
+    /// sends the keys of its pieces). It grants nothing.
+    fn open(&mut self, _channel: ChannelId, _span: &Span) -> Result<(), PostError> {
+        Ok(())
+    }
+
     /// What was lent to the peer under this name, and begins in the part, is not the peer's any more: it has said that it does
     /// not use it.
     fn take_back(&mut self, _channel: ChannelId, _span: &Span, _lease: u64) {}

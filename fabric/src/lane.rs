@@ -235,6 +235,13 @@ impl CompletionQueue for LaneQueue {
         }
     }
 
+    fn open(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
+        match route(channel) {
+            Route::Verbs(channel) => self.verbs()?.lend(channel, span, Access::ReadWrite, 0),
+            Route::Shm(_) | Route::Tcp(_) => Ok(()),
+        }
+    }
+
     #[inline]
     fn take_back(&mut self, channel: ChannelId, span: &Span, lease: u64) {
         if let Route::Tcp(channel) = route(channel) {

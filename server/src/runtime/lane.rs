@@ -297,7 +297,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return refuse(&mut self.queue, "its rank is out of range".into());
         }
         let in_place = self.queue.reads_in_place(channel);
-        let region = match self.queue.expose(channel, self.inbox.memory()) {
+        let inbox_key = self.queue.expose(channel, self.inbox.memory());
+        let region = match inbox_key
+            .and_then(|key| self.queue.open(channel, &self.inbox.memory().all()).map(|()| key))
+        {
             Ok(key) => key.0,
             Err(error) => {
                 let reason = self.queue.explain(error);

@@ -309,9 +309,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
         };
         let grants = self.engine.peer_up(rank, incarnation, &inbox.grants, in_place, &mut self.commands);
         self.links[place] = Some(Link::new(channel, inbox, in_place));
-        if let Err(error) = self.lend_slots(channel, &grants) {
+        if let Err(error) = self.lend_slots(rank, &grants) {
+            let reason = self.queue.explain(error);
             self.detach(rank);
-            return Err(LaneError::Attach { rank, reason: error.to_string() });
+            return Err(LaneError::Attach { rank, reason });
         }
         self.ranks.insert(channel, rank);
         self.flight.peer(Kind::ChannelUp, rank);
@@ -319,12 +320,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(InboxGrant { region, offset: 0, slot_bytes: self.inbox.cell_bytes(), grants })
     }
 
-    /// The worker at the other end may write each of these slots, once.
-    pub(super) fn lend_slots(&mut self, channel: ChannelId, grants: &[SlotGrant]) -> Result<(), LaneError> {
-        for grant in grants {
-            self.queue.lend(channel, &self.inbox.span(grant.slot)?, Access::ReadWrite, 0)?;
-        }
-        Ok(())
+    /// The worker may write each of these slots, once.
+    pub(super) fn lend_slots(&mut self, rank: Rank, grants: &[SlotGrant]) -> Result<(), PostError> {
+        let Some(Some(link)) = self.links.get(rank.0 as usize) else { return Ok(()) };
+        grants.iter().try_for_each(|grant| {
+            let slot = self.inbox.span(grant.slot).map_err(|_| PostError::RemoteAccess)?;
+            self.queue.lend(link.channel, &slot, Access::ReadWrite, 0)
+        })
     }
 
     /// It has written the slot, or does not need it: from now on it may not write there.

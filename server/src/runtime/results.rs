@@ -29,18 +29,19 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let header = self.header(peer, sequence);
         let grants_buffers = results.iter().any(|result| result.block.status == Status::Granted);
         let key = if grants_buffers { self.lend_spill(peer, results) } else { None };
-        let weights_key = if results.iter().any(|result| result.block.view) {
-            match self.show_weights(peer) {
-                Ok(key) => Some(key),
-                Err(error) => {
-                    let reason = format!("it cannot be shown weights where they lie: {error}");
-                    self.blocks.give(block);
-                    self.expel(peer, &reason);
-                    return Ok(());
-                }
+        let shows = results.iter().any(|result| result.block.view);
+        let granted = self.lend_slots(peer, grants);
+        let granted = granted.and_then(|()| if shows { self.show_weights(peer).map(Some) } else { Ok(None) });
+        let weights_key = match granted {
+            Ok(key) => key,
+            // Of this worker alone: the others' rounds go on.
+            Err(error) => {
+                let reason =
+                    format!("it cannot be granted what its results name: {}", self.queue.explain(error));
+                self.blocks.give(block);
+                self.expel(peer, &reason);
+                return Ok(());
             }
-        } else {
-            None
         };
         let storage = &self.storage;
         // As for what workers grant: the engine names a block, and here it gets its place. Without a key there is no
@@ -60,9 +61,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let calls = &self.calls;
         let is_kept = |call| calls.reply_prefix(call).is_some();
         let bytes = encode_results(&mut self.prefix, header, (results, is_kept), grants, place);
-        if let Some(link) = self.links.get(peer.0 as usize).and_then(Option::as_ref) {
-            self.lend_slots(link.channel, grants)?;
-        }
         self.blocks.write(block, 0, &self.prefix[..bytes])?;
         let mut end = bytes as u64;
         for result in results {

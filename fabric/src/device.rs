@@ -28,7 +28,7 @@ pub enum Order {
     /// posted before it.
     #[default]
     Posted,
-    /// Any order, as on EFA's SRD. The driver numbers its writes, and its receiving side counts them before it believes a
+    /// Any order, as on EFA's SRD. The driver numbers its writes, and its receiving side counts them before it delivers a
     /// notice. A read may miss the writes that were posted before it, until they have completed.
     Any,
 }
@@ -154,8 +154,7 @@ pub trait CompletionQueue: Send {
         Ok(())
     }
 
-    /// What was lent to the peer under this name, and begins in the part, is not the peer's any more: it has said that it does
-    /// not use it.
+    /// Ends the grants with this name that begin in the part. The peer must have said that it no longer uses them.
     fn take_back(&mut self, _channel: ChannelId, _span: &Span, _lease: u64) {}
 
     /// The reason of the last call that returned [`PostError::Unregistered`]; returned once.

@@ -1,5 +1,5 @@
 //! The order of a channel's notices where the transport gives none ([`Order::Any`](crate::Order::Any)): every write is counted
-//! before its notice is believed. Such a driver numbers the writes of a channel as they are posted, and each brings its
+//! before its notice is delivered. Such a driver numbers the writes of a channel as they are posted, and each brings its
 //! number to the receiver, as immediate data does. The gate of the receiver hands over a notice once all writes with lower
 //! numbers have arrived. Without it, a result could be announced before the weights that were posted ahead of it have
 //! landed, and a worker would train on half of them. It must not do I/O, and knows nothing of what notices mean.

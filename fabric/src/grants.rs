@@ -45,15 +45,9 @@ impl Grants {
     /// The grants of a lease that begin in the stretch end.
     pub(crate) fn remove(&mut self, span: &Span, lease: u64) {
         let region = span.region().id();
-        let mut at = self.0.partition_point(|grant| grant.place() < (region, span.offset()));
-        let end = (region, span.offset() + span.len());
-        while self.0.get(at).is_some_and(|grant| grant.place() < end) {
-            if self.0[at].lease == lease {
-                self.0.remove(at);
-            } else {
-                at += 1;
-            }
-        }
+        let first_from = |offset| self.0.partition_point(|grant| grant.place() < (region, offset));
+        let within = first_from(span.offset())..first_from(span.offset() + span.len());
+        self.0.extract_if(within, |grant| grant.lease == lease).for_each(drop);
     }
 
     /// The stretch, if one grant covers it. Or why it is refused.

@@ -237,7 +237,7 @@ impl CompletionQueue for LaneQueue {
 
     fn open(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
         match route(channel) {
-            Route::Verbs(channel) => self.verbs()?.lend(channel, span, Access::ReadWrite, 0),
+            Route::Verbs(channel) => self.verbs()?.open(channel, span),
             Route::Shm(_) | Route::Tcp(_) => Ok(()),
         }
     }

@@ -198,7 +198,7 @@ pub struct State {
     pub(crate) decided: BTreeMap<Epoch, Place>,
     /// An epoch was decided twice.
     pub(crate) torn: bool,
-    /// Which cells of whose memory are granted, and to whom.
+    /// The member that each granted cell is granted to, by the cell's owner and number.
     pub(crate) grants: BTreeMap<(Member, u8), Member>,
     pub(crate) copies: BTreeSet<Copy>,
     /// A late copy landed in memory that was granted again.

@@ -399,13 +399,8 @@ impl Storage {
             chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
         let coded = !stored.codec.is_plain();
         let bytes = if coded { stored.codec.encoded_bytes(stored.elements()) } else { stored.now };
-        match find((inbox, spill, records), from, view)? {
-            Place::Memory { memory, at } => spill.memory.copy(spill.start(to), memory, at, bytes as u64)?,
-            Place::View(view) => view.slice(0, bytes as u64)?.copy_to(&spill.memory, spill.start(to))?,
-            // What is decoded is added up at once.
-            Place::Decoded(numbers) => spill.memory.write(spill.start(to), numbers)?,
-        }
-        Ok(())
+        let from = find((inbox, spill, records), from, view)?;
+        Ok(from.copy_to(&spill.memory, spill.start(to), bytes as u64)?)
     }
 
     /// Where a payload is read to.

@@ -113,8 +113,7 @@ impl End {
     fn take(&mut self, setup: fabric::ChannelSetup) -> anyhow::Result<()> {
         let channel = self.queue.attach(setup)?;
         let name = self.queue.expose(channel, &self.memory)?;
-        let whole = self.memory.span(0, self.memory.len() as u64)?;
-        self.queue.lend(channel, &whole, Access::ReadWrite, 0)?;
+        self.queue.lend(channel, &self.memory.all(), Access::ReadWrite, 0)?;
         self.queue.post_write(channel, &notice(u32::try_from(name.0)?))?;
         self.queue.flush();
         // Both, as ours does not leave before the peer is ready, and only while this end polls.

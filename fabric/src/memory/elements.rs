@@ -39,9 +39,17 @@ impl<N> Clone for Numbers<'_, N> {
 impl<N> Copy for Numbers<'_, N> {}
 
 impl<'a, N: Number> Numbers<'a, N> {
-    pub(super) fn within(mapping: &'a Mapping, offset: u64, count: usize) -> Result<Self, OutOfBounds> {
+    /// Of a stretch of the mapping, given by its offset and bytes, those that begin so far into it.
+    #[inline]
+    pub(super) fn within(
+        mapping: &'a Mapping,
+        (start, stretch_bytes): (u64, u64),
+        offset: u64,
+        count: usize,
+    ) -> Result<Self, OutOfBounds> {
         let bytes = (count as u64).saturating_mul(size_of::<N>() as u64);
-        let start = mapping.at(offset, bytes)?.cast_const().cast();
+        OutOfBounds::unless_within(offset, bytes, stretch_bytes)?;
+        let start = mapping.at(start + offset, bytes)?.cast_const().cast();
         Ok(Self { start, len: count, mapping: PhantomData })
     }
 

@@ -1,6 +1,6 @@
-//! Memory that peers may write, and the proof that they do not any more. It is one of two types: [`Exclusive`] memory is
-//! sliced, and this process alone writes it. [`PeerWritable`] memory is copied from and to, byte by byte, and never sliced: a
-//! peer may write it at any time, and a Rust reference promises that nobody does.
+//! Memory that peers may write, and the proof that they no longer do. There are two types: [`Exclusive`] memory is sliced, and
+//! only this process writes it. [`PeerWritable`] memory is copied from and to, and never sliced: a peer may write it at any
+//! time, and a Rust reference promises that nobody does.
 //!
 //! ```text
 //!            lend                          the fence is done, or the peer has answered
@@ -39,15 +39,15 @@ use crate::error::FabricError;
 use std::ops::Deref;
 
 /// Nobody else reaches the memory any more. It is made by [`CompletionQueue::fence`](crate::CompletionQueue::fence), where a
-/// channel has ended, and for a channel that lives by the peer's answer.
+/// channel has ended. While a channel is open, the peer's answer takes its place.
 #[derive(Debug)]
 #[must_use]
 pub struct Fenced(());
 
 impl Fenced {
-    /// For memory that was granted over channels that live, or not at all: all peers that were granted it have answered that
-    /// they are done. Over tcp what they were lent must have been taken back, so that a peer that lies is refused. Over shared
-    /// memory and verbs peers are believed; `docs/security.md` says what that means.
+    /// For memory that was granted over open channels, or not at all: each peer that was granted it has answered that it is
+    /// done. Over tcp the caller must have taken the grants back, so that the driver refuses a peer that goes on. Over shared
+    /// memory and verbs peers are trusted; `docs/security.md` says what that means.
     pub fn answered() -> Self {
         Self(())
     }

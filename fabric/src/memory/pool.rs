@@ -175,7 +175,7 @@ impl Exclusive {
         let _ = from.read(0, &mut self[..bytes]);
     }
 
-    /// Peers may write it from here on. Whoever has it back has the proof that they do not any more.
+    /// From now on peers may write it, and nobody slices it, until [`PeerWritable::take_back`].
     #[must_use]
     pub fn lend(self) -> PeerWritable {
         PeerWritable(self)
@@ -183,9 +183,7 @@ impl Exclusive {
 
     /// The `count` numbers from `offset` bytes on, for code that reads them of lent memory, too.
     pub fn numbers<N: Number>(&self, offset: u64, count: usize) -> Result<Numbers<'_, N>, OutOfBounds> {
-        let bytes = (count as u64).saturating_mul(size_of::<N>() as u64);
-        OutOfBounds::unless_within(offset, bytes, self.bytes)?;
-        Numbers::within(self.region().mapping(), self.offset + offset, count)
+        Numbers::within(self.region().mapping(), (self.offset, self.bytes), offset, count)
     }
 
     /// The stretch, for work requests. Whoever posts it must not write the buffer until it completes;

@@ -1,7 +1,8 @@
 //! A region: memory that drivers register and peers may be granted, allocated by the library (a sealed memfd,
 //! mapped shared) or adopted from whoever owns it. Its bytes are reached by raw copies with a bounds check, never
 //! by a reference, because a peer may write them at any time, and only here: parts for this process alone are handed out by
-//! the [pool](super::Pool), parts that peers write are [`PeerWritable`](super::PeerWritable), and adopted memory by the [user buffer](super::UserBuffer) over it.
+//! the [pool](super::Pool), parts that peers write are [`PeerWritable`](super::PeerWritable), and adopted memory is handed out
+//! by the [user buffer](super::UserBuffer) over it.
 
 use crate::error::{FabricError, PostError};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};

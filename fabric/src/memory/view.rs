@@ -115,12 +115,8 @@ impl View {
     /// Copies all of it into memory that peers write.
     pub fn copy_to(&self, to: &PeerWritable, offset: u64) -> Result<(), OutOfBounds> {
         let to = to.span(offset, self.bytes)?;
-        self.copy_within(to.region(), to.offset())
-    }
-
-    fn copy_within(&self, region: &Region, offset: u64) -> Result<(), OutOfBounds> {
         let from = self.mapping().at(self.offset, self.bytes)?;
-        let to = region.writable_at(offset, self.bytes)?;
+        let to = to.region().writable_at(to.offset(), self.bytes)?;
         // SAFETY: both stretches lie in live mappings (checked), which may be one and then may overlap. Nobody has a
         // reference into memory that peers write. Needed so that a contribution in a peer's memory is copied once.
         unsafe { std::ptr::copy(from.cast_const(), to, self.bytes as usize) };
@@ -130,9 +126,7 @@ impl View {
     /// The `count` numbers from `offset` bytes on.
     #[inline]
     pub fn numbers<N: Number>(&self, offset: u64, count: usize) -> Result<Numbers<'_, N>, OutOfBounds> {
-        let bytes = (count as u64).saturating_mul(size_of::<N>() as u64);
-        OutOfBounds::unless_within(offset, bytes, self.bytes)?;
-        Numbers::within(self.mapping(), self.offset + offset, count)
+        Numbers::within(self.mapping(), (self.offset, self.bytes), offset, count)
     }
 }
 

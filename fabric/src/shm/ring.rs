@@ -54,7 +54,7 @@ pub(crate) struct Producer<M> {
     head: u32,
     /// No space was found and nobody was told of any since.
     waits: bool,
-    /// A stretch goes on until `release`, whatever else begins and ends meanwhile.
+    /// The producer stays busy until `release`, also when a shorter copy ends.
     is_held: bool,
 }
 
@@ -129,7 +129,7 @@ impl<M: RingMemory> Producer<M> {
         !self.is_held && self.memory.closed().load(Ordering::Relaxed) != 0
     }
 
-    /// The stretch that `enter` has just opened goes on until `release`.
+    /// The producer stays busy until `release`, and not only until `leave`. Call it after `enter`.
     pub(crate) fn hold(&mut self) {
         self.is_held = true;
     }

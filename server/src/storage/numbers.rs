@@ -36,6 +36,18 @@ impl<'a> Place<'a> {
         }
     }
 
+    /// Copies the first bytes into memory that peers write.
+    pub(super) fn copy_to(self, to: &PeerWritable, offset: u64, bytes: u64) -> Result<(), OutOfBounds> {
+        match self {
+            Self::Memory { memory, at } => to.copy(offset, memory, at, bytes),
+            Self::Decoded(numbers) => {
+                OutOfBounds::unless_within(0, bytes, numbers.len() as u64)?;
+                to.write(offset, &numbers[..bytes as usize])
+            }
+            Self::View(view) => view.slice(0, bytes)?.copy_to(to, offset),
+        }
+    }
+
     /// The first numbers, where they lie.
     pub(super) fn numbers<N: Number>(self, count: usize) -> Result<Numbers<'a, N>, OutOfBounds> {
         match self {

@@ -510,7 +510,7 @@ fn refuse(message: &ToScheduler, reason: &str, shared: &Mutex<Shared>) {
         | ToScheduler::ChangeRule { request, .. }
         | ToScheduler::SaveCheckpoint { request, .. }
         | ToScheduler::Barrier { request, .. } => *request,
-        // Nobody waits for an answer to these; messages between programs have a queue of their own.
+        // No caller waits for an answer to these. `daemon::post` answers for messages between programs.
         ToScheduler::Register(_)
         | ToScheduler::Heartbeat(_)
         | ToScheduler::LinksReady

@@ -95,7 +95,7 @@ pub struct LaneDriver<Q> {
     blocks: Blocks,
     prefix: Box<[u8]>,
     payload: Box<[u8]>,
-    reader_of_spans: SpanReader,
+    span_reader: SpanReader,
     gather: Vec<Span>,
     reader: BatchReader,
     commands: Commands,
@@ -127,7 +127,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             blocks: Blocks::new(PREFIXES_PER_LANE, TABLE_BYTES_MAX as u64, "gradwire-prefixes")?,
             prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),
             payload: vec![0; RESULT_SLOT_BYTES as usize].into_boxed_slice(),
-            reader_of_spans: SpanReader::new(RESULT_SLOT_BYTES as usize),
+            span_reader: SpanReader::new(RESULT_SLOT_BYTES as usize),
             gather: Vec::new(),
             reader: BatchReader::default(),
             commands: Commands::default(),
@@ -448,7 +448,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         if let Some((PostError::Unregistered, why)) = &refusal
             && was_ready
         {
-            // Ours, and no server's: a new channel would not mend it.
+            // This process cannot register the memory. It could not over a new channel, either.
             self.unregistered.get_or_insert_with(|| why.clone());
         }
         // What was refused is the reason, also if the channel has ended since.

@@ -4,7 +4,7 @@
 
 use fabric::{
     Access, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, DisconnectReason,
-    LaneQueue, PeerWritable, PostError, RemoteKey, RemoteSpan, Span, Write,
+    LaneQueue, PeerWritable, PostError, RemoteKey, RemoteSpan, Write,
 };
 use std::time::{Duration, Instant};
 
@@ -99,12 +99,10 @@ impl End {
         let ours = PeerWritable::allocate(REGION_BYTES as usize, "gradwire-doctor-ours").map_err(said)?;
         let lent = PeerWritable::allocate(REGION_BYTES as usize, "gradwire-doctor-lent").map_err(said)?;
         for region in [&ours, &lent] {
-            queue.prepare(&whole(region)?).map_err(said)?;
+            queue.prepare(&region.all()).map_err(said)?;
         }
         let key = queue.expose(channel, &lent).map_err(|error| refused(&mut queue, error))?;
-        queue
-            .lend(channel, &whole(&lent)?, Access::ReadWrite, 0)
-            .map_err(|error| refused(&mut queue, error))?;
+        queue.lend(channel, &lent.all(), Access::ReadWrite, 0).map_err(|error| refused(&mut queue, error))?;
         queue.flush();
         Ok(Self { queue, channel, side, patience, ours, lent, key, inbox: Vec::new(), under_way: 0 })
     }
@@ -278,10 +276,6 @@ impl End {
         }
         Ok(came)
     }
-}
-
-fn whole(region: &PeerWritable) -> Result<Span, String> {
-    region.span(0, region.len() as u64).map_err(|error| error.to_string())
 }
 
 fn refused(queue: &mut LaneQueue, error: PostError) -> String {

@@ -434,6 +434,10 @@ impl CompletionQueue for VerbsQueue {
         _access: Access,
         _lease: u64,
     ) -> Result<(), PostError> {
+        self.open(channel, span)
+    }
+
+    fn open(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
         let at = self.at(channel)?;
         if !self.channels[at].exposed.contains_key(&span.region().id()) {
             return Err(PostError::RemoteAccess);

@@ -84,13 +84,12 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let room = self.pool.as_ref().and_then(|pool| pool.allocate(bytes).ok());
         match room {
             Some(room) => {
-                let room = room.lend();
-                // What had too little room is not written any more.
+                let (room, state) = (room.lend(), live.state.clone());
+                // A server that had too little room has said so, and writes there no more.
                 if let Some(old) = live.target.replace(room.all()) {
-                    let links = self.links.iter().flatten();
-                    links.for_each(|link| self.queue.take_back(link.channel, &old, op));
+                    self.end_grants(op, &old);
                 }
-                live.state.make_room(room);
+                state.make_room(room);
             }
             None => self.engine.give_up(op, bytes, &mut self.commands),
         }

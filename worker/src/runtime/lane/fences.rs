@@ -5,7 +5,7 @@
 
 use super::{LaneDriver, Live};
 use crate::error::OpError;
-use fabric::{ChannelId, CompletionQueue, Fence, Fenced};
+use fabric::{ChannelId, CompletionQueue, Fence, Fenced, Span};
 use proto_common::batch::OpKind;
 use proto_common::ids::Rank;
 use proto_common::plan::Placement;
@@ -127,18 +127,23 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
-    /// All servers have answered, or their channels have ended: nobody reaches the operation's memory any more.
+    /// Ends an operation's grants: each server has answered, or its channel has ended.
     fn take_back(&mut self, op: u64, live: &Live) -> Fenced {
         if !live.granted {
             return Fenced::answered();
         }
         let pieces = if live.lent == Lent::Write { live.state.lent() } else { Vec::new() };
         for span in pieces.iter().chain(&live.source).chain(&live.target) {
-            for link in self.links.iter().flatten() {
-                self.queue.take_back(link.channel, span, op);
-            }
+            self.end_grants(op, span);
         }
         Fenced::answered()
+    }
+
+    /// No server may reach the span for this operation any more.
+    pub(super) fn end_grants(&mut self, op: u64, span: &Span) {
+        for link in self.links.iter().flatten() {
+            self.queue.take_back(link.channel, span, op);
+        }
     }
 
     fn finish(&mut self, op: u64, version: u64) {
@@ -170,7 +175,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// Tells those whose buffers no server reaches any more. False when nobody is left to be told: operations that a server has
     /// held for too long keep their buffers for good, because nobody will look at their fences again.
     pub(in super::super) fn tell_ended(&mut self, now_ms: u64) -> bool {
-        // Callbacks may panic: whoever is behind them is told all the same.
+        // A callback may panic. The operations after it in the list are told all the same.
         let mut tries = self.live.len() + 1;
         while tries > 0 && catch_unwind(AssertUnwindSafe(|| self.settle_fences(now_ms))).is_err() {
             tries -= 1;

@@ -26,7 +26,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     ) -> Result<(), LaneError> {
         let mut header = self.header(server, wanted, sequence);
         if self.links.get(server.0 as usize).and_then(Option::as_ref).is_some_and(|link| link.sums) {
-            header.payload_checksum = payload_sum(&self.live, &mut self.reader_of_spans, parts)?;
+            header.payload_checksum = payload_sum(&self.live, &mut self.span_reader, parts)?;
         }
         let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
         let (Some(inbox), Some(block)) = (&link.inbox, self.blocks.take()) else { return Ok(()) };

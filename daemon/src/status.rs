@@ -174,8 +174,8 @@ pub struct FailedStatus {
     pub member: MemberId,
     /// Operating system process id; 0 of one that had not come to this scheduler.
     pub pid: u32,
-    /// What its host calls itself.
-    pub host: Option<String>,
+    /// Boot id and network namespace of its host, which tell it from other hosts; none of one that had not come to this scheduler.
+    pub host_identity: Option<String>,
 }
 
 /// One member.

@@ -29,7 +29,7 @@ enum Seen {
 pub(super) struct Failed {
     /// How long a server has to exit by itself after it was declared failed: a server that is not stopped logs why it ends.
     grace: Duration,
-    /// What this host calls itself.
+    /// Tells this host from others.
     host: Option<String>,
     statuses: Option<mpsc::Receiver<ClusterStatus>>,
     /// By process id.
@@ -38,7 +38,7 @@ pub(super) struct Failed {
 
 impl Failed {
     pub(super) fn new(grace: Duration) -> Self {
-        Self { grace, host: daemon::host::name(), statuses: None, seen: BTreeMap::new() }
+        Self { grace, host: daemon::host::host_identity().ok(), statuses: None, seen: BTreeMap::new() }
     }
 
     /// Begins to ask the scheduler at this HTTP address. In a task of its own: a scheduler that does not answer delays nothing.
@@ -69,7 +69,8 @@ impl Failed {
     /// Which of these processes of this host are to be ended now. Process ids of other hosts mean other processes.
     pub(super) fn due(&mut self, status: &ClusterStatus, running: &[u32], now: Instant) -> Vec<u32> {
         let failed = status.recovery.failed.iter();
-        let here = failed.filter(|failed| failed.host.is_some() && failed.host == self.host);
+        let here =
+            failed.filter(|failed| failed.host_identity.is_some() && failed.host_identity == self.host);
         let here = here.filter(|failed| failed.member.role == Role::Server);
         let declared: Vec<u32> = here.map(|failed| failed.pid).collect();
         self.seen.retain(|pid, _| running.contains(pid));
@@ -105,7 +106,7 @@ mod tests {
             .map(|(pid, host)| FailedStatus {
                 member: MemberId { role: Role::Server, rank: Rank(0) },
                 pid: *pid,
-                host: Some((*host).to_owned()),
+                host_identity: Some((*host).to_owned()),
             })
             .collect();
         let rest = json!({

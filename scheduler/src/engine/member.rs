@@ -21,6 +21,8 @@ pub(super) struct Member {
     pub(super) data_address: Option<String>,
     pub(super) http_address: Option<String>,
     pub(super) host: Option<String>,
+    /// Tells its host from others, whatever they call themselves.
+    pub(super) host_identity: Option<String>,
     /// When it last said anything.
     pub(super) heard_ms: u64,
     pub(super) report: MemberReport,
@@ -48,6 +50,7 @@ impl Member {
             data_address: register.data_address,
             http_address: register.http_address,
             host: register.host,
+            host_identity: Some(register.offer.host),
             heard_ms: now_ms,
             report: MemberReport::default(),
             report_ms: None,
@@ -80,6 +83,7 @@ impl Member {
             data_address: None,
             http_address: None,
             host: None,
+            host_identity: None,
             heard_ms: now_ms,
             report: MemberReport::default(),
             report_ms: None,

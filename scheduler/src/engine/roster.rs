@@ -62,7 +62,11 @@ impl Changes {
         if self.failed.len() == FAILED_LISTED_MAX {
             self.failed.remove(0);
         }
-        self.failed.push(FailedStatus { member: id, pid: member.pid, host: member.host.clone() });
+        self.failed.push(FailedStatus {
+            member: id,
+            pid: member.pid,
+            host_identity: member.host_identity.clone(),
+        });
     }
 }
 

@@ -69,6 +69,8 @@ struct Raw {
     life: Incarnation,
     grant: InboxGrant,
     inbox: PeerWritable,
+    /// Batches that it has sent.
+    sent: u8,
 }
 
 impl Raw {
@@ -90,7 +92,7 @@ impl Raw {
         let grants = vec![SlotGrant { slot: 0, generation: 1 }];
         let results = WorkerInbox { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants };
         let grant = lane.attach(rank, life, ours, results).unwrap();
-        Self { queue, channel, rank, life, grant, inbox }
+        Self { queue, channel, rank, life, grant, inbox, sent: 0 }
     }
 
     fn grants(&self) -> Vec<SlotGrant> {
@@ -112,64 +114,84 @@ impl Raw {
         }
     }
 
-    /// Announces a contribution, in its only slot, and hears what it is granted for it.
+    /// Announces a contribution to chunk 0, and hears what it is granted for it.
     fn ask(&mut self, keep: bool, lane: &mut DataLane<LaneQueue>) -> Option<RemoteSpan> {
-        let (slot, place) = (*self.grants().first()?, self.slot()?);
-        let prefix = Region::of_bytes(self.announcement(keep));
-        let notice = Some(Notice::Batch(slot).to_wire());
-        self.write(&prefix.all(), place, notice);
-        let (mut seen, deadline) = (Vec::new(), Instant::now() + SOON);
-        while seen.is_empty() {
-            assert!(Instant::now() < deadline, "it is not answered");
-            lane.step(1).unwrap();
-            self.queue.flush();
-            self.queue.poll(&mut seen);
-        }
-        let mut bytes = vec![0; RESULT_SLOT_BYTES as usize];
-        self.inbox.read(0, &mut bytes).unwrap();
-        let (mut reader, length) = (BatchReader::default(), prefix_bytes(&bytes[..HEADER_BYTES]).unwrap());
-        reader.read(&bytes[..length], RESULT_SLOT_BYTES).unwrap();
-        assert_eq!(reader.blocks[0].status, Status::Granted);
-        let landing = reader.blocks[0].landing?;
-        Some(RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset })
+        self.send(&[(0, OpKind::Push, BlockData::Announced { keep })], lane)
     }
 
-    fn announcement(&self, keep: bool) -> Vec<u8> {
+    /// Sends a batch of one operation a chunk in its next slot. What the one that is announced is granted.
+    fn send(
+        &mut self,
+        blocks: &[(u32, OpKind, BlockData)],
+        lane: &mut DataLane<LaneQueue>,
+    ) -> Option<RemoteSpan> {
+        let (slot, place) = (*self.grants().first()?, self.slot()?);
+        self.sent += 1;
+        let prefix = Region::of_bytes(self.batch(blocks));
+        let notice = Some(Notice::Batch(slot).to_wire());
+        self.write(&prefix.all(), place, notice);
+        let deadline = Instant::now() + SOON;
+        loop {
+            let mut seen = Vec::new();
+            while seen.is_empty() {
+                assert!(Instant::now() < deadline, "it is not answered");
+                lane.step(1).unwrap();
+                self.queue.flush();
+                self.queue.poll(&mut seen);
+            }
+            let mut bytes = vec![0; RESULT_SLOT_BYTES as usize];
+            self.inbox.read(0, &mut bytes).unwrap();
+            let (mut reader, length) =
+                (BatchReader::default(), prefix_bytes(&bytes[..HEADER_BYTES]).unwrap());
+            reader.read(&bytes[..length], RESULT_SLOT_BYTES).unwrap();
+            self.grant.grants = reader.grants.iter().map(|grant| grant.to_wire()).collect();
+            if let Some(granted) = reader.blocks.iter().find(|block| block.status == Status::Granted) {
+                let landing = granted.landing?;
+                return Some(RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset });
+            }
+        }
+    }
+
+    fn batch(&self, blocks: &[(u32, OpKind, BlockData)]) -> Vec<u8> {
         let header = BatchHeader {
             kind: BatchKind::Request,
             lane: Lane(0),
-            wanted: 0,
+            wanted: 1,
             sender: self.rank,
             job: JobId(7),
             epoch: Epoch::default(),
             sender_incarnation: self.life,
             receiver_incarnation: Incarnation(1),
-            sequence: 1,
+            sequence: self.sent.into(),
             payload_offset: 0,
             payload_bytes: 0,
             payload_checksum: None,
         };
-        let block = Block {
-            id: ChunkId::new(1, 0),
-            op: OpKind::Push,
-            dtype: Dtype::F32,
-            codec: 0,
-            status: Status::None,
-            operation: Operation(1),
-            first_open: Operation(1),
-            round: 1,
-            bytes: CHUNK_BYTES,
-            data: BlockData::Announced { keep },
-            landing: None,
-            view: false,
-            exact: false,
-            reading: Reading::default(),
-            timeout_ms: 600_000,
-            token: 1,
-        };
         let mut prefix = vec![0; TABLE_BYTES_MAX];
         let mut writer = BatchWriter::new(&mut prefix, self.grant.slot_bytes).unwrap();
-        assert!(writer.push(block));
+        for (chunk, op, data) in blocks {
+            let is_pushed = writer.push(Block {
+                id: ChunkId::new(1, *chunk),
+                op: *op,
+                dtype: Dtype::F32,
+                codec: 0,
+                status: Status::None,
+                operation: Operation(1),
+                first_open: Operation(1),
+                round: u64::from(*op == OpKind::Push),
+                bytes: CHUNK_BYTES,
+                data: *data,
+                landing: None,
+                view: false,
+                exact: false,
+                reading: Reading::default(),
+                timeout_ms: 600_000,
+                token: 1,
+            });
+            assert!(is_pushed);
+        }
+        // It had one slot for results, and has read what came there.
+        assert!(self.sent == 1 || writer.grant(SlotGrant { slot: 0, generation: self.sent }));
         let bytes = writer.finish(header);
         prefix.truncate(bytes);
         prefix
@@ -186,10 +208,10 @@ impl Raw {
     }
 
     /// Writes all of what it was granted.
-    fn fill(&mut self, grant: Grant, place: RemoteSpan, lane: &mut DataLane<LaneQueue>) {
-        self.write(&Region::of_bytes(vec![OTHER; CHUNK_BYTES as usize]).all(), place, None);
+    fn fill(&mut self, (grant, place): (Grant, RemoteSpan), with: u8, lane: &mut DataLane<LaneQueue>) {
+        self.write(&Region::of_bytes(vec![with; CHUNK_BYTES as usize]).all(), place, None);
         let deadline = Instant::now() + SOON;
-        while !is_filled(lane, grant, place, OTHER) {
+        while !is_filled(lane, grant, place, with) {
             assert!(Instant::now() < deadline, "it does not arrive");
             self.queue.poll(&mut Vec::new());
             lane.step(3).unwrap();
@@ -269,8 +291,8 @@ impl Stopped {
 /// Two workers, two slots, and two spill blocks that may be granted.
 fn lane() -> DataLane<LaneQueue> {
     let mut lane = lane_over(LaneQueue::new(64).unwrap(), 0, (2, 2), CHUNK_BYTES);
-    let spec = ChunkSpec {
-        id: ChunkId::new(1, 0),
+    let spec = |chunk| ChunkSpec {
+        id: ChunkId::new(1, chunk),
         bytes: CHUNK_BYTES,
         dynamic: false,
         dtype: Dtype::F32,
@@ -279,7 +301,7 @@ fn lane() -> DataLane<LaneQueue> {
         mode: Mode::Sync,
         backup_workers: 0,
     };
-    lane.assign(Epoch { term: 1, counter: 1 }, &[spec]).unwrap();
+    lane.assign(Epoch { term: 1, counter: 1 }, &[spec(0), spec(1)]).unwrap();
     lane
 }
 
@@ -321,7 +343,7 @@ fn what_a_stopped_worker_may_still_write_is_granted_to_nobody(driver: Driver, gr
         assert_eq!(last.granted(grant, &mut lane), Some(place), "it is free again");
         last
     };
-    last.fill(grant, place, &mut lane);
+    last.fill((grant, place), OTHER, &mut lane);
     if let Some(stopped) = stopped {
         stopped.resume();
         lane.step(4).unwrap();
@@ -344,4 +366,19 @@ tests! {
     a_slot_over_tcp: Tcp, Slot;
     a_spill_block_over_tcp: Tcp, Spill;
     a_key_buffer_over_tcp: Tcp, KeyBuffer;
+}
+
+/// Scenario: a batch brings the initial value that lies in a block, and announces a contribution to another chunk. The block is
+/// free at once, and is granted again in the turn in which the first grant is taken back. A grant that was taken back after the
+/// second one was given would leave the worker without any: its write would be refused, and it would be expelled.
+#[test]
+fn a_block_is_granted_again_in_the_turn_in_which_it_is_taken_over_tcp() {
+    let mut lane = lane();
+    let mut worker = Raw::attach(&mut lane, Driver::Tcp, 0, 1);
+    let announced = BlockData::Announced { keep: false };
+    let place = worker.send(&[(0, OpKind::Init, announced)], &mut lane).expect("it is the first one");
+    worker.fill((Grant::Spill, place), OTHER, &mut lane);
+    let batch = [(0, OpKind::Init, BlockData::Placed), (1, OpKind::Push, announced)];
+    assert_eq!(worker.send(&batch, &mut lane), Some(place));
+    worker.fill((Grant::Spill, place), LATE, &mut lane);
 }

@@ -28,9 +28,9 @@ impl Transport {
 
     /// The settings that require this driver and turn the others off, as (name, value).
     #[must_use]
-    pub fn settings(self) -> Vec<(String, String)> {
-        let word = |driver| if driver == self.driver() { "require" } else { "off" };
-        Driver::ALL.iter().map(|d| (format!("transport.{d}"), word(*d).to_owned())).collect()
+    pub fn settings(self) -> [(&'static str, &'static str); 3] {
+        [("transport.shm", Self::Shm), ("transport.verbs", Self::Verbs), ("transport.tcp", Self::Tcp)]
+            .map(|(setting, driver)| (setting, if driver == self { "require" } else { "off" }))
     }
 }
 

@@ -118,7 +118,7 @@ pub fn reference() -> Vec<Reference> {
         let meaning = meaning(&key).unwrap_or_default().to_owned();
         Reference { key, variable, default: text_of(default), default_toml, meaning }
     };
-    layer::known_settings().into_iter().map(line).collect()
+    layer::walk(&Settings::default()).into_iter().map(line).collect()
 }
 
 /// The environment variable of a setting.

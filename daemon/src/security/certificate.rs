@@ -66,10 +66,7 @@ impl Certificate {
 pub(super) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotACertificate> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let all = all.map_err(|error| NotACertificate(error.to_string()))?;
-    match all.is_empty() {
-        true => Err(NotACertificate("it has no PEM section CERTIFICATE".into())),
-        false => Ok(all),
-    }
+    if all.is_empty() { Err(NotACertificate("it has no PEM section CERTIFICATE".into())) } else { Ok(all) }
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

@@ -90,12 +90,8 @@ pub(super) fn apply(layer: &mut Layer, env: &[(String, String)]) -> Result<Vec<S
         match variables().find(|variable| variable.name == name) {
             Some(Variable { does: Use::Is(setting), .. }) => layer.set(name, setting, value.clone())?,
             Some(Variable { does: Use::Becomes(_, convert), .. }) => {
-                let wrong = |fix: &str| SettingsError::Source {
-                    name: name.clone(),
-                    value: value.clone(),
-                    fix: fix.to_owned(),
-                };
-                for (setting, text) in convert(value.trim()).map_err(wrong)? {
+                let converted = convert(value.trim());
+                for (setting, text) in converted.map_err(|fix| SettingsError::source(name, value, fix))? {
                     layer.set(name, setting, text)?;
                 }
             }

@@ -3,7 +3,7 @@
 //! twice.
 
 use clap::Args;
-use daemon::settings::peers::VARIABLES;
+use daemon::settings::peers::variables;
 use daemon::settings::reference;
 use proto_common::error::ExitCode;
 use std::io::{self, Write};
@@ -31,7 +31,7 @@ fn print(out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{:<34} {:<46} {}", line.key, line.variable, line.default)?;
     }
     writeln!(out, "\n{:<38} {:<17} HERE", "VARIABLE OF", "SYSTEM")?;
-    for variable in VARIABLES {
+    for variable in variables() {
         let words = variable.words().replace('`', "");
         writeln!(out, "{:<38} {:<17} {words}", variable.name, variable.peer.name())?;
     }
@@ -69,7 +69,7 @@ fn page(out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "| `{}` | {default} | {} |", line.key, line.meaning.replace('|', "\\|"))?;
     }
     write!(out, "{PEERS}\n| variable | of | here |\n| --- | --- | --- |\n")?;
-    for variable in VARIABLES {
+    for variable in variables() {
         writeln!(out, "| `{}` | {} | {} |", variable.name, variable.peer.name(), variable.words())?;
     }
     write!(out, "\n## Exit codes\n\n| code | meaning |\n| --- | --- |\n")?;

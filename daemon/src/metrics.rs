@@ -1,6 +1,6 @@
 //! Metrics of one process: a registry of its own (never the global one) and the series every daemon has.
 
-use crate::flight::{Flight, Slow};
+use crate::flight::Flight;
 use crate::process_metrics::ProcessMetrics;
 use crate::security::Security;
 use fabric::Devices;
@@ -73,83 +73,55 @@ const OF_DEVICES: [OfDevices; 2] = [
     ),
 ];
 
-/// Adds what a process with devices knows of its RDMA device; looked at when it is scraped.
+/// A series that is brought up to date when it is scraped.
+struct Scraped<C, F> {
+    series: C,
+    update: F,
+}
+
+impl<C: Collector, F: Fn(&C) + Send + Sync> Collector for Scraped<C, F> {
+    fn desc(&self) -> Vec<&Desc> {
+        self.series.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        (self.update)(&self.series);
+        self.series.collect()
+    }
+}
+
+/// Adds what a process with devices knows of its RDMA device.
 pub fn add_devices(registry: &Registry, devices: &Devices) -> Result<(), prometheus::Error> {
     for (name, help, read) in OF_DEVICES {
-        let gauge = IntGauge::new(name, help)?;
-        registry.register(Box::new(OfDevice { devices: devices.clone(), gauge, read }))?;
+        let (series, devices) = (IntGauge::new(name, help)?, devices.clone());
+        let update = move |gauge: &IntGauge| gauge.set(i64::try_from(read(&devices)).unwrap_or(i64::MAX));
+        registry.register(Box::new(Scraped { series, update }))?;
     }
+    let Some(verbs) = devices.verbs.clone() else { return Ok(()) };
     let help = "Counters of the RDMA device's port, over all its users, since this process opened it.";
     let about = Opts::new("gradwire_rdma_port_total", help);
-    let counters = IntCounterVec::new(about, &["device", "port", "counter"])?;
-    registry.register(Box::new(OfPort { devices: devices.clone(), counters }))
-}
-
-struct OfPort {
-    devices: Devices,
-    counters: IntCounterVec,
-}
-
-impl Collector for OfPort {
-    fn desc(&self) -> Vec<&Desc> {
-        self.counters.desc()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        if let Some(verbs) = &self.devices.verbs {
-            let (device, port) = verbs.port();
-            let port = port.to_string();
-            for (name, count) in verbs.counted().iter() {
-                let counter = self.counters.with_label_values(&[device, &port, name]);
-                counter.inc_by(count.saturating_sub(counter.get()));
-            }
+    let update = move |counters: &IntCounterVec| {
+        let (device, port) = verbs.port();
+        let port = port.to_string();
+        for (name, count) in verbs.counted().iter() {
+            let counter = counters.with_label_values(&[device, &port, name]);
+            counter.inc_by(count.saturating_sub(counter.get()));
         }
-        self.counters.collect()
-    }
+    };
+    let series = IntCounterVec::new(about, &["device", "port", "counter"])?;
+    registry.register(Box::new(Scraped { series, update }))
 }
 
-struct OfDevice {
-    devices: Devices,
-    gauge: IntGauge,
-    read: fn(&Devices) -> u64,
-}
-
-impl Collector for OfDevice {
-    fn desc(&self) -> Vec<&Desc> {
-        self.gauge.desc()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        self.gauge.set(i64::try_from((self.read)(&self.devices)).unwrap_or(i64::MAX));
-        self.gauge.collect()
-    }
-}
-
-/// Adds how many operations, or rounds, were slow; looked at when it is scraped.
+/// Adds how many operations, or rounds, were slow.
 pub fn add_slow(registry: &Registry, flight: &Flight) -> Result<(), prometheus::Error> {
     let help = "Operations, or rounds of a chunk, that took longer than log.slow_ms.";
-    let counter = IntCounter::new("gradwire_slow_operations_total", help)?;
-    registry.register(Box::new(OfSlow { slow: flight.slow().clone(), counter }))
+    let slow = flight.slow().clone();
+    let update = move |counter: &IntCounter| counter.inc_by(slow.seen().saturating_sub(counter.get()));
+    let series = IntCounter::new("gradwire_slow_operations_total", help)?;
+    registry.register(Box::new(Scraped { series, update }))
 }
 
-struct OfSlow {
-    slow: Slow,
-    counter: IntCounter,
-}
-
-impl Collector for OfSlow {
-    fn desc(&self) -> Vec<&Desc> {
-        self.counter.desc()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        self.counter.inc_by(self.slow.seen().saturating_sub(self.counter.get()));
-        self.counter.collect()
-    }
-}
-
-/// Adds whether control connections are mutual TLS, and when this process's certificate expires, where it has one; that is looked
-/// at when it is scraped.
+/// Adds whether control connections are mutual TLS, and when this process's certificate expires, where it has one.
 pub fn add_security(
     registry: &Registry,
     settings: &SecuritySettings,
@@ -163,26 +135,12 @@ pub fn add_security(
     registry.register(Box::new(tls))?;
     if security.is_on() {
         let help = "Time at which this process's certificate expires, in seconds since 1970.";
-        let gauge = IntGauge::new("gradwire_certificate_expiry_timestamp_seconds", help)?;
-        registry.register(Box::new(Expiry { security: security.clone(), gauge }))?;
+        let security = security.clone();
+        let update = move |gauge: &IntGauge| gauge.set(security.expires_s().unwrap_or_default());
+        let series = IntGauge::new("gradwire_certificate_expiry_timestamp_seconds", help)?;
+        registry.register(Box::new(Scraped { series, update }))?;
     }
     Ok(())
-}
-
-struct Expiry {
-    security: Security,
-    gauge: IntGauge,
-}
-
-impl Collector for Expiry {
-    fn desc(&self) -> Vec<&Desc> {
-        self.gauge.desc()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        self.gauge.set(self.security.expires_s().unwrap_or_default());
-        self.gauge.collect()
-    }
 }
 
 /// All series in the text format.

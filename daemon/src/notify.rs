@@ -228,12 +228,6 @@ impl Pulse {
     }
 }
 
-impl std::fmt::Debug for Pulse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pulse").field("open", &self.open.len()).finish_non_exhaustive()
-    }
-}
-
 /// `@` begins the name of a socket that is not in the file system.
 fn connect(address: &str) -> io::Result<UnixDatagram> {
     let address = match address.strip_prefix('@') {

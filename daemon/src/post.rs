@@ -193,12 +193,6 @@ impl Known {
     }
 }
 
-impl std::fmt::Debug for Posts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Posts")
-    }
-}
-
 impl Posts {
     /// Without handlers, and with no way to the scheduler yet: what is sent waits for it.
     pub fn start() -> std::io::Result<Self> {
@@ -361,33 +355,6 @@ impl Posts {
             }
         }
     }
-
-    /// As [`Posts::post`], and waits for all answers, until shortly after `within`, even if a handler of this process
-    /// blocks the thread that receives them; answers that have not arrived by then are past their deadline. Handlers
-    /// may not call it.
-    pub fn post_and_wait(&self, to: PostTo, message: PostMessage, within: Duration) -> Vec<PostAnswer> {
-        if self.is_own_thread() {
-            return vec![PostAnswer { from: whose(to), of: 1, result: Err(PostError::OwnThread) }];
-        }
-        let (tell, told) = channel();
-        let (member, waits) = (whose(to), within.min(WITHIN_MAX) + GRACE);
-        let until = Instant::now() + waits;
-        self.post(to, message, within, move |answer| drop(tell.send(answer)));
-        let mut answers: Vec<PostAnswer> = Vec::new();
-        loop {
-            match told.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(answer) => answers.push(answer),
-                // The sender goes with the last answer.
-                Err(RecvTimeoutError::Disconnected) => return answers,
-                Err(RecvTimeoutError::Timeout) => break,
-            }
-        }
-        let of = answers.first().map_or(1, |answer| answer.of);
-        let late = || Err(PostError::Deadline { member, waited_ms: waits.as_millis() as u64 });
-        let missing = (of as usize).saturating_sub(answers.len());
-        answers.extend((0..missing).map(|_| PostAnswer { from: member, of, result: late() }));
-        answers
-    }
 }
 
 impl Drop for Inner {
@@ -525,23 +492,12 @@ mod tests {
         posts.unregister(APP).unwrap();
     }
 
-    #[test]
-    fn who_waits_for_answers_waits_no_longer_for_a_handler_that_does_not_return() {
-        let posts = Posts::start().unwrap();
-        let (go_on, _told) = held(&posts);
-        let (tell, answers) = channel();
-        let asker = posts.clone();
-        let thread = std::thread::spawn(move || {
-            let within = Duration::from_millis(10);
-            tell.send(asker.post_and_wait(PostTo::One(server()), message(0), within)).unwrap();
-        });
-        let mut answers = answers.recv_timeout(Duration::from_secs(60)).expect("its own deadline");
-        assert_eq!(answers.len(), 1);
-        let late = PostError::Deadline { member: server(), waited_ms: 10 + GRACE.as_millis() as u64 };
-        assert_eq!(answers.remove(0).result, Err(late));
-        thread.join().unwrap();
-        drop(go_on);
-        posts.unregister(APP).unwrap();
+    /// The answer to a message for the server.
+    fn asked(posts: &Posts, message: PostMessage) -> Result<PostReply, PostError> {
+        let (tell, told) = channel();
+        let within = Duration::from_secs(3600);
+        posts.post(PostTo::One(server()), message, within, move |answer| tell.send(answer).unwrap());
+        told.recv_timeout(Duration::from_secs(60)).expect("at once").result
     }
 
     #[test]
@@ -550,14 +506,10 @@ mod tests {
         let (tell, told) = channel();
         let inside = posts.clone();
         posts.register(APP, move |_| {
-            let mut answers =
-                inside.post_and_wait(PostTo::One(server()), message(0), Duration::from_secs(60));
-            let barrier = inside.barrier("b", NodeGroup::WORKERS, Duration::from_secs(60));
-            tell.send((answers.remove(0).result, barrier)).unwrap();
+            tell.send(inside.barrier("b", NodeGroup::WORKERS, Duration::from_secs(60))).unwrap();
         });
         come(&posts, 1);
-        let (answer, barrier) = told.recv_timeout(Duration::from_secs(60)).unwrap();
-        assert_eq!(answer, Err(PostError::OwnThread));
+        let barrier = told.recv_timeout(Duration::from_secs(60)).unwrap();
         assert!(barrier.unwrap_err().to_string().contains("another thread"));
         posts.unregister(APP).unwrap();
     }
@@ -569,8 +521,7 @@ mod tests {
         posts.attach(move |message| say.send(message).is_ok());
         let long = POST_BODY_BYTES_MAX + 1;
         let refusal = || PostError::TooLong { bytes: long as u64 };
-        let mut answers = posts.post_and_wait(PostTo::One(server()), message(long), Duration::from_secs(60));
-        assert_eq!(answers.remove(0).result, Err(refusal()));
+        assert_eq!(asked(&posts, message(long)), Err(refusal()));
         let (tell, told) = channel();
         posts.register(APP, move |post: Post| tell.send(post.reply.send(0, vec![0; long])).unwrap());
         come(&posts, 9);
@@ -584,10 +535,8 @@ mod tests {
     fn what_the_link_has_no_room_for_is_refused_at_once_and_not_left_to_its_deadline() {
         let posts = Posts::start().unwrap();
         posts.attach(|_| false);
-        let hour = Duration::from_secs(3600);
-        let mut answers = posts.post_and_wait(PostTo::One(server()), message(0), hour);
-        assert_eq!(answers.remove(0).result, Err(PostError::Busy));
-        let refused = posts.barrier("b", NodeGroup::ALL, hour).unwrap_err().to_string();
+        assert_eq!(asked(&posts, message(0)), Err(PostError::Busy));
+        let refused = posts.barrier("b", NodeGroup::ALL, Duration::from_secs(3600)).unwrap_err().to_string();
         assert!(refused.contains("barrier \"b\" refused: too many messages in flight"), "{refused}");
     }
 

@@ -44,10 +44,8 @@ pub fn watch_parent(expected: Option<u32>) -> Result<(), OrphanError> {
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)?;
     let Some(expected) = expected else { return Ok(()) };
     let parent = getppid().map(Pid::as_raw_nonzero);
-    match parent.is_some_and(|pid| u32::try_from(pid.get()) == Ok(expected)) {
-        true => Ok(()),
-        false => Err(OrphanError::Gone { parent: expected.to_string() }),
-    }
+    let is_there = parent.is_some_and(|pid| u32::try_from(pid.get()) == Ok(expected));
+    if is_there { Ok(()) } else { Err(OrphanError::Gone { parent: expected.to_string() }) }
 }
 
 /// The environment of this process, for `main` to read once. Entries that are not Unicode are left out: no

@@ -18,25 +18,10 @@ const RESIDENT_PAGES: usize = 21;
 /// The process's own series.
 pub(crate) struct ProcessMetrics {
     cpu_seconds: Counter,
-    gauges: Gauges,
+    /// Open descriptors, their limit, virtual and resident bytes, the start, threads.
+    gauges: [Gauge; 6],
     /// When the machine started, in seconds since 1970; none where `/proc/stat` does not say.
     boot_seconds: Option<f64>,
-}
-
-struct Gauges {
-    open_fds: Gauge,
-    max_fds: Gauge,
-    virtual_bytes: Gauge,
-    resident_bytes: Gauge,
-    start_seconds: Gauge,
-    threads: Gauge,
-}
-
-impl Gauges {
-    fn all(&self) -> [&Gauge; 6] {
-        let Self { open_fds, max_fds, virtual_bytes, resident_bytes, start_seconds, threads } = self;
-        [open_fds, max_fds, virtual_bytes, resident_bytes, start_seconds, threads]
-    }
 }
 
 /// What one line of `/proc/self/stat` says.
@@ -73,30 +58,30 @@ fn boot_seconds() -> Option<f64> {
 
 impl ProcessMetrics {
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
-        let gauges = Gauges {
-            open_fds: Gauge::new("process_open_fds", "Number of open file descriptors.")?,
-            max_fds: Gauge::new("process_max_fds", "Maximum number of open file descriptors.")?,
-            virtual_bytes: Gauge::new("process_virtual_memory_bytes", "Virtual memory size in bytes.")?,
-            resident_bytes: Gauge::new("process_resident_memory_bytes", "Resident memory size in bytes.")?,
-            start_seconds: Gauge::new(
+        let gauges = [
+            Gauge::new("process_open_fds", "Number of open file descriptors.")?,
+            Gauge::new("process_max_fds", "Maximum number of open file descriptors.")?,
+            Gauge::new("process_virtual_memory_bytes", "Virtual memory size in bytes.")?,
+            Gauge::new("process_resident_memory_bytes", "Resident memory size in bytes.")?,
+            Gauge::new(
                 "process_start_time_seconds",
                 "Start time of the process since unix epoch in seconds.",
             )?,
-            threads: Gauge::new("process_threads", "Number of OS threads in the process.")?,
-        };
+            Gauge::new("process_threads", "Number of OS threads in the process.")?,
+        ];
         let cpu_seconds =
             Counter::new("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.")?;
         Ok(Self { cpu_seconds, gauges, boot_seconds: boot_seconds() })
     }
 
     fn read(&self) {
-        let gauges = &self.gauges;
+        let [open_fds, max_fds, virtual_bytes, resident_bytes, start_seconds, threads] = &self.gauges;
         if let Ok(entries) = fs::read_dir("/proc/self/fd") {
             // One of them is the directory that is being read.
-            gauges.open_fds.set(entries.count().saturating_sub(1) as f64);
+            open_fds.set(entries.count().saturating_sub(1) as f64);
         }
         if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
-            gauges.max_fds.set(limit as f64);
+            max_fds.set(limit as f64);
         }
         let Some(stat) = fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(Stat::parse) else {
             return;
@@ -104,24 +89,24 @@ impl ProcessMetrics {
         let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
         // Saturating, because a counter must not fall.
         self.cpu_seconds.inc_by((stat.cpu_ticks / ticks_per_second - self.cpu_seconds.get()).max(0.0));
-        gauges.threads.set(stat.threads);
-        gauges.virtual_bytes.set(stat.virtual_bytes);
-        gauges.resident_bytes.set(stat.resident_pages * rustix::param::page_size() as f64);
+        threads.set(stat.threads);
+        virtual_bytes.set(stat.virtual_bytes);
+        resident_bytes.set(stat.resident_pages * rustix::param::page_size() as f64);
         if let Some(boot_seconds) = self.boot_seconds {
-            gauges.start_seconds.set(boot_seconds + stat.started_ticks / ticks_per_second);
+            start_seconds.set(boot_seconds + stat.started_ticks / ticks_per_second);
         }
     }
 }
 
 impl Collector for ProcessMetrics {
     fn desc(&self) -> Vec<&Desc> {
-        let gauges = self.gauges.all().into_iter().flat_map(Collector::desc);
+        let gauges = self.gauges.iter().flat_map(Collector::desc);
         self.cpu_seconds.desc().into_iter().chain(gauges).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         self.read();
-        let gauges = self.gauges.all().into_iter().flat_map(Collector::collect);
+        let gauges = self.gauges.iter().flat_map(Collector::collect);
         self.cpu_seconds.collect().into_iter().chain(gauges).collect()
     }
 }
@@ -151,14 +136,13 @@ mod tests {
         let metrics = ProcessMetrics::new().unwrap();
         let families = metrics.collect();
         assert_eq!((families.len(), metrics.desc().len()), (7, 7));
-        let gauges = &metrics.gauges;
-        assert!(gauges.open_fds.get() >= 3.0 && gauges.open_fds.get() <= gauges.max_fds.get());
-        assert!(gauges.threads.get() >= 2.0);
-        assert!(
-            gauges.resident_bytes.get() > 1e5 && gauges.virtual_bytes.get() >= gauges.resident_bytes.get()
-        );
+        let [open_fds, max_fds, virtual_bytes, resident_bytes, start, threads] =
+            metrics.gauges.each_ref().map(Gauge::get);
+        assert!(open_fds >= 3.0 && open_fds <= max_fds);
+        assert!(threads >= 2.0);
+        assert!(resident_bytes > 1e5 && virtual_bytes >= resident_bytes);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
-        let age = now - gauges.start_seconds.get();
+        let age = now - start;
         assert!((-2.0..3600.0).contains(&age), "{age}");
     }
 

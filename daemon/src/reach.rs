@@ -52,41 +52,33 @@ impl Unreached {
 
 /// Connects to the address of a server of this job within `connect`, says hello, and takes its offer within `limit`.
 pub fn ask<'a>(
-    whose: (&'a Security, JobId),
+    (security, job): (&'a Security, JobId),
     address: &'a str,
     hello: &'a ToServer,
-    limits: (Duration, Duration),
+    (connect, limit): (Duration, Duration),
     fix: &'a str,
 ) -> Later<'a, Result<(Connection, ServerOffer), Unreached>> {
-    Box::pin(ask_within(whose, address, hello, limits, fix))
-}
-
-async fn ask_within(
-    (security, job): (&Security, JobId),
-    address: &str,
-    hello: &ToServer,
-    (connect, limit): (Duration, Duration),
-    fix: &str,
-) -> Result<(Connection, ServerOffer), Unreached> {
-    let (host, port) = split_address("data_address", address)
-        .map_err(|_| Unreached::refused("its address is not HOST:PORT"))?;
-    let within_ms = connect.as_millis() as u64;
-    let stream = connect_with_retry(host, port, within_ms, fix).await.map_err(Unreached::io)?;
-    let whom = Some((job, Role::Server));
-    let mut link = security.dial(stream, whom, limit).await.map_err(Unreached::link)?;
-    link.send_within(hello, limit).await.map_err(Unreached::link)?;
-    match link.receive_within::<FromServer>(limit).await.map_err(Unreached::link)? {
-        Some(FromServer::Offer(offer)) => {
-            link.admit();
-            Ok((link, offer))
+    Box::pin(async move {
+        let (host, port) = split_address("data_address", address)
+            .map_err(|_| Unreached::refused("its address is not HOST:PORT"))?;
+        let within_ms = connect.as_millis() as u64;
+        let stream = connect_with_retry(host, port, within_ms, fix).await.map_err(Unreached::io)?;
+        let whom = Some((job, Role::Server));
+        let mut link = security.dial(stream, whom, limit).await.map_err(Unreached::link)?;
+        link.send_within(hello, limit).await.map_err(Unreached::link)?;
+        match link.receive_within::<FromServer>(limit).await.map_err(Unreached::link)? {
+            Some(FromServer::Offer(offer)) => {
+                link.admit();
+                Ok((link, offer))
+            }
+            Some(FromServer::NoTransport(refused)) => {
+                Err(Unreached { reason: refused.to_string(), code: ExitCode::Transport })
+            }
+            Some(FromServer::Refused { reason }) => Err(Unreached::refused(reason)),
+            Some(FromServer::Inboxes(_)) => Err(Unreached::refused("it answered out of order")),
+            None => Err(Unreached::io("it closed the connection")),
         }
-        Some(FromServer::NoTransport(refused)) => {
-            Err(Unreached { reason: refused.to_string(), code: ExitCode::Transport })
-        }
-        Some(FromServer::Refused { reason }) => Err(Unreached::refused(reason)),
-        Some(FromServer::Inboxes(_)) => Err(Unreached::refused("it answered out of order")),
-        None => Err(Unreached::io("it closed the connection")),
-    }
+    })
 }
 
 /// Connects one channel a lane, of the driver that both sides have chosen. Blocks.

@@ -1,6 +1,7 @@
 //! What can go wrong in the fabric, by blame.
 
 use std::io;
+use std::time::Instant;
 use thiserror::Error;
 
 /// Opening devices, memory, or connecting failed.
@@ -60,6 +61,11 @@ pub enum FabricError {
 impl FabricError {
     pub(crate) fn os(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::Os { what: what.into(), source: source.into() }
+    }
+
+    /// It has been waited for since then, and the time is over.
+    pub(crate) fn late(what: impl Into<String>, started: Instant) -> Self {
+        Self::Deadline { what: what.into(), waited_ms: started.elapsed().as_millis() as u64 }
     }
 }
 

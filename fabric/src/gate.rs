@@ -20,15 +20,6 @@ enum Place {
     Notice(u32),
 }
 
-/// A write's number is too far ahead of the first that is missing: no sender has so many unfinished writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write {number} arrived while write {missing} is missing: more than {window} writes are unfinished")]
-pub(crate) struct TooFarAhead {
-    number: u64,
-    missing: u64,
-    window: usize,
-}
-
 /// The receiver's side of one channel.
 #[derive(Debug)]
 pub(crate) struct Gate {
@@ -46,11 +37,15 @@ impl Gate {
     }
 
     /// A write has arrived, with all its bytes. Follow up with [`Gate::next_notice`] until that returns nothing. A number
-    /// that arrives again changes nothing.
-    pub(crate) fn arrived(&mut self, number: u64, notice: Option<u32>) -> Result<(), TooFarAhead> {
+    /// that arrives again changes nothing; one that is too far ahead of the first that is missing is refused, as no sender has so
+    /// many unfinished writes.
+    pub(crate) fn arrived(&mut self, number: u64, notice: Option<u32>) -> Result<(), String> {
         let Some(ahead) = number.checked_sub(self.missing) else { return Ok(()) };
         if ahead >= self.window as u64 {
-            return Err(TooFarAhead { number, missing: self.missing, window: self.window });
+            let Self { missing, window, .. } = self;
+            return Err(format!(
+                "write {number} arrived while write {missing} is missing: more than {window} writes are unfinished"
+            ));
         }
         let at = ahead as usize;
         if self.places.len() <= at {
@@ -108,9 +103,9 @@ mod tests {
     fn the_window_is_the_bound() {
         let mut gate = Gate::new(3);
         assert_eq!(gate.arrived(2, Some(2)), Ok(()));
-        let beyond = TooFarAhead { number: 3, missing: 0, window: 3 };
-        assert_eq!(gate.arrived(3, Some(3)), Err(beyond));
-        assert_eq!(gate.arrived(u64::MAX, None).map_err(|beyond| beyond.number), Err(u64::MAX));
+        let beyond = "write 3 arrived while write 0 is missing: more than 3 writes are unfinished";
+        assert_eq!(gate.arrived(3, Some(3)).unwrap_err(), beyond);
+        assert!(gate.arrived(u64::MAX, None).is_err());
         assert!(gate.places.len() <= 3, "a refused number takes no place");
         gate.arrived(0, None).unwrap();
         assert_eq!(drain(&mut gate), []);

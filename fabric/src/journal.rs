@@ -76,14 +76,21 @@ pub struct Records {
     pub overwritten: u64,
 }
 
+impl<P: Primitives> fmt::Debug for Ring<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").field("records", &self.slots.len()).finish_non_exhaustive()
+    }
+}
+
 /// The writing end of a journal; see the module.
+#[derive(Debug)]
 pub struct JournalWriter {
     ring: Arc<Ring<Native>>,
     written: u64,
 }
 
 /// A reading end of a journal.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct JournalReader(Arc<Ring<Native>>);
 
 /// A journal of so many records, rounded up to a power of two; of two at least.
@@ -114,18 +121,6 @@ impl JournalReader {
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.0.slots.len()
-    }
-}
-
-impl fmt::Debug for JournalWriter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JournalWriter").field("written", &self.written).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for JournalReader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JournalReader").field("capacity", &self.capacity()).finish()
     }
 }
 

@@ -43,14 +43,14 @@ impl LaneQueue {
     pub fn new(send_depth: usize) -> Result<Self, FabricError> {
         let shm = ShmQueue::new(send_depth)?;
         let mut tcp = TcpQueue::new(send_depth)?;
-        tcp.watch(shm.wake_fd())?;
+        tcp.watch(shm.wake_fd(), true)?;
         Ok(Self { tcp, verbs: None, shm, send_depth })
     }
 
     /// Adds a queue on a RDMA device.
     pub fn with_verbs(mut self, device: &VerbsDevice) -> Result<Self, FabricError> {
         let verbs = device.queue(self.send_depth)?;
-        self.tcp.watch_level(verbs.fd())?;
+        self.tcp.watch(verbs.fd(), false)?;
         self.verbs = Some(verbs);
         Ok(self)
     }
@@ -122,7 +122,7 @@ impl LaneQueue {
 
     /// As [`LaneQueue::rearm`] without looking: the caller sees to it that the sleeper wakes soon.
     pub fn lie_down(&mut self, rest: Rest) {
-        self.shm.bell_ref().lie_down(rest.how());
+        self.shm.bell_ref().lie_down(rest as u32);
     }
 
     /// Whoever takes the queue: peers and wakers need no system call from here on.
@@ -144,10 +144,8 @@ impl LaneQueue {
     /// Lets the channel's peer address memory of another device. RDMA devices only: a channel of another driver answers
     /// [`PostError::NotShareable`].
     pub fn expose_dmabuf(&mut self, channel: ChannelId, dmabuf: &Dmabuf) -> Result<RemoteKey, PostError> {
-        match route(channel) {
-            Route::Verbs(channel) => self.verbs()?.expose_dmabuf(channel, dmabuf),
-            Route::Shm(_) | Route::Tcp(_) => Err(PostError::NotShareable),
-        }
+        let Route::Verbs(channel) = route(channel) else { return Err(PostError::NotShareable) };
+        self.verbs()?.expose_dmabuf(channel, dmabuf)
     }
 
     fn verbs(&mut self) -> Result<&mut VerbsQueue, PostError> {
@@ -236,10 +234,8 @@ impl CompletionQueue for LaneQueue {
     }
 
     fn open(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
-        match route(channel) {
-            Route::Verbs(channel) => self.verbs()?.open(channel, span),
-            Route::Shm(_) | Route::Tcp(_) => Ok(()),
-        }
+        let Route::Verbs(channel) = route(channel) else { return Ok(()) };
+        self.verbs()?.open(channel, span)
     }
 
     #[inline]
@@ -268,10 +264,8 @@ impl CompletionQueue for LaneQueue {
     }
 
     fn move_landings(&mut self, channel: ChannelId, id: u64, span: &Span) -> usize {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.move_landings(channel, id, span),
-            Route::Tcp(_) | Route::Verbs(_) => 0,
-        }
+        let Route::Shm(channel) = route(channel) else { return 0 };
+        self.shm.move_landings(channel, id, span)
     }
 
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
@@ -291,17 +285,13 @@ impl CompletionQueue for LaneQueue {
     }
 
     fn map(&mut self, channel: ChannelId, key: RemoteKey) -> Result<View, PostError> {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.map(channel, key),
-            Route::Tcp(_) | Route::Verbs(_) => Err(PostError::RemoteAccess),
-        }
+        let Route::Shm(channel) = route(channel) else { return Err(PostError::RemoteAccess) };
+        self.shm.map(channel, key)
     }
 
     fn begin_reads(&mut self, channel: ChannelId) -> Result<(), PostError> {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.begin_reads(channel),
-            Route::Tcp(_) | Route::Verbs(_) => Err(PostError::RemoteAccess),
-        }
+        let Route::Shm(channel) = route(channel) else { return Err(PostError::RemoteAccess) };
+        self.shm.begin_reads(channel)
     }
 
     fn end_reads(&mut self, channel: ChannelId) {
@@ -311,10 +301,8 @@ impl CompletionQueue for LaneQueue {
     }
 
     fn while_open(&mut self, channel: ChannelId, work: &mut dyn FnMut()) -> Result<(), PostError> {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.while_open(channel, work),
-            Route::Tcp(_) | Route::Verbs(_) => Err(PostError::RemoteAccess),
-        }
+        let Route::Shm(channel) = route(channel) else { return Err(PostError::RemoteAccess) };
+        self.shm.while_open(channel, work)
     }
 
     fn flush(&mut self) {
@@ -353,10 +341,8 @@ impl CompletionQueue for LaneQueue {
     }
 
     fn fence(&mut self, channel: ChannelId) -> Fence {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.fence(channel),
-            Route::Tcp(_) | Route::Verbs(_) => Fence::Done,
-        }
+        let Route::Shm(channel) = route(channel) else { return Fence::Done };
+        self.shm.fence(channel)
     }
 
     fn caps(&self) -> Caps {

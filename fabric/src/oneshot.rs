@@ -2,7 +2,6 @@
 //!
 //! The standard library's channels would do, but each type that they carry adds 5,000 lines of input for LLVM (`docs/build-time.md`).
 
-use std::fmt;
 use std::sync::mpsc::{RecvError, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,16 +15,20 @@ pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
 }
 
 /// Sends the answer. If it is dropped before, the receiver gets an error.
+#[derive(Debug)]
 pub struct Sender<T>(Arc<Slot<T>>);
 
 /// Waits for the answer.
+#[derive(Debug)]
 pub struct Receiver<T>(Arc<Slot<T>>);
 
+#[derive(Debug)]
 struct Slot<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
 }
 
+#[derive(Debug)]
 struct State<T> {
     sent: Option<T>,
     /// Nothing more comes.
@@ -88,18 +91,6 @@ impl<T> Receiver<T> {
 impl<T> Drop for Sender<T> {
     fn drop(&mut self) {
         self.0.end(None);
-    }
-}
-
-impl<T> fmt::Debug for Sender<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("oneshot::Sender")
-    }
-}
-
-impl<T> fmt::Debug for Receiver<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("oneshot::Receiver")
     }
 }
 

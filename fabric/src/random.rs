@@ -12,3 +12,28 @@ pub(crate) fn random() -> Result<[u8; 16], FabricError> {
     }
     Ok(bytes)
 }
+
+/// Good for the channels of one offer only.
+#[derive(Clone, Copy, Eq)]
+pub(crate) struct Secret(pub(crate) [u8; 16]);
+
+impl Secret {
+    /// Draws one.
+    pub(crate) fn random() -> Result<Self, FabricError> {
+        random().map(Self)
+    }
+}
+
+impl PartialEq for Secret {
+    /// Compares without telling by its time how many bytes fit.
+    fn eq(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    /// Secrets stay out of logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}

@@ -11,20 +11,12 @@ use std::time::Duration;
 /// How a lane's thread sleeps, as [`LaneQueue::arm`](crate::LaneQueue::arm) said. Until it wakes, whoever
 /// takes the queue disarms it and rearms it like this: the sleep then lasts, and costs nobody a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Rest {
     /// On the doorbell's word: peers and wakers that find it disarmed leave the sleeper alone.
-    Word,
+    Word = ON_WORD,
     /// On sockets: what arrives wakes the sleeper, whoever holds the queue.
-    Sockets,
-}
-
-impl Rest {
-    pub(crate) fn how(self) -> u32 {
-        match self {
-            Self::Word => ON_WORD,
-            Self::Sockets => ON_SOCKETS,
-        }
-    }
+    Sockets = ON_SOCKETS,
 }
 
 /// Sleeps for a queue that others may hold.

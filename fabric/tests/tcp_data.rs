@@ -235,7 +235,7 @@ fn one_poll_is_bounded(carrier: Carrier) {
 fn waiting_ends_for_data_for_the_watched_descriptor_and_for_time(carrier: Carrier) {
     let (mut left, mut right) = pair(carrier, 8, None);
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    right.queue.watch(event.as_fd()).unwrap();
+    right.queue.watch(event.as_fd(), true).unwrap();
     let long = Duration::from_secs(60);
     for round in 0..3u32 {
         let started = Instant::now();

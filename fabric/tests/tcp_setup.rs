@@ -10,7 +10,7 @@ use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-use tcp_rig::{Carrier, Opened, at, bytes_of, device, open_offer, over_both, region, soon};
+use tcp_rig::{Carrier, Channels, Opened, at, bytes_of, device, open_offer, over_both, region, soon};
 
 over_both!(
     strangers_liars_and_duplicates_are_dropped,

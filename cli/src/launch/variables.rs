@@ -266,7 +266,7 @@ pub(super) fn common(
         common.push((UNBUFFERED.into(), "1".into()));
     }
     for (key, value) in args.transport.iter().flat_map(|transport| transport.settings()) {
-        common.push((variable_of(&key), value));
+        common.push((variable_of(key), value.to_owned()));
     }
     if let Some(placement) = &args.placement {
         common.push((variable_of("transport.placement"), placement.clone()));

@@ -9,9 +9,9 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 /// One attempt to connect.
 const ATTEMPT_MS: u64 = 2_000;
 /// Milliseconds between the first two attempts; doubles up to [`BACKOFF_MAX_MS`].
-const BACKOFF_FIRST_MS: u64 = 10;
+pub(super) const BACKOFF_FIRST_MS: u64 = 10;
 /// Milliseconds between attempts at most.
-const BACKOFF_MAX_MS: u64 = 500;
+pub(super) const BACKOFF_MAX_MS: u64 = 500;
 
 /// The peer could not be reached.
 #[derive(Debug, Error)]

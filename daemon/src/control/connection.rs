@@ -1,28 +1,33 @@
 //! A control connection over TCP, and its two halves for two tasks.
 
 use super::frame::{FrameError, FrameReader, FrameWriter};
-use super::stream::{Reading, Writing};
 use crate::security::{Fault, Identity};
 use proto_common::ids::{JobId, Role};
 use proto_common::message::Message;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
 /// The reading half.
-pub type ReadHalf = FrameReader<Reading>;
+pub type ReadHalf = FrameReader<Box<dyn AsyncRead + Send + Sync + Unpin>>;
 /// The writing half.
-pub type WriteHalf = FrameWriter<Writing>;
+pub type WriteHalf = FrameWriter<Box<dyn AsyncWrite + Send + Sync + Unpin>>;
 
 /// A control connection.
-#[derive(Debug)]
 pub struct Connection {
     reader: ReadHalf,
     writer: WriteHalf,
     peer: SocketAddr,
     identity: Option<Identity>,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("peer", &self.peer).finish_non_exhaustive()
+    }
 }
 
 impl Connection {
@@ -31,18 +36,22 @@ impl Connection {
         // Small messages, each of them waited for.
         stream.set_nodelay(true)?;
         let peer = stream.peer_addr()?;
-        let (read, write) = stream.into_split();
-        let (reader, writer) =
-            (FrameReader::new(Reading::Plain(read)), FrameWriter::new(Writing::Plain(write)));
-        Ok(Self { reader, writer, peer, identity: None })
+        Ok(Self::of(stream.into_split(), peer, None))
     }
 
     /// Takes a stream whose peer has shown a certificate for this identity.
     pub(crate) fn secured(stream: TlsStream<TcpStream>, peer: SocketAddr, identity: Identity) -> Self {
-        let (read, write) = tokio::io::split(stream);
+        Self::of(tokio::io::split(stream), peer, Some(identity))
+    }
+
+    fn of<R, W>((read, write): (R, W), peer: SocketAddr, identity: Option<Identity>) -> Self
+    where
+        R: AsyncRead + Send + Sync + Unpin + 'static,
+        W: AsyncWrite + Send + Sync + Unpin + 'static,
+    {
         let (reader, writer) =
-            (FrameReader::new(Reading::Secure(read)), FrameWriter::new(Writing::Secure(write)));
-        Self { reader, writer, peer, identity: Some(identity) }
+            (FrameReader::new(Box::new(read) as _), FrameWriter::new(Box::new(write) as _));
+        Self { reader, writer, peer, identity }
     }
 
     /// May the peer be this role of this job? On a plain connection it may.

@@ -70,20 +70,6 @@ impl From<io::Error> for FrameError {
     }
 }
 
-/// Does it begin like a record of TLS? Only asked of what is no frame.
-fn is_tls(head: &[u8; LENGTH_BYTES]) -> bool {
-    matches!(head, [0x14..=0x17, 3, ..])
-}
-
-/// The head of what is no frame, where it is HTTP's.
-fn http(head: &[u8; LENGTH_BYTES]) -> Option<FrameError> {
-    match head {
-        b"HTTP" => Some(FrameError::HttpService),
-        b"GET " => Some(FrameError::HttpClient),
-        _ => None,
-    }
-}
-
 /// One message as a whole frame.
 pub fn frame_of<T: Message>(message: &T) -> Result<Vec<u8>, CodecError> {
     let body = encode(message)?;
@@ -127,7 +113,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 self.shrink();
                 return Ok(Some(message));
             }
-            let got = self.inner.read(&mut self.step).await?;
+            let got = match self.inner.read(&mut self.step).await {
+                // A peer that crashes ends its TLS session without a word: whether something is cut off, frames tell.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => 0,
+                got => got?,
+            };
             if got == 0 {
                 return match self.buffer.len() {
                     0 => Ok(None),
@@ -165,11 +155,14 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             return Ok(None);
         };
         let announced = u32::from_le_bytes(*length);
-        if announced as usize > self.limit && is_tls(length) {
-            return Err(Fault::Tls.into());
-        }
         if announced as usize > self.limit {
-            return Err(http(length).unwrap_or(FrameError::TooLong { announced, limit: self.limit }));
+            return Err(match length {
+                // So begins a record of TLS.
+                [0x14..=0x17, 3, ..] => Fault::Tls.into(),
+                b"HTTP" => FrameError::HttpService,
+                b"GET " => FrameError::HttpClient,
+                _ => FrameError::TooLong { announced, limit: self.limit },
+            });
         }
         let end = LENGTH_BYTES + announced as usize;
         Ok((self.buffer.len() >= end).then_some(end))

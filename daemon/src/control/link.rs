@@ -155,27 +155,24 @@ impl SchedulerLink {
 
     /// Says the last word (`Goodbye` or `Failing`), flushes what waits, and waits for the scheduler to close, all within
     /// `limit`. A goodbye that a dying scheduler has not confirmed is said again to the next one, where that comes in time. Senders are of no use afterwards.
-    pub fn finish(self, last: &ToScheduler, limit: Duration) -> Later<'_, Result<(), LinkError>> {
-        Box::pin(self.finish_with(last, limit))
+    pub fn finish(mut self, last: &ToScheduler, limit: Duration) -> Later<'_, Result<(), LinkError>> {
+        Box::pin(async move {
+            let again = matches!(last, ToScheduler::Goodbye);
+            let frame = Outgoing::Last(LastWord { frame: frame_of(last)?, again });
+            let orderly = async {
+                self.sender.frames.send(frame).await.map_err(|_| LinkError::Closed)?;
+                self.closed().await;
+                Ok::<_, LinkError>(())
+            };
+            timeout(limit, orderly).await.unwrap_or(Ok(()))
+        })
     }
 
-    async fn finish_with(mut self, last: &ToScheduler, limit: Duration) -> Result<(), LinkError> {
-        let again = matches!(last, ToScheduler::Goodbye);
-        let frame = Outgoing::Last(LastWord { frame: frame_of(last)?, again });
-        let orderly = async {
-            self.sender.frames.send(frame).await.map_err(|_| LinkError::Closed)?;
-            while let Some(event) = self.events.recv().await {
-                if matches!(event, LinkEvent::Lost(_)) {
-                    break;
-                }
-            }
-            Ok(())
-        };
-        timeout(limit, orderly).await.unwrap_or(Ok(()))
+    /// Waits until the link is lost; what else comes is of no interest any more.
+    async fn closed(&mut self) {
+        while !matches!(self.events.recv().await, None | Some(LinkEvent::Lost(_))) {}
     }
-}
 
-impl SchedulerLink {
     /// Says goodbye until a scheduler has confirmed it: one that nobody has heard is a death. Where there is none it waits for
     /// the next one, for as long as the link looks for it; the error says that nobody has heard it. Then as
     /// [`SchedulerLink::finish`].
@@ -213,9 +210,8 @@ impl SchedulerLink {
             heard = heard => heard?,
             () = said => {}
         }
-        let closed = async { while !matches!(self.events.recv().await, None | Some(LinkEvent::Lost(_))) {} };
         // It was heard; whoever does not close is no reason to stay.
-        let _ = timeout(limit, closed).await;
+        let _ = timeout(limit, self.closed()).await;
         Ok(())
     }
 }

@@ -8,7 +8,6 @@ mod frame;
 mod link;
 mod link_error;
 mod seek;
-mod stream;
 
 pub use connect::{ConnectError, connect_with_retry};
 pub use connection::{Connection, ReadHalf, WriteHalf};

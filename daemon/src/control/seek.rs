@@ -1,7 +1,7 @@
 //! Registering with a scheduler: with the first one, and with the next one at the same address when that is lost, within
 //! `deadlines.scheduler_ms`. It must not send anything but registrations.
 
-use super::connect::connect_with_retry;
+use super::connect::{BACKOFF_FIRST_MS, BACKOFF_MAX_MS, connect_with_retry};
 use super::connection::Connection;
 use super::frame::FrameError;
 use super::link_error::LinkError;
@@ -13,11 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
-
-/// Milliseconds between the first two registrations; doubles up to [`BACKOFF_MAX_MS`].
-const BACKOFF_FIRST_MS: u64 = 10;
-/// Milliseconds between registrations at most.
-const BACKOFF_MAX_MS: u64 = 500;
 
 /// Registers on a new connection, and waits for the answer.
 pub(super) async fn greet(

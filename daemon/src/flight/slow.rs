@@ -1,13 +1,13 @@
 //! What took too long is counted, and said at most so often. Where its time went, whoever saw it says. Nothing here is reached
 //! by what was quick.
 
+use crate::seldom::Seldom;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Lines a second that a process says of slow operations.
 const LINES_PER_SECOND: u32 = 5;
-const WINDOW: Duration = Duration::from_secs(1);
 
 /// See the module; clones share it.
 #[derive(Clone, Debug)]
@@ -18,14 +18,7 @@ struct Inner {
     /// `u64::MAX`: nothing is slow.
     limit_ms: u64,
     seen: AtomicU64,
-    said: Mutex<Said>,
-}
-
-#[derive(Debug, Default)]
-struct Said {
-    since: Option<Instant>,
-    lines: u32,
-    left_out: u64,
+    said: Seldom,
 }
 
 impl Default for Slow {
@@ -39,7 +32,7 @@ impl Slow {
     #[must_use]
     pub fn new(limit_ms: u64) -> Self {
         let limit_ms = if limit_ms == 0 { u64::MAX } else { limit_ms };
-        Self(Arc::new(Inner { limit_ms, seen: AtomicU64::new(0), said: Mutex::default() }))
+        Self(Arc::new(Inner { limit_ms, seen: AtomicU64::new(0), said: Seldom::default() }))
     }
 
     /// Is it too long?
@@ -63,16 +56,7 @@ impl Slow {
 
     fn count_at(&self, now: Instant) -> Option<u64> {
         self.0.seen.fetch_add(1, Ordering::Relaxed);
-        let mut said = self.0.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.since.is_none_or(|since| now.saturating_duration_since(since) >= WINDOW) {
-            (said.since, said.lines) = (Some(now), 0);
-        }
-        if said.lines == LINES_PER_SECOND {
-            said.left_out += 1;
-            return None;
-        }
-        said.lines += 1;
-        Some(std::mem::take(&mut said.left_out))
+        self.0.said.may_speak_at(now, LINES_PER_SECOND)
     }
 
     /// How many there were.
@@ -85,6 +69,7 @@ impl Slow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn so_many_lines_a_second_and_the_rest_is_counted() {

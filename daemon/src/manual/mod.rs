@@ -112,24 +112,19 @@ fn wanted(command: &Command, words: Vec<OsString>) -> (Kind, PathBuf) {
 fn generate(command: Command, manual: &Manual, kind: Kind, into: &Path) -> std::io::Result<()> {
     fs::create_dir_all(into)?;
     let name = command.get_name().to_owned();
-    let shell = match kind {
+    let (shell, file) = match kind {
         Kind::Man => {
             for (file, text) in pages(command, manual) {
                 fs::write(into.join(file), text)?;
             }
             return Ok(());
         }
-        Kind::Bash => Shell::Bash,
-        Kind::Zsh => Shell::Zsh,
-        Kind::Fish => Shell::Fish,
+        Kind::Bash => (Shell::Bash, name.clone()),
+        Kind::Zsh => (Shell::Zsh, format!("_{name}")),
+        Kind::Fish => (Shell::Fish, format!("{name}.fish")),
     };
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut shown(&command), &name, &mut text);
-    let file = match kind {
-        Kind::Zsh => format!("_{name}"),
-        Kind::Fish => format!("{name}.fish"),
-        _ => name,
-    };
     fs::write(into.join(file), text)
 }
 

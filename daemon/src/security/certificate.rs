@@ -4,7 +4,6 @@
 use super::identity::Identity;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use std::fmt::Write as _;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
@@ -67,18 +66,11 @@ impl Certificate {
 pub(super) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotACertificate> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let all = all.map_err(|error| NotACertificate(error.to_string()))?;
-    match all.is_empty() {
-        true => Err(NotACertificate("it has no PEM section CERTIFICATE".into())),
-        false => Ok(all),
-    }
+    if all.is_empty() { Err(NotACertificate("it has no PEM section CERTIFICATE".into())) } else { Ok(all) }
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // A string takes whatever is written.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -61,11 +61,11 @@ impl Fault {
                 "it presented none; set security.certificate and security.key at the peer".into(),
             ),
             Error::InvalidMessage(
-                InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion,
-            )
-            | Error::InvalidMessage(InvalidMessage::InvalidEmptyPayload | InvalidMessage::MessageTooLarge) => {
-                Self::Plain
-            }
+                InvalidMessage::InvalidContentType
+                | InvalidMessage::UnknownProtocolVersion
+                | InvalidMessage::InvalidEmptyPayload
+                | InvalidMessage::MessageTooLarge,
+            ) => Self::Plain,
             other => Self::Other(other.to_string()),
         }
     }

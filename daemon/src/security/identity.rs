@@ -114,18 +114,14 @@ impl Identity {
 
     /// Does it speak for such a process?
     pub fn permits(&self, job: JobId, role: Role) -> Result<(), NotPermitted> {
-        match self.names.iter().any(|name| name.permits(job, role)) {
-            true => Ok(()),
-            false => Err(NotPermitted { held: self.to_string(), role, job }),
-        }
+        let may = self.names.iter().any(|name| name.permits(job, role));
+        if may { Ok(()) } else { Err(NotPermitted { held: self.to_string(), role, job }) }
     }
 
     /// Does it speak for any process of this job?
     pub fn permits_job(&self, job: JobId) -> Result<(), NotOfJob> {
-        match self.names.iter().any(|name| name.job.is_none_or(|own| own == job)) {
-            true => Ok(()),
-            false => Err(NotOfJob { held: self.to_string(), job }),
-        }
+        let may = self.names.iter().any(|name| name.job.is_none_or(|own| own == job));
+        if may { Ok(()) } else { Err(NotOfJob { held: self.to_string(), job }) }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature};
+use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
@@ -57,7 +57,7 @@ pub(super) fn ends(
     accepting.session_storage = Arc::new(NoServerSessionStorage {});
     accepting.send_tls13_tickets = 0;
     accepting.alpn_protocols = vec![PROTOCOL.to_vec()];
-    let verifier = Arc::new(AnyHost::new(roots, &provider));
+    let verifier = Arc::new(AnyHost { roots, algorithms: provider.signature_verification_algorithms });
     let mut dialling = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
@@ -74,12 +74,6 @@ pub(super) fn ends(
 struct AnyHost {
     roots: Arc<RootCertStore>,
     algorithms: WebPkiSupportedAlgorithms,
-}
-
-impl AnyHost {
-    fn new(roots: Arc<RootCertStore>, provider: &CryptoProvider) -> Self {
-        Self { roots, algorithms: provider.signature_verification_algorithms }
-    }
 }
 
 impl ServerCertVerifier for AnyHost {

@@ -64,7 +64,11 @@ pub(super) fn aliases(role: Role, env: &[(String, String)]) -> Result<(Layer, Ve
 fn places(layer: &mut Layer, role: Role, env: &[(String, String)]) -> Result<(), SettingsError> {
     let local_workers = match count_of(env, "BYTEPS_LOCAL_SIZE")? {
         Some(0) => {
-            return Err(wrong("BYTEPS_LOCAL_SIZE", "0", "use how many workers this machine has, 1 at least"));
+            return Err(SettingsError::source(
+                "BYTEPS_LOCAL_SIZE",
+                "0",
+                "use how many workers this machine has, 1 at least",
+            ));
         }
         workers => workers.unwrap_or(1),
     };
@@ -90,7 +94,7 @@ fn worker_rank(env: &[(String, String)], local_workers: u32) -> Result<Option<u3
     let (machine, local) = (count_of(env, "DMLC_WORKER_ID")?, count_of(env, "BYTEPS_LOCAL_RANK")?);
     if let Some(local) = local.filter(|local| *local >= local_workers) {
         let fix = "it counts from 0 and is below BYTEPS_LOCAL_SIZE; set both";
-        return Err(wrong("BYTEPS_LOCAL_RANK", &local.to_string(), fix));
+        return Err(SettingsError::source("BYTEPS_LOCAL_RANK", &local.to_string(), fix));
     }
     let rank = |machine: u32| machine.saturating_mul(local_workers).saturating_add(local.unwrap_or(0));
     // Of several workers on a machine none has a rank without its own number.
@@ -98,21 +102,16 @@ fn worker_rank(env: &[(String, String)], local_workers: u32) -> Result<Option<u3
 }
 
 fn count_of(env: &[(String, String)], name: &str) -> Result<Option<u32>, SettingsError> {
-    let parse = |text: &str| text.parse().map_err(|_| wrong(name, text, "use a whole number, 0 or more"));
+    let parse = |text: &str| {
+        text.parse().map_err(|_| SettingsError::source(name, text, "use a whole number, 0 or more"))
+    };
     value_of(env, name).map(parse).transpose()
-}
-
-fn wrong(name: &str, value: &str, fix: &str) -> SettingsError {
-    SettingsError::Source { name: name.to_owned(), value: value.to_owned(), fix: fix.to_owned() }
 }
 
 fn check_role(role: Role, said: &str) -> Result<(), SettingsError> {
     if said == role.to_string() {
         return Ok(());
     }
-    Err(SettingsError::Source {
-        name: "DMLC_ROLE".into(),
-        value: said.to_owned(),
-        fix: format!("this process is a {role}; start the program of that role, or unset DMLC_ROLE"),
-    })
+    let fix = format!("this process is a {role}; start the program of that role, or unset DMLC_ROLE");
+    Err(SettingsError::source("DMLC_ROLE", said, fix))
 }

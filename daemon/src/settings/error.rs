@@ -105,6 +105,11 @@ fn place_of(text: &str, at: usize) -> (usize, usize) {
 }
 
 impl SettingsError {
+    /// A flag or variable whose value is not understood.
+    pub(super) fn source(name: &str, value: &str, fix: impl Into<String>) -> Self {
+        Self::Source { name: name.to_owned(), value: value.to_owned(), fix: fix.into() }
+    }
+
     /// Text that is no TOML. The parser's own message has the line in it.
     pub(super) fn not_toml(path: &Path, text: &str, error: &ConfigError) -> Self {
         let toml = match error {

@@ -6,6 +6,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 use std::io;
 use std::net::Ipv4Addr;
+use std::ops::ControlFlow;
 
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
@@ -34,10 +35,8 @@ pub(super) fn ipv4_of(name: &str) -> Result<Ipv4Addr, SettingsError> {
         let mut buffer = vec![0u8; 64 << 10];
         for _ in 0..ANSWERS_MAX {
             let (received, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
-            match scan(&buffer[..received], index) {
-                Scan::Found(address) => return Ok(Some(address)),
-                Scan::End => return Ok(None),
-                Scan::More => {}
+            if let ControlFlow::Break(found) = scan(&buffer[..received], index) {
+                return Ok(found);
             }
         }
         Ok(None)
@@ -62,13 +61,6 @@ fn request() -> [u8; HEADER_BYTES + ADDRESS_BYTES] {
     bytes
 }
 
-#[derive(Debug, PartialEq)]
-enum Scan {
-    Found(Ipv4Addr),
-    More,
-    End,
-}
-
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
@@ -77,21 +69,21 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Looks through one datagram of answers.
-fn scan(mut bytes: &[u8], index: u32) -> Scan {
+/// Looks through one datagram of answers, for the address or the end of all answers.
+fn scan(mut bytes: &[u8], index: u32) -> ControlFlow<Option<Ipv4Addr>> {
     while let (Some(length), Some(kind)) = (u32_at(bytes, 0), u16_at(bytes, 4)) {
         let length = length as usize;
         if matches!(kind, NLMSG_DONE | NLMSG_ERROR) || length < HEADER_BYTES || length > bytes.len() {
-            return Scan::End;
+            return ControlFlow::Break(None);
         }
         let body = &bytes[HEADER_BYTES..length];
         let ours = kind == RTM_NEWADDR && body.first() == Some(&AF_INET) && u32_at(body, 4) == Some(index);
         if let Some(address) = body.get(ADDRESS_BYTES..).filter(|_| ours).and_then(address_in) {
-            return Scan::Found(address);
+            return ControlFlow::Break(Some(address));
         }
         bytes = &bytes[length.next_multiple_of(4).min(bytes.len())..];
     }
-    Scan::More
+    ControlFlow::Continue(())
 }
 
 /// The local address among attributes; on links without a peer only `IFA_ADDRESS` may be there.
@@ -129,8 +121,8 @@ mod tests {
         let mut bytes = vec![0u8; 24];
         bytes[0..4].copy_from_slice(&1000u32.to_ne_bytes());
         bytes[4..6].copy_from_slice(&RTM_NEWADDR.to_ne_bytes());
-        assert_eq!(scan(&bytes, 1), Scan::End);
-        assert_eq!(scan(&[], 1), Scan::More);
+        assert_eq!(scan(&bytes, 1), ControlFlow::Break(None));
+        assert_eq!(scan(&[], 1), ControlFlow::Continue(()));
         assert_eq!(address_in(&[200, 0, 1, 0, 127]), None);
     }
 }

@@ -82,12 +82,7 @@ impl Source for Layer {
 
 /// The dotted names of all settings.
 pub(super) fn known_names() -> Vec<String> {
-    known_settings().into_iter().map(|(name, _)| name).collect()
-}
-
-/// All settings with their defaults, from the type itself.
-pub(super) fn known_settings() -> Vec<(String, serde_json::Value)> {
-    walk(&Settings::default())
+    walk(&Settings::default()).into_iter().map(|(name, _)| name).collect()
 }
 
 /// All settings with their values.

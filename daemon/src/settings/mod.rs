@@ -118,7 +118,7 @@ pub fn reference() -> Vec<Reference> {
         let meaning = meaning(&key).unwrap_or_default().to_owned();
         Reference { key, variable, default: text_of(default), default_toml, meaning }
     };
-    layer::known_settings().into_iter().map(line).collect()
+    layer::walk(&Settings::default()).into_iter().map(line).collect()
 }
 
 /// The environment variable of a setting.
@@ -161,37 +161,34 @@ pub fn load_from(
     let read = read_file(directory, named.as_deref())?;
     let (files, mut layers): (Vec<_>, Vec<_>) = read.into_iter().unzip();
     let (aliases, warnings) = env::aliases(role, env)?;
-    layers.extend([aliases, env::ours(env)?, flags(overrides)?]);
+    let mut flags = Layer::default();
+    for flag in overrides {
+        flags.set(&flag.origin, &flag.key, flag.value.clone())?;
+    }
+    layers.extend([aliases, env::ours(env)?, flags]);
     let settings = merge(&layers)?;
     let valid = match role {
         Role::Scheduler => settings.validate_scheduler(),
         Role::Server | Role::Worker => settings.validate_member(),
     };
+    // None where it has its default.
+    let origin_of = |key: &str| layers.iter().rev().find_map(|layer| layer.origin(key));
     valid.map_err(|cause| {
-        let origin = origin_of(&layers, cause.key);
+        let origin = origin_of(cause.key);
         SettingsError::invalid(cause, origin)
     })?;
-    Ok(Loaded { settings, files, warnings, origins: origins_of(&layers) })
+    let origins = layers.iter().flat_map(Layer::origins);
+    let origins = origins.map(|(key, origin)| (key.to_owned(), origin.to_owned())).collect();
+    Ok(Loaded { settings, files, warnings, origins })
 }
 
 /// Weakest first.
 fn merge(layers: &[Layer]) -> Result<Settings, SettingsError> {
-    let mut builder = config::Config::builder();
-    for layer in layers {
-        builder = builder.add_source(layer.clone());
-    }
-    let merged = builder.build().and_then(config::Config::try_deserialize);
+    let sources = config::Config::builder();
+    let sources = layers.iter().fold(sources, |sources, layer| sources.add_source(layer.clone()));
+    let merged = sources.build().and_then(config::Config::try_deserialize);
     let said = |key: &str| layers.iter().rev().find_map(|layer| layer.said(key));
     merged.map_err(|error| SettingsError::wrong(&error, said))
-}
-
-fn origins_of(layers: &[Layer]) -> BTreeMap<String, String> {
-    layers.iter().flat_map(Layer::origins).map(|(key, origin)| (key.to_owned(), origin.to_owned())).collect()
-}
-
-/// Where a setting came from; none where it has its default.
-fn origin_of<'a>(layers: &'a [Layer], key: &str) -> Option<&'a str> {
-    layers.iter().rev().find_map(|layer| layer.origin(key))
 }
 
 /// The file that is named, or the job's where it is there.
@@ -205,14 +202,6 @@ fn read_file(directory: &Path, named: Option<&Path>) -> Result<Option<(PathBuf, 
         Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(SettingsError::Read { path, source }),
     }
-}
-
-fn flags(overrides: &[Override]) -> Result<Layer, SettingsError> {
-    let mut layer = Layer::default();
-    for flag in overrides {
-        layer.set(&flag.origin, &flag.key, flag.value.clone())?;
-    }
-    Ok(layer)
 }
 
 #[cfg(test)]

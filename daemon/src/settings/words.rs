@@ -28,9 +28,9 @@ impl Transport {
 
     /// The settings that require this driver and turn the others off, as (name, value).
     #[must_use]
-    pub fn settings(self) -> Vec<(String, String)> {
-        let word = |driver| if driver == self.driver() { "require" } else { "off" };
-        Driver::ALL.iter().map(|d| (format!("transport.{d}"), word(*d).to_owned())).collect()
+    pub fn settings(self) -> [(&'static str, &'static str); 3] {
+        [("transport.shm", Self::Shm), ("transport.verbs", Self::Verbs), ("transport.tcp", Self::Tcp)]
+            .map(|(setting, driver)| (setting, if driver == self { "require" } else { "off" }))
     }
 }
 
@@ -39,11 +39,8 @@ pub const PLACEMENTS: [&str; 5] = ["auto", "slot", "static", "rendezvous-read", 
 
 /// `KEY=VALUE` of a `--set` flag in two.
 pub fn split_pair(pair: &str) -> Result<(&str, &str), SettingsError> {
-    pair.split_once('=').ok_or_else(|| SettingsError::Source {
-        name: "--set".into(),
-        value: pair.to_owned(),
-        fix: "write KEY=VALUE, such as cluster.lanes=2".into(),
-    })
+    let fix = "write KEY=VALUE, such as cluster.lanes=2";
+    pair.split_once('=').ok_or_else(|| SettingsError::source("--set", pair, fix))
 }
 
 /// `HOST:PORT` in two; IPv6 addresses stand in brackets.
@@ -53,9 +50,6 @@ pub fn split_address<'a>(flag: &str, address: &'a str) -> Result<(&'a str, u16),
         (!host.is_empty()).then_some(())?;
         Some((host, port.parse().ok()?))
     });
-    parsed.ok_or_else(|| SettingsError::Source {
-        name: flag.to_owned(),
-        value: address.to_owned(),
-        fix: "write HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092".into(),
-    })
+    let fix = "write HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092";
+    parsed.ok_or_else(|| SettingsError::source(flag, address, fix))
 }

@@ -1,11 +1,12 @@
 //! A channel to a peer from the user's side: passes copies to the polling thread.
 
 use super::CopyError;
-use super::copy::{COPIES_MAX, Copying, Direction, Job, OnDone, RemoteRegion};
+use super::copy::{Copying, Direction, Job, OnDone, RemoteRegion};
 use super::poller::{Attached, Order};
 use crate::error::FabricError;
 use crate::mailbox::Mailbox;
 use crate::memory::Span;
+use crate::oneshot;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -53,7 +54,27 @@ impl Channel {
         direction: Direction,
         on_done: impl FnOnce(Result<(), CopyError>) + Send + 'static,
     ) -> Result<(), FabricError> {
-        self.hand_over(local, remote, offset, direction, OnDone::new(on_done))
+        if remote.endpoint() != self.endpoint {
+            let text = format!("a region of machine {} on a channel to {}", remote.endpoint(), self.endpoint);
+            return Err(FabricError::Misuse(text));
+        }
+        if local.is_empty() {
+            return Err(FabricError::Misuse("a copy of zero bytes".into()));
+        }
+        let stretch = remote.stretch(offset, local.len());
+        let stretch = stretch.map_err(|error| FabricError::Misuse(error.to_string()))?;
+        let begun = Instant::now();
+        let job = Job {
+            local: local.clone(),
+            remote: stretch,
+            direction,
+            begun,
+            deadline: begun + self.within,
+            on_done: OnDone::new(on_done, &self.attached.pending)?,
+        };
+        // Where the thread has ended the copy is dropped, and says so itself.
+        self.orders.send(Order::Copy(self.attached.id, job));
+        Ok(())
     }
 
     /// As [`Channel::copy`], with a handle to wait for.
@@ -64,51 +85,9 @@ impl Channel {
         offset: u64,
         direction: Direction,
     ) -> Result<Copying, FabricError> {
-        let (copying, on_done) = Copying::new(self.within);
-        self.hand_over(local, remote, offset, direction, on_done)?;
-        Ok(copying)
-    }
-
-    fn hand_over(
-        &self,
-        local: &Span,
-        remote: &RemoteRegion,
-        offset: u64,
-        direction: Direction,
-        mut on_done: OnDone,
-    ) -> Result<(), FabricError> {
-        let refuse = |on_done: OnDone, text: String| {
-            on_done.forget();
-            Err(FabricError::Misuse(text))
-        };
-        if remote.endpoint() != self.endpoint {
-            let text = format!("a region of machine {} on a channel to {}", remote.endpoint(), self.endpoint);
-            return refuse(on_done, text);
-        }
-        if local.is_empty() {
-            return refuse(on_done, "a copy of zero bytes".into());
-        }
-        let stretch = match remote.stretch(offset, local.len()) {
-            Ok(stretch) => stretch,
-            Err(error) => return refuse(on_done, error.to_string()),
-        };
-        if !on_done.count(&self.attached.pending) {
-            return refuse(
-                on_done,
-                format!("{COPIES_MAX} copies of this channel are in flight, the maximum: wait for some"),
-            );
-        }
-        let begun = Instant::now();
-        let job = Job {
-            local: local.clone(),
-            remote: stretch,
-            direction,
-            begun,
-            deadline: begun + self.within,
-            on_done,
-        };
-        // Where the thread has ended the copy is dropped, and says so itself.
-        self.orders.send(Order::Copy(self.attached.id, job));
-        Ok(())
+        let (tell, ended) = oneshot::channel();
+        // Nobody may be waiting any more.
+        self.copy(local, remote, offset, direction, move |result| tell.send(result))?;
+        Ok(Copying { ended, within: self.within })
     }
 }

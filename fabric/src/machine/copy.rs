@@ -79,30 +79,28 @@ impl RemoteRegion {
 type Callback = Box<dyn FnOnce(Result<(), CopyError>) + Send>;
 
 /// Copies of one channel that have not ended; the caller waits for some of them before there are more.
-pub(super) const COPIES_MAX: usize = 1 << 16;
+const COPIES_MAX: usize = 1 << 16;
 
 /// Called once, by the polling thread, or where the copy is dropped because that thread has ended.
 pub(super) struct OnDone {
     callback: Option<Callback>,
-    /// Copies of its channel, this one included once it has begun.
-    pending: Option<Arc<AtomicUsize>>,
+    /// Copies of its channel, this one included.
+    pending: Arc<AtomicUsize>,
 }
 
 impl OnDone {
-    pub(super) fn new(callback: impl FnOnce(Result<(), CopyError>) + Send + 'static) -> Self {
-        Self { callback: Some(Box::new(callback)), pending: None }
-    }
-
-    /// Counts it among its channel's. False: there are too many.
-    pub(super) fn count(&mut self, pending: &Arc<AtomicUsize>) -> bool {
-        let before = pending.fetch_add(1, Ordering::Relaxed);
-        self.pending = Some(Arc::clone(pending));
-        before < COPIES_MAX
-    }
-
-    /// The copy never began: its caller knows.
-    pub(super) fn forget(mut self) {
-        self.callback = None;
+    /// Counts it among its channel's, unless there are too many.
+    pub(super) fn new(
+        callback: impl FnOnce(Result<(), CopyError>) + Send + 'static,
+        pending: &Arc<AtomicUsize>,
+    ) -> Result<Self, FabricError> {
+        if pending.fetch_add(1, Ordering::Relaxed) >= COPIES_MAX {
+            pending.fetch_sub(1, Ordering::Relaxed);
+            return Err(FabricError::Misuse(format!(
+                "{COPIES_MAX} copies of this channel are in flight, the maximum: wait for some"
+            )));
+        }
+        Ok(Self { callback: Some(Box::new(callback)), pending: Arc::clone(pending) })
     }
 
     pub(super) fn call(mut self, result: Result<(), CopyError>) {
@@ -110,12 +108,9 @@ impl OnDone {
     }
 
     fn end(&mut self, result: Result<(), CopyError>) {
-        if let Some(pending) = self.pending.take() {
-            pending.fetch_sub(1, Ordering::Relaxed);
-        }
-        if let Some(callback) = self.callback.take()
-            && catch_unwind(AssertUnwindSafe(|| callback(result))).is_err()
-        {
+        let Some(callback) = self.callback.take() else { return };
+        self.pending.fetch_sub(1, Ordering::Relaxed);
+        if catch_unwind(AssertUnwindSafe(|| callback(result))).is_err() {
             // Its polling thread serves others, too.
             tracing::error!("the completion callback of a copy panicked");
         }
@@ -153,19 +148,11 @@ impl Job {
 /// A copy to wait for.
 #[derive(Debug)]
 pub struct Copying {
-    ended: oneshot::Receiver<Result<(), CopyError>>,
-    within: Duration,
+    pub(super) ended: oneshot::Receiver<Result<(), CopyError>>,
+    pub(super) within: Duration,
 }
 
 impl Copying {
-    /// The handle, and what the copy calls.
-    pub(super) fn new(within: Duration) -> (Self, OnDone) {
-        let (tell, ended) = oneshot::channel();
-        // Nobody may be waiting any more.
-        let on_done = OnDone::new(move |result| tell.send(result));
-        (Self { ended, within }, on_done)
-    }
-
     /// Waits until it has ended, which happens within the copy's own deadline.
     pub fn wait(self) -> Result<(), CopyError> {
         // Twice: the polling thread keeps the deadline, and tells.
@@ -187,11 +174,9 @@ impl Copying {
 
 /// A name under which regions are published and looked up.
 pub(super) fn check_name(name: &str) -> Result<(), FabricError> {
-    match name.is_empty() || name.len() > NAME_BYTES_MAX {
-        true => Err(FabricError::Misuse(format!(
-            "a region's name has 1 to {NAME_BYTES_MAX} bytes, not {}",
-            name.len()
-        ))),
-        false => Ok(()),
+    if (1..=NAME_BYTES_MAX).contains(&name.len()) {
+        return Ok(());
     }
+    let bytes = name.len();
+    Err(FabricError::Misuse(format!("a region's name has 1 to {NAME_BYTES_MAX} bytes, not {bytes}")))
 }

@@ -96,12 +96,9 @@ pub struct Machine {
 
 #[derive(Debug)]
 struct Inner {
-    endpoint: SocketAddr,
-    num_qps_per_peer: u16,
-    step: Duration,
-    copy_within: Duration,
+    /// With the port that the endpoint has got.
+    config: MachineConfig,
     means: Means,
-    secret: Secret,
     devices: Devices,
     pollers: Vec<Poller>,
     next_poller: AtomicUsize,
@@ -138,12 +135,8 @@ impl Machine {
         let poller = |index| Poller::start(index, devices.lane(config.send_depth)?, config.spin);
         let pollers = (0..usize::from(config.num_cqs)).map(poller).collect::<Result<_, _>>()?;
         let inner = Arc::new(Inner {
-            endpoint,
-            num_qps_per_peer: config.num_qps_per_peer,
-            step: config.step,
-            copy_within: config.copy_within,
+            config: MachineConfig { endpoint, ..config.clone() },
             means,
-            secret: config.secret.clone(),
             devices,
             pollers,
             next_poller: AtomicUsize::new(0),
@@ -165,7 +158,7 @@ impl Machine {
     /// The address for peers.
     #[must_use]
     pub fn endpoint(&self) -> SocketAddr {
-        self.inner.endpoint
+        self.inner.config.endpoint
     }
 
     /// Allocates memory for copies. It is registered with the RDMA device, if there is one.
@@ -196,17 +189,17 @@ impl Machine {
         let (started, within) = (Instant::now(), within.min(WITHIN_MAX));
         loop {
             let left = within.saturating_sub(started.elapsed());
-            let deadline = Instant::now() + left.max(self.inner.step.min(within));
+            let deadline = Instant::now() + left.max(self.inner.config.step.min(within));
             let found = self.with_peer(endpoint, |peer, inner| {
                 peer.look_up(inner, name, left.min(LOOKUP_SLICE), deadline)
             })?;
             match found {
                 Some(region) => return Ok(region),
                 None if left.is_zero() => {
-                    return Err(FabricError::Deadline {
-                        what: format!("machine {endpoint} to publish {name:?}"),
-                        waited_ms: started.elapsed().as_millis() as u64,
-                    });
+                    return Err(FabricError::late(
+                        format!("machine {endpoint} to publish {name:?}"),
+                        started,
+                    ));
                 }
                 None => {}
             }
@@ -220,7 +213,7 @@ impl Machine {
         qp_index: u16,
         within: Duration,
     ) -> Result<Channel, FabricError> {
-        let most = self.inner.num_qps_per_peer;
+        let most = self.inner.config.num_qps_per_peer;
         if qp_index >= most {
             return Err(FabricError::Misuse(format!(
                 "invalid queue pair {qp_index}: this machine has {most} per peer"
@@ -230,7 +223,7 @@ impl Machine {
         let (at, attached) =
             self.with_peer(endpoint, |peer, inner| peer.channel(inner, qp_index, deadline))?;
         let orders = self.inner.pollers[at].orders.clone();
-        Ok(Channel::new(endpoint, orders, attached, self.inner.copy_within))
+        Ok(Channel::new(endpoint, orders, attached, self.inner.config.copy_within))
     }
 
     /// The driver to a peer, and the reason.

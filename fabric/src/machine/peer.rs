@@ -5,7 +5,7 @@ use super::Inner;
 use super::choice::{Choice, Driver, choose};
 use super::copy::RemoteRegion;
 use super::poller::{Attached, Order};
-use super::words::{Answer, Question, VERSION, receive, send, tune};
+use super::words::{Answer, Question, VERSION, left, receive, send, tune};
 use crate::error::FabricError;
 use crate::work::RemoteKey;
 use std::collections::HashMap;
@@ -33,16 +33,17 @@ impl Peer {
         }
         let endpoint = self.endpoint;
         let started = Instant::now();
-        let left = deadline.saturating_duration_since(started).max(Duration::from_millis(1));
-        let stream = TcpStream::connect_timeout(&endpoint, left).map_err(|error| match error.kind() {
-            std::io::ErrorKind::TimedOut => FabricError::Deadline {
-                what: format!("machine {endpoint} to be connected to (does a firewall drop that port?)"),
-                waited_ms: started.elapsed().as_millis() as u64,
-            },
-            _ => FabricError::os(format!("connecting to machine {endpoint} (does it run?)"), error),
-        })?;
+        let stream =
+            TcpStream::connect_timeout(&endpoint, left(deadline)).map_err(|error| match error.kind() {
+                std::io::ErrorKind::TimedOut => {
+                    let what =
+                        format!("machine {endpoint} to be connected to (does a firewall drop that port?)");
+                    FabricError::late(what, started)
+                }
+                _ => FabricError::os(format!("connecting to machine {endpoint} (does it run?)"), error),
+            })?;
         tune(&stream)?;
-        let (secret, means) = (inner.secret.as_str().to_owned(), inner.means.clone());
+        let (secret, means) = (inner.config.secret.as_str().to_owned(), inner.means.clone());
         send(&stream, &Question::Hello { version: VERSION, secret, means }, deadline)?;
         let theirs = match next(&stream, deadline)? {
             Answer::Hello { version: VERSION, means } => means,
@@ -171,8 +172,7 @@ impl Peer {
 }
 
 fn next(stream: &TcpStream, deadline: Instant) -> Result<Answer, FabricError> {
-    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    receive(stream, Some(deadline), left)?.ok_or_else(|| {
+    receive(stream, Some(deadline), left(deadline))?.ok_or_else(|| {
         FabricError::Peer("it closed the set-up connection (it ended, or has too many peers)".into())
     })
 }

@@ -4,7 +4,6 @@ use super::locked;
 use crate::error::FabricError;
 use crate::memory::Region;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,20 +20,17 @@ pub(super) struct Published {
 impl Published {
     pub(super) fn insert(&self, name: &str, region: &Region) -> Result<(), FabricError> {
         let mut regions = locked(&self.regions);
-        let full = regions.len() == PUBLISHED_MAX;
-        match regions.entry(name.to_owned()) {
-            Entry::Occupied(known) if known.get().id() == region.id() => {}
-            Entry::Occupied(_) => {
+        match regions.get(name) {
+            Some(known) if known.id() == region.id() => return Ok(()),
+            Some(_) => {
                 return Err(FabricError::Misuse(format!("another region is already published as {name:?}")));
             }
-            Entry::Vacant(_) if full => {
+            None if regions.len() == PUBLISHED_MAX => {
                 return Err(FabricError::Misuse(format!(
                     "{PUBLISHED_MAX} regions are already published, the maximum"
                 )));
             }
-            Entry::Vacant(place) => {
-                place.insert(region.clone());
-            }
+            None => drop(regions.insert(name.to_owned(), region.clone())),
         }
         self.added.notify_all();
         Ok(())

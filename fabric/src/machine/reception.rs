@@ -69,7 +69,7 @@ struct Visit<'a> {
 
 impl Visit<'_> {
     fn answer_all(&mut self) -> Result<(), FabricError> {
-        let step = self.inner.step;
+        let step = self.inner.config.step;
         tune(&self.stream)?;
         let mut begun_by = Some(Instant::now() + step);
         while let Some(question) = receive(&self.stream, begun_by, step)? {
@@ -91,7 +91,7 @@ impl Visit<'_> {
     fn answer(&mut self, question: Question) -> Result<Answer, FabricError> {
         match question {
             Question::Hello { version: VERSION, secret, means } => {
-                if !self.inner.secret.is(&secret) {
+                if !self.inner.config.secret.is(&secret) {
                     tracing::warn!("rejected a peer with a wrong secret at this machine's endpoint");
                     return Err(FabricError::Peer(
                         "its secret is not this machine's secret (set the same secret at both)".into(),
@@ -117,19 +117,19 @@ impl Visit<'_> {
         if self.greeted != Some(driver) {
             return Err(FabricError::Peer(format!("{driver} was not agreed on")));
         }
-        if index >= inner.num_qps_per_peer {
-            let most = inner.num_qps_per_peer;
+        if index >= inner.config.num_qps_per_peer {
+            let most = inner.config.num_qps_per_peer;
             return Err(FabricError::Misuse(format!("queue pair {index}: the machine has {most} a peer")));
         }
         let at = inner.next_poller();
         let (offer, pending) =
             inner.device(driver)?.offer(std::slice::from_ref(&inner.pollers[at].handle))?;
-        let deadline = Instant::now() + inner.step;
+        let deadline = Instant::now() + inner.config.step;
         send(&self.stream, &Answer::Offer(offer), deadline)?;
         let setup = pending.accept(deadline)?.pop();
         let setup = setup.ok_or_else(|| FabricError::Internal("an offer of no channel".into()))?;
         // The keys of what it looked up go over the channel: they would be lost on a peer that is not there yet.
-        match receive(&self.stream, Some(deadline), inner.step)? {
+        match receive(&self.stream, Some(deadline), inner.config.step)? {
             Some(Question::Attached) => self.attach(index, at, setup),
             _ => Err(FabricError::Peer("it did not attach the channel that it asked for".into())),
         }
@@ -138,7 +138,7 @@ impl Visit<'_> {
     fn attach(&mut self, index: u16, at: usize, setup: ChannelSetup) -> Result<(), FabricError> {
         let exposed = self.looked_up.clone();
         let poller = &self.inner.pollers[at];
-        let attached = poller.attach(setup, exposed, self.inner.step)?;
+        let attached = poller.attach(setup, exposed, self.inner.config.step)?;
         if let Some((old, before)) = self.channels.insert(index, (at, attached)) {
             self.inner.pollers[old].orders.send(Order::Close(before.id));
         }
@@ -148,7 +148,7 @@ impl Visit<'_> {
     /// Lets the peer reach a published region, by all its channels and those to come.
     fn look_up(&mut self, name: &str, wait: Duration) -> Result<Answer, FabricError> {
         check_name(name)?;
-        let Some(region) = self.inner.published.wait_for(name, wait.min(self.inner.step)) else {
+        let Some(region) = self.inner.published.wait_for(name, wait.min(self.inner.config.step)) else {
             return Ok(Answer::Unknown);
         };
         let (key, bytes) = (region.id(), region.len() as u64);
@@ -160,7 +160,7 @@ impl Visit<'_> {
         }
         for (at, attached) in self.channels.values().filter(|(_, attached)| attached.ended.get().is_none()) {
             let order = |reply| Order::Expose(attached.id, region.clone(), reply);
-            let exposed = ask_poller(&self.inner.pollers[*at], self.inner.step, order)?;
+            let exposed = ask_poller(&self.inner.pollers[*at], self.inner.config.step, order)?;
             match exposed {
                 Ok(named) => debug_assert_eq!(named.0, key, "every driver names a region by its id"),
                 // It has ended meanwhile: what is left of it cannot use the region.

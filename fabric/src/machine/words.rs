@@ -129,16 +129,15 @@ fn fill(mut stream: &TcpStream, buffer: &mut [u8], deadline: Option<Instant>) ->
 }
 
 /// Never nothing, which would mean for ever.
-fn left(deadline: Instant) -> Duration {
+pub(super) fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
 fn lost(error: std::io::Error, started: Instant) -> FabricError {
     match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => FabricError::Deadline {
-            what: "a machine's word over its set-up connection".into(),
-            waited_ms: started.elapsed().as_millis() as u64,
-        },
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            FabricError::late("a machine's word over its set-up connection", started)
+        }
         _ => FabricError::os("talking to a machine over its set-up connection", error),
     }
 }

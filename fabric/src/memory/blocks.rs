@@ -45,17 +45,13 @@ impl Blocks {
 
     /// Fills a block's start.
     pub fn write(&self, block: u32, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
-        if offset + bytes.len() as u64 > self.block_bytes {
-            return Err(OutOfBounds { offset, bytes: bytes.len() as u64, region_bytes: self.block_bytes });
-        }
+        OutOfBounds::unless_within(offset, bytes.len() as u64, self.block_bytes)?;
         self.region.write(u64::from(block) * self.block_bytes + offset, bytes)
     }
 
     /// The first `bytes` of a block.
     pub fn span(&self, block: u32, bytes: u64) -> Result<Span, OutOfBounds> {
-        if bytes > self.block_bytes {
-            return Err(OutOfBounds { offset: 0, bytes, region_bytes: self.block_bytes });
-        }
+        OutOfBounds::unless_within(0, bytes, self.block_bytes)?;
         self.region.span(u64::from(block) * self.block_bytes, bytes)
     }
 }

@@ -23,20 +23,12 @@ numbers!(f32 f64 u8 i8 u16 i32 i64);
 
 /// A checked stretch of a region as numbers of any alignment, in this machine's byte order. What a peer writes
 /// meanwhile is seen or not, element by element.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Numbers<'a, N> {
     start: *const N,
     len: usize,
     mapping: PhantomData<&'a Mapping>,
 }
-
-impl<N> Clone for Numbers<'_, N> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<N> Copy for Numbers<'_, N> {}
 
 impl<'a, N: Number> Numbers<'a, N> {
     /// Of a stretch of the mapping, given by its offset and bytes, those that begin so far into it.

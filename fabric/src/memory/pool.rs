@@ -59,22 +59,23 @@ impl Pool {
 
     /// A pool in pages of this kind ([`Region::allocate_with`]).
     pub fn with_pages(pages: Pages, bytes: u64, name: &str) -> Result<Self, FabricError> {
-        let bytes = bytes.max(1).next_multiple_of(4096);
-        let size =
-            usize::try_from(bytes).map_err(|_| FabricError::Internal("pool larger than memory".into()))?;
-        Ok(Self::of(Region::allocate_with(pages, size, name)?))
+        Self::of(bytes, |size| Region::allocate_with(pages, size, name))
     }
 
     /// A pool that peers are let read only, of `bytes` rounded up to whole pages ([`Region::allocate_readable`]).
     pub fn readable(bytes: u64, name: &str) -> Result<Self, FabricError> {
-        let size = usize::try_from(bytes.max(1).next_multiple_of(4096))
-            .map_err(|_| FabricError::Internal("pool larger than memory".into()))?;
-        Ok(Self::of(Region::allocate_readable(size, name)?))
+        Self::of(bytes, |size| Region::allocate_readable(size, name))
     }
 
-    fn of(region: Region) -> Self {
+    fn of(
+        bytes: u64,
+        allocate: impl FnOnce(usize) -> Result<Region, FabricError>,
+    ) -> Result<Self, FabricError> {
+        let size = usize::try_from(bytes.max(1).next_multiple_of(4096))
+            .map_err(|_| FabricError::Internal("pool larger than memory".into()))?;
+        let region = allocate(size)?;
         let free = Free { by_offset: BTreeMap::from([(0, region.len() as u64)]), used: 0, untouched_from: 0 };
-        Self(Arc::new(Shared { region, free: Mutex::new(free) }))
+        Ok(Self(Arc::new(Shared { region, free: Mutex::new(free) })))
     }
 
     /// The region behind all buffers.

@@ -9,6 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::any::Any;
 use std::borrow::Cow;
+use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -87,13 +88,18 @@ impl Mapping {
         // SAFETY: the range just mapped. Forked children must not share it: a write of theirs would be seen
         // by peers. Failure only loses that protection.
         let _ = unsafe { madvise(base, bytes, Advice::LinuxDontFork) };
+        Self::ours(base, bytes, writable)
+    }
+
+    /// What was just mapped.
+    fn ours(base: *mut c_void, bytes: usize, is_writable: bool) -> Result<Self, FabricError> {
         let base =
             NonNull::new(base.cast()).ok_or_else(|| FabricError::Internal("mmap returned null".into()))?;
-        Ok(Self { base, bytes, is_ours: true, is_writable: writable })
+        Ok(Self { base, bytes, is_ours: true, is_writable })
     }
 
     /// Fresh memory that nobody else has.
-    fn private(bytes: usize) -> Result<Self, FabricError> {
+    pub(super) fn private(bytes: usize) -> Result<Self, FabricError> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice. Needed because a pool of all that may ever be kept must
         // take no pages before they are used, which the allocator does not promise.
@@ -101,9 +107,7 @@ impl Mapping {
             mmap_anonymous(std::ptr::null_mut(), bytes, prot, MapFlags::PRIVATE | MapFlags::NORESERVE)
         }
         .map_err(|e| FabricError::os(format!("mapping {bytes} bytes of memory"), e))?;
-        let base =
-            NonNull::new(base.cast()).ok_or_else(|| FabricError::Internal("mmap returned null".into()))?;
-        Ok(Self { base, bytes, is_ours: true, is_writable: true })
+        Self::ours(base, bytes, true)
     }
 
     /// As [`Mapping::of_fd`] for memory of a peer: to be written, too, unless it is sealed against that.
@@ -120,6 +124,11 @@ impl Mapping {
 
     pub(crate) fn len(&self) -> usize {
         self.bytes
+    }
+
+    #[inline]
+    pub(super) fn start(&self) -> *mut u8 {
+        self.base.as_ptr()
     }
 
     pub(crate) fn check(&self, offset: u64, bytes: u64) -> Result<(), OutOfBounds> {
@@ -154,7 +163,7 @@ enum Backing {
     /// The library's own, which nobody else can map.
     Private,
     /// Somebody else's.
-    Adopted { _owner: Box<dyn Any + Send + Sync>, access: Access },
+    Adopted { _owner: Box<dyn Any + Send + Sync> },
 }
 
 /// What may be done to adopted memory.
@@ -219,11 +228,8 @@ impl Region {
     }
 
     fn allocate_sealed(bytes: usize, name: &str, seals: SealFlags) -> Result<Self, FabricError> {
-        let what = |step: &str| format!("allocating region {name:?} of {bytes} bytes: {step}");
-        let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|e| FabricError::os(what("memfd_create"), e))?;
-        let mapping = Self::sealed_mapping(&memfd, bytes, MapFlags::NORESERVE, seals, what)?;
-        Ok(Self::new(mapping, Backing::Memfd { file: memfd, peers_write: seals.is_empty() }))
+        let (file, mapping) = Self::memfd_of(bytes, name, MemfdFlags::empty(), seals)?;
+        Ok(Self::new(mapping, Backing::Memfd { file, peers_write: seals.is_empty() }))
     }
 
     /// As [`Region::allocate`], with huge pages where they are asked for and free; it is then rounded up to whole
@@ -247,31 +253,34 @@ impl Region {
     }
 
     fn allocate_huge(bytes: usize, name: &str) -> Result<Self, FabricError> {
-        let what = |step: &str| format!("allocating region {name:?} of {bytes} bytes: {step}");
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
-        let memfd =
-            memfd_create(name, flags).map_err(|e| FabricError::os(what("memfd_create for huge pages"), e))?;
-        let page = fstat(&memfd).map_err(|e| FabricError::os(what("fstat"), e))?.st_blksize;
-        let whole = bytes.next_multiple_of(usize::try_from(page).unwrap_or(1).max(1));
-        // All are reserved now: a touch that found none would kill the process.
-        let mapping = Self::sealed_mapping(&memfd, whole, MapFlags::empty(), SealFlags::empty(), what)?;
+        let (memfd, mapping) = Self::memfd_of(bytes, name, MemfdFlags::HUGETLB, SealFlags::empty())?;
         Ok(Self::new(mapping, Backing::HugePages { _memfd: memfd }))
     }
 
-    fn sealed_mapping(
-        memfd: &OwnedFd,
+    /// A file of so many bytes, or whole huge pages, that neither shrinks nor grows, and our mapping of it.
+    fn memfd_of(
         bytes: usize,
-        flags: MapFlags,
+        name: &str,
+        pages: MemfdFlags,
         seals: SealFlags,
-        what: impl Fn(&str) -> String,
-    ) -> Result<Mapping, FabricError> {
-        ftruncate(memfd, bytes as u64).map_err(|e| FabricError::os(what("ftruncate"), e))?;
-        let seal = |seals| fcntl_add_seals(memfd, seals).map_err(|e| FabricError::os(what("sealing"), e));
+    ) -> Result<(OwnedFd, Mapping), FabricError> {
+        let what = |step: &str| format!("allocating region {name:?} of {bytes} bytes: {step}");
+        let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages)
+            .map_err(|e| FabricError::os(what("memfd_create"), e))?;
+        let (mut whole, mut flags) = (bytes, MapFlags::NORESERVE);
+        if !pages.is_empty() {
+            let page = fstat(&memfd).map_err(|e| FabricError::os(what("fstat"), e))?.st_blksize;
+            whole = bytes.next_multiple_of(usize::try_from(page).unwrap_or(1).max(1));
+            // All are reserved now: a touch that found none would kill the process.
+            flags = MapFlags::empty();
+        }
+        ftruncate(&memfd, whole as u64).map_err(|e| FabricError::os(what("ftruncate"), e))?;
+        let seal = |seals| fcntl_add_seals(&memfd, seals).map_err(|e| FabricError::os(what("sealing"), e));
         seal(SealFlags::SHRINK | SealFlags::GROW)?;
         // Ours comes before a seal that forbids others like it.
-        let mapping = Mapping::with_flags(memfd.as_fd(), bytes, true, flags)?;
+        let mapping = Mapping::with_flags(memfd.as_fd(), whole, true, flags)?;
         seal(seals | SealFlags::SEAL)?;
-        Ok(mapping)
+        Ok((memfd, mapping))
     }
 
     fn new(mapping: Mapping, backing: Backing) -> Self {
@@ -301,7 +310,7 @@ impl Region {
     ) -> Self {
         let is_writable = access == Access::ReadWrite;
         let mapping = Mapping { base: start, bytes, is_ours: false, is_writable };
-        Self::new(mapping, Backing::Adopted { _owner: owner, access })
+        Self::new(mapping, Backing::Adopted { _owner: owner })
     }
 
     /// A region over bytes that are handed over, for reading.
@@ -317,7 +326,7 @@ impl Region {
     /// May its bytes be written? Not those of memory that was adopted for reading.
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        !matches!(self.0.backing, Backing::Adopted { access: Access::Read, .. })
+        self.mapping().is_writable()
     }
 
     /// May peers write it, where they are granted that? Not what they are let read only.

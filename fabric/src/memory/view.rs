@@ -64,13 +64,17 @@ impl View {
         }
     }
 
+    #[inline]
+    fn at(&self, offset: u64, bytes: usize) -> Result<*mut u8, OutOfBounds> {
+        OutOfBounds::unless_within(offset, bytes as u64, self.bytes)?;
+        self.mapping().at(self.offset + offset, bytes as u64)
+    }
+
     /// Copies bytes out, from `offset` within the view. A peer writing meanwhile can tear them: validate the
     /// copy, or know from the protocol that nobody writes.
     #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
-        let bytes = into.len() as u64;
-        OutOfBounds::unless_within(offset, bytes, self.bytes)?;
-        let from = self.mapping().at(self.offset + offset, bytes)?;
+        let from = self.at(offset, into.len())?;
         // SAFETY: the source is mapped as long as the holder lives and in bounds (checked); the target is
         // an exclusive slice, which memory with a view is none of. Should the target be a pool buffer of this very process
         // that the view maps once more, the two are different addresses. Needed because a peer's memory must not be a Rust
@@ -83,9 +87,10 @@ impl View {
     /// ([`CompletionQueue::while_open`](crate::CompletionQueue::while_open)). Memory that is for reading only is out of bounds.
     #[inline]
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
-        let bytes = from.len() as u64;
-        OutOfBounds::unless_within(offset, bytes, if self.is_writable() { self.bytes } else { 0 })?;
-        let to = self.mapping().at(self.offset + offset, bytes)?;
+        if !self.is_writable() {
+            OutOfBounds::unless_within(offset, from.len() as u64, 0)?;
+        }
+        let to = self.at(offset, from.len())?;
         // SAFETY: the target is mapped for writing as long as the holder lives, and in bounds (both checked); the source is
         // private memory, at other addresses as in `read`. Needed because a peer's memory must not be a Rust reference.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
@@ -95,18 +100,12 @@ impl View {
     /// May its bytes be written?
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        match &self.holder {
-            Holder::Mapped(mapping) => mapping.is_writable(),
-            Holder::Ours(region) => region.is_writable(),
-            Holder::Lent(_) => true,
-        }
+        self.mapping().is_writable()
     }
 
     /// As [`View::read`] with stores that do not pass through the cache: for what is not read again soon.
     pub fn read_streaming(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
-        let bytes = into.len() as u64;
-        OutOfBounds::unless_within(offset, bytes, self.bytes)?;
-        let from = self.mapping().at(self.offset + offset, bytes)?;
+        let from = self.at(offset, into.len())?;
         // SAFETY: as for `read`.
         unsafe { crate::copy::streaming_raw(into.as_mut_ptr(), from, into.len()) };
         Ok(())

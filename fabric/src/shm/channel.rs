@@ -3,7 +3,7 @@
 
 use super::bell::{Bell, ring_peer};
 use super::landings::{Copied, Landing, Taken, Told};
-use super::link::{self, Message, Received};
+use super::link::{self, Message, NoMessage};
 use super::regions::{PeerRegions, REGIONS_MAX};
 use super::ring::{Consumer, Producer, RingBroken};
 use super::shared::{BellPage, MappedRing};
@@ -250,18 +250,18 @@ impl Channel {
                 return;
             }
             match link::receive_message(self.link.as_fd()) {
-                Received::Message(Message::Bell) => {}
-                Received::Message(Message::Region { key, bytes, memfd }) => {
+                Ok(Message::Bell) => {}
+                Ok(Message::Region { key, bytes, memfd }) => {
                     match self.regions.insert(key, bytes, memfd.as_fd()) {
                         Ok(()) => {}
                         Err(FabricError::Peer(what)) => self.misbehaved(what),
                         Err(other) => self.end(DisconnectReason::Failed(other.to_string())),
                     }
                 }
-                Received::Nothing => return,
-                Received::Closed => self.end(DisconnectReason::PeerClosed),
-                Received::Garbage(what) => self.misbehaved(what),
-                Received::Failed(e) => self.end(DisconnectReason::Failed(e.to_string())),
+                Err(NoMessage::Nothing) => return,
+                Err(NoMessage::Closed) => self.end(DisconnectReason::PeerClosed),
+                Err(NoMessage::Garbage(what)) => self.misbehaved(what),
+                Err(NoMessage::Failed(e)) => self.end(DisconnectReason::Failed(e.to_string())),
             }
         }
     }
@@ -316,15 +316,11 @@ impl Channel {
         self.regions.find(key.0).ok_or(PostError::RemoteAccess)
     }
 
-    fn remote(&mut self, remote: RemoteSpan, bytes: u64) -> Result<*mut u8, PostError> {
-        self.region(remote.key)?.at(remote.offset, bytes).map_err(|_| PostError::RemoteAccess)
-    }
-
-    /// As [`Channel::remote`], of what the peer lets us write.
+    /// A stretch of the peer's memory, to be read, or to be written: not what it lets us read only.
     #[inline]
-    fn writable(&mut self, remote: RemoteSpan, bytes: u64) -> Result<*mut u8, PostError> {
+    fn remote(&mut self, remote: RemoteSpan, bytes: u64, is_write: bool) -> Result<*mut u8, PostError> {
         let region = self.region(remote.key)?;
-        if !region.is_writable() {
+        if is_write && !region.is_writable() {
             return Err(PostError::RemoteAccess);
         }
         region.at(remote.offset, bytes).map_err(|_| PostError::RemoteAccess)
@@ -361,7 +357,7 @@ impl Channel {
         let total = write.gather.iter().try_fold(0u64, |sum, span| sum.checked_add(span.len()));
         let total = total.ok_or(PostError::RemoteAccess)?;
         if total > 0 {
-            let to = self.writable(write.remote, total)?;
+            let to = self.remote(write.remote, total, true)?;
             self.enter()?;
             copy_out(write, to, streams);
         }
@@ -431,7 +427,7 @@ impl Channel {
         read.local.writable()?;
         let bytes = read.local.len();
         if bytes > 0 {
-            let from = self.remote(read.remote, bytes)?;
+            let from = self.remote(read.remote, bytes, false)?;
             // As for a write: whoever closes waits for us, and may use its memory otherwise afterwards.
             self.enter()?;
             // SAFETY: the source is mapped by `self.regions` and in bounds (checked); the target is a checked
@@ -524,8 +520,8 @@ impl Fencing {
         // The messages that the peer sent before are dropped. Their number is bounded: the peer sees that this side has closed.
         (0..DRAIN_MAX)
             .map(|_| link::receive_message(self.link.as_fd()))
-            .take_while(|received| !matches!(received, Received::Nothing | Received::Failed(_)))
-            .any(|received| matches!(received, Received::Closed))
+            .take_while(|received| !matches!(received, Err(NoMessage::Nothing | NoMessage::Failed(_))))
+            .any(|received| matches!(received, Err(NoMessage::Closed)))
     }
 }
 

@@ -3,6 +3,7 @@
 //! must not decide what they mean for a channel.
 
 use crate::error::FabricError;
+use crate::random::Secret;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
@@ -24,24 +25,6 @@ const MAGIC: [u8; 4] = *b"GWS2";
 const KIND_REGION: u8 = 1;
 const KIND_BELL: u8 = 2;
 const REGION_BYTES: usize = 17;
-
-/// Good for the channels of one offer only.
-#[derive(Clone, Copy)]
-pub(super) struct Secret(pub(super) [u8; 16]);
-
-impl std::fmt::Debug for Secret {
-    /// Secrets stay out of logs.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
-
-impl Secret {
-    /// Compares without telling by its time how many bytes fit.
-    pub(super) fn is(&self, other: &Self) -> bool {
-        self.0.iter().zip(&other.0).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
-    }
-}
 
 /// The first message each way; the doorbell's and the ring's memory come with it.
 #[derive(Clone, Copy, Debug)]
@@ -86,10 +69,17 @@ pub(super) enum Message {
     Bell,
 }
 
-/// What a look at the socket found.
+/// The peer's greeting, with its doorbell's and ring's memory.
+pub(super) struct Greeted {
+    pub(super) greeting: Greeting,
+    pub(super) bell: OwnedFd,
+    pub(super) ring: OwnedFd,
+}
+
+/// Why a look at the socket found no message.
 #[derive(Debug)]
-pub(super) enum Received<T> {
-    Message(T),
+pub(super) enum NoMessage {
+    /// None has come.
     Nothing,
     /// The peer has gone.
     Closed,
@@ -165,7 +155,7 @@ pub(super) fn send_bell(link: BorrowedFd<'_>) -> Result<(), Errno> {
 fn receive(
     link: BorrowedFd<'_>,
     buffer: &mut [u8; MESSAGE_BYTES_MAX],
-) -> Received<(usize, [Option<OwnedFd>; FDS_MAX])> {
+) -> Result<(usize, [Option<OwnedFd>; FDS_MAX]), NoMessage> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -173,9 +163,9 @@ fn receive(
         match recvmsg(link, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
             Ok(received) => break received,
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Received::Nothing,
-            Err(Errno::CONNRESET) => return Received::Closed,
-            Err(e) => return Received::Failed(e),
+            Err(Errno::AGAIN) => return Err(NoMessage::Nothing),
+            Err(Errno::CONNRESET) => return Err(NoMessage::Closed),
+            Err(e) => return Err(NoMessage::Failed(e)),
         }
     };
     let mut fds = [const { None }; FDS_MAX];
@@ -191,48 +181,37 @@ fn receive(
         }
     }
     if received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) || count > FDS_MAX {
-        return Received::Garbage("a message or its descriptors were cut off");
+        return Err(NoMessage::Garbage("a message or its descriptors were cut off"));
     }
-    if received.bytes == 0 { Received::Closed } else { Received::Message((received.bytes, fds)) }
+    if received.bytes == 0 { Err(NoMessage::Closed) } else { Ok((received.bytes, fds)) }
 }
 
-/// The peer's greeting with its doorbell's and ring's memory.
-pub(super) fn receive_greeting(link: BorrowedFd<'_>) -> Received<(Greeting, OwnedFd, OwnedFd)> {
+/// The peer's first message.
+pub(super) fn receive_greeting(link: BorrowedFd<'_>) -> Result<Greeted, NoMessage> {
     let mut buffer = [0; MESSAGE_BYTES_MAX];
-    match receive(link, &mut buffer) {
-        Received::Message((bytes, [Some(bell), Some(ring)])) => match Greeting::decode(&buffer[..bytes]) {
-            Some(greeting) => Received::Message((greeting, bell, ring)),
-            None => Received::Garbage("its first message is not a greeting"),
-        },
-        Received::Message(_) => Received::Garbage("its first message came without its memory"),
-        Received::Nothing => Received::Nothing,
-        Received::Closed => Received::Closed,
-        Received::Garbage(what) => Received::Garbage(what),
-        Received::Failed(e) => Received::Failed(e),
-    }
+    let (bytes, [Some(bell), Some(ring)]) = receive(link, &mut buffer)? else {
+        return Err(NoMessage::Garbage("its first message came without its memory"));
+    };
+    let greeting = Greeting::decode(&buffer[..bytes]);
+    let greeting = greeting.ok_or(NoMessage::Garbage("its first message is not a greeting"))?;
+    Ok(Greeted { greeting, bell, ring })
 }
 
 /// The next message after the greeting.
-pub(super) fn receive_message(link: BorrowedFd<'_>) -> Received<Message> {
+pub(super) fn receive_message(link: BorrowedFd<'_>) -> Result<Message, NoMessage> {
     let mut buffer = [0; MESSAGE_BYTES_MAX];
-    let (bytes, fds) = match receive(link, &mut buffer) {
-        Received::Message(message) => message,
-        Received::Nothing => return Received::Nothing,
-        Received::Closed => return Received::Closed,
-        Received::Garbage(what) => return Received::Garbage(what),
-        Received::Failed(e) => return Received::Failed(e),
-    };
+    let (bytes, fds) = receive(link, &mut buffer)?;
     match (buffer[0], bytes, fds) {
-        (KIND_BELL, 1, [None, None]) => Received::Message(Message::Bell),
+        (KIND_BELL, 1, [None, None]) => Ok(Message::Bell),
         (KIND_REGION, REGION_BYTES, [Some(memfd), None]) => {
             let word = |at: usize| {
                 let mut word = [0; 8];
                 word.copy_from_slice(&buffer[at..at + 8]);
                 u64::from_le_bytes(word)
             };
-            Received::Message(Message::Region { key: word(1), bytes: word(9), memfd })
+            Ok(Message::Region { key: word(1), bytes: word(9), memfd })
         }
-        _ => Received::Garbage("it sent an unknown message on its socket"),
+        _ => Err(NoMessage::Garbage("it sent an unknown message on its socket")),
     }
 }
 
@@ -249,8 +228,8 @@ mod tests {
         assert_eq!(greeting.encode().to_vec(), bytes);
         let decoded = Greeting::decode(&bytes).unwrap();
         assert_eq!((decoded.index, decoded.capacity), (0x102, 64));
-        assert!(decoded.secret.is(&greeting.secret));
-        assert!(!decoded.secret.is(&Secret([8; 16])));
+        assert_eq!(decoded.secret, greeting.secret);
+        assert_ne!(decoded.secret, Secret([8; 16]));
         assert!(!format!("{greeting:?}").contains('9'));
     }
 

@@ -2,14 +2,14 @@
 //! ends' memory. It must not know of completion queues beyond their handles.
 
 use super::channel::ShmSetup;
-use super::link::{self, Greeting, Received, Secret};
+use super::link::{self, Greeted, Greeting, NoMessage};
 use super::queue::ShmHandle;
 use super::ring::{Consumer, Producer};
 use super::shared::{BellPage, MappedRing};
 use crate::device::{ChannelSetup, CqHandle, PendingOffer, SetupKind};
 use crate::error::FabricError;
 use crate::memory::Region;
-use crate::random::random;
+use crate::random::{Secret, random};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -64,8 +64,8 @@ impl Offer {
 
     /// An abstract name: nothing in the file system, gone with the socket.
     fn address(&self) -> Result<SocketAddrUnix, FabricError> {
-        let digits: String = self.name.iter().map(|byte| format!("{byte:02x}")).collect();
-        SocketAddrUnix::new_abstract_name(format!("gradwire-{digits}").as_bytes())
+        let name = format!("gradwire-{:032x}", u128::from_be_bytes(self.name));
+        SocketAddrUnix::new_abstract_name(name.as_bytes())
             .map_err(|e| FabricError::os("naming a shared-memory socket", e))
     }
 }
@@ -101,7 +101,7 @@ pub(super) fn open(queues: &[CqHandle]) -> Result<(Vec<u8>, ShmOffer), FabricErr
         let why = format!("invalid offer of {} channels: use 1 to {CHANNELS_MAX}", queues.len());
         return Err(FabricError::Misuse(why));
     }
-    let offer = Offer { channels: queues.len() as u16, name: random()?, secret: Secret(random()?) };
+    let offer = Offer { channels: queues.len() as u16, name: random()?, secret: Secret::random()? };
     let listener = open_socket(SocketFlags::NONBLOCK)?;
     bind(&listener, &offer.address()?).map_err(|e| FabricError::os("binding a shared-memory socket", e))?;
     listen(&listener, (queues.len() + STRANGERS_MAX) as i32)
@@ -136,56 +136,62 @@ impl Half {
         link::send_greeting(link, &greeting, bell, ring)
     }
 
-    fn join(self, link: OwnedFd, peer: OtherHalf) -> ChannelSetup {
-        let (bell, OtherHalf { bell: peer_bell, send }) = (self.handle.bell, peer);
-        let setup = ShmSetup { bell, link, peer_bell, receive: self.receive, send };
+    fn join(self, link: OwnedFd, (peer_bell, send): OtherHalf) -> ChannelSetup {
+        let setup = ShmSetup { bell: self.handle.bell, link, peer_bell, receive: self.receive, send };
         ChannelSetup { kind: SetupKind::Shm(Box::new(setup)) }
     }
 }
 
-/// The peer's side, mapped.
-struct OtherHalf {
-    bell: BellPage,
-    send: Producer<MappedRing>,
-}
+/// The peer's side.
+type OtherHalf = (BellPage, Producer<MappedRing>);
 
-impl OtherHalf {
-    fn map(peer: &Peer) -> Result<Self, FabricError> {
-        let ring = MappedRing::of_peer(peer.ring.as_fd(), peer.greeting.capacity)?;
-        Ok(Self { bell: BellPage::of_peer(peer.bell.as_fd())?, send: Producer::new(ring) })
-    }
-}
-
-/// What the peer's greeting brought.
-struct Peer {
-    greeting: Greeting,
-    bell: OwnedFd,
-    ring: OwnedFd,
+fn map(peer: &Greeted) -> Result<OtherHalf, FabricError> {
+    let ring = MappedRing::of_peer(peer.ring.as_fd(), peer.greeting.capacity)?;
+    Ok((BellPage::of_peer(peer.bell.as_fd())?, Producer::new(ring)))
 }
 
 impl ShmOffer {
     /// Reads a candidate's greeting. `None`: it said nothing yet.
-    fn greeted(&self, link: BorrowedFd<'_>) -> Result<Option<Peer>, &'static str> {
+    fn greeted(&self, link: BorrowedFd<'_>) -> Result<Option<Greeted>, &'static str> {
         let peer = match link::receive_greeting(link) {
-            Received::Message((greeting, bell, ring)) => Peer { greeting, bell, ring },
-            Received::Nothing => return Ok(None),
-            Received::Closed => return Err("it hung up"),
-            Received::Garbage(what) => return Err(what),
-            Received::Failed(_) => return Err("reading its greeting failed"),
+            Ok(peer) => peer,
+            Err(NoMessage::Nothing) => return Ok(None),
+            Err(NoMessage::Closed) => return Err("it hung up"),
+            Err(NoMessage::Garbage(what)) => return Err(what),
+            Err(NoMessage::Failed(_)) => return Err("reading its greeting failed"),
         };
-        if !peer.greeting.secret.is(&self.secret) {
+        if peer.greeting.secret != self.secret {
             return Err("its secret is wrong");
         }
         Ok(Some(peer))
     }
 
     /// Takes the candidate in as the channel it asks for, which is one there is.
-    fn admit(&self, link: OwnedFd, peer: &Peer) -> Result<ChannelSetup, FabricError> {
+    fn admit(&self, link: OwnedFd, peer: &Greeted) -> Result<ChannelSetup, FabricError> {
         let index = peer.greeting.index;
         let half = Half::new(&self.queues[usize::from(index)])?;
-        let other = OtherHalf::map(peer)?;
+        let other = map(peer)?;
         half.greet(link.as_fd(), index, self.secret)?;
         Ok(half.join(link, other))
+    }
+
+    /// Accepts one connection, if there is one.
+    fn let_in(&self, candidates: &mut Vec<Candidate>) -> Result<(), FabricError> {
+        let link = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(link) => link,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
+            Err(e) => return Err(FabricError::os("accepting a shared-memory connection", e)),
+        };
+        if !is_of_our_user(link.as_fd()) {
+            tracing::debug!("rejected a process of another user at a shared-memory offer");
+            return Ok(());
+        }
+        if candidates.len() == self.queues.len() + STRANGERS_MAX {
+            // The one that has been silent for longest.
+            candidates.remove(0);
+        }
+        candidates.push(Candidate { link, until: Instant::now() + SILENCE_MAX });
+        Ok(())
     }
 }
 
@@ -204,7 +210,10 @@ impl PendingOffer for ShmOffer {
             let now = Instant::now();
             if now >= deadline {
                 let missing = taken.iter().filter(|setup| setup.is_none()).count();
-                return Err(late(format!("{missing} of {} shared-memory channels", taken.len()), started));
+                return Err(FabricError::late(
+                    format!("{missing} of {} shared-memory channels", taken.len()),
+                    started,
+                ));
             }
             candidates.retain(|candidate| candidate.until > now);
             let until = candidates.iter().map(|c| c.until).fold(deadline, Instant::min);
@@ -231,32 +240,6 @@ impl PendingOffer for ShmOffer {
     }
 }
 
-impl ShmOffer {
-    /// Accepts one connection, if there is one.
-    fn let_in(&self, candidates: &mut Vec<Candidate>) -> Result<(), FabricError> {
-        let link = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(link) => link,
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
-            Err(e) => return Err(FabricError::os("accepting a shared-memory connection", e)),
-        };
-        if !is_of_our_user(link.as_fd()) {
-            tracing::debug!("rejected a process of another user at a shared-memory offer");
-            return Ok(());
-        }
-        if candidates.len() == self.queues.len() + STRANGERS_MAX {
-            // The one that has been silent for longest.
-            candidates.remove(0);
-        }
-        candidates.push(Candidate { link, until: Instant::now() + SILENCE_MAX });
-        Ok(())
-    }
-}
-
-fn late(what: String, started: Instant) -> FabricError {
-    let waited_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    FabricError::Deadline { what, waited_ms }
-}
-
 /// Connects channel `index` of a peer's offer.
 pub(super) fn join(
     offer: &[u8],
@@ -273,7 +256,7 @@ pub(super) fn join(
     let half = Half::new(handle_of(queue)?)?;
     half.greet(link.as_fd(), index, offer.secret)?;
     let peer = answer(link.as_fd(), &offer, index, started, deadline)?;
-    Ok(half.join(link, OtherHalf::map(&peer)?))
+    Ok(half.join(link, map(&peer)?))
 }
 
 /// Connects the socket.
@@ -281,14 +264,16 @@ fn dial(offer: &Offer, started: Instant, deadline: Instant) -> Result<OwnedFd, F
     let link = open_socket(SocketFlags::empty())?;
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
-        return Err(late("a shared-memory offer".into(), started));
+        return Err(FabricError::late("a shared-memory offer", started));
     }
     // Bounds how long a full backlog can hold us.
     set_socket_timeout(&link, Timeout::Send, Some(left))
         .map_err(|e| FabricError::os("setting a shared-memory socket's deadline", e))?;
     match connect(&link, &offer.address()?) {
         Ok(()) => {}
-        Err(Errno::AGAIN | Errno::TIMEDOUT) => return Err(late("a shared-memory offer".into(), started)),
+        Err(Errno::AGAIN | Errno::TIMEDOUT) => {
+            return Err(FabricError::late("a shared-memory offer", started));
+        }
         Err(e) => {
             let what =
                 "connecting to a shared-memory offer (is the peer on this host, in this network namespace?)";
@@ -312,24 +297,24 @@ fn answer(
     index: u16,
     started: Instant,
     deadline: Instant,
-) -> Result<Peer, FabricError> {
+) -> Result<Greeted, FabricError> {
     loop {
         match link::receive_greeting(link) {
-            Received::Message((greeting, bell, ring)) => {
-                if greeting.index != index || !greeting.secret.is(&offer.secret) {
-                    return Err(FabricError::Peer("it answered for another channel".into()));
-                }
-                return Ok(Peer { greeting, bell, ring });
+            Ok(peer) if peer.greeting.index == index && peer.greeting.secret == offer.secret => {
+                return Ok(peer);
             }
-            Received::Nothing => {}
-            Received::Closed => {
+            Ok(_) => return Err(FabricError::Peer("it answered for another channel".into())),
+            Err(NoMessage::Nothing) => {}
+            Err(NoMessage::Closed) => {
                 return Err(FabricError::Peer("it refused a shared-memory channel or went away".into()));
             }
-            Received::Garbage(what) => return Err(FabricError::Peer(what.into())),
-            Received::Failed(e) => return Err(FabricError::os("reading a shared-memory peer's greeting", e)),
+            Err(NoMessage::Garbage(what)) => return Err(FabricError::Peer(what.into())),
+            Err(NoMessage::Failed(e)) => {
+                return Err(FabricError::os("reading a shared-memory peer's greeting", e));
+            }
         }
         if Instant::now() >= deadline {
-            return Err(late("a shared-memory peer's greeting".into(), started));
+            return Err(FabricError::late("a shared-memory peer's greeting", started));
         }
         link::wait_one(link, deadline)?;
     }

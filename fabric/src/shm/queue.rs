@@ -2,7 +2,7 @@
 //! It owns the doorbell's use and the noticing of dead peers; what a channel does is `channel`'s business.
 
 use super::bell::Bell;
-use super::channel::{Channel, Fencing, GATHER_MAX, ShmSetup};
+use super::channel::{Channel, Fencing, GATHER_MAX};
 use super::doorbell::{ON_SOCKETS, ON_WORD};
 use super::shared::RING_CAPACITY_MAX;
 use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence, Order, SetupKind};
@@ -209,7 +209,25 @@ impl CompletionQueue for ShmQueue {
                 "a channel of another driver was attached to shared memory".into(),
             ));
         };
-        self.attach_shm(*setup)
+        if !Arc::ptr_eq(&setup.bell, &self.handle.bell) {
+            let why = "a channel was attached to another queue than the one it was connected for";
+            return Err(FabricError::Misuse(why.into()));
+        }
+        if self.next_id == CHANNEL_IDS_MAX {
+            return Err(FabricError::Misuse("a queue has used up its channel ids: open a new one".into()));
+        }
+        let id = ChannelId(self.next_id);
+        let channel = Channel::new(id, *setup, self.send_depth);
+        epoll::add(
+            &self.links,
+            channel.link(),
+            epoll::EventData::new_u64(id.0.into()),
+            epoll::EventFlags::IN,
+        )
+        .map_err(|e| FabricError::os("watching a shared-memory link", e))?;
+        self.next_id += 1;
+        self.channels.push(channel);
+        Ok(id)
     }
 
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
@@ -306,30 +324,6 @@ impl CompletionQueue for ShmQueue {
 
     fn caps(&self) -> Caps {
         Caps { gather_max: GATHER_MAX, send_depth: self.send_depth, order: Order::Posted }
-    }
-}
-
-impl ShmQueue {
-    fn attach_shm(&mut self, setup: ShmSetup) -> Result<ChannelId, FabricError> {
-        if !Arc::ptr_eq(&setup.bell, &self.handle.bell) {
-            let why = "a channel was attached to another queue than the one it was connected for";
-            return Err(FabricError::Misuse(why.into()));
-        }
-        if self.next_id == CHANNEL_IDS_MAX {
-            return Err(FabricError::Misuse("a queue has used up its channel ids: open a new one".into()));
-        }
-        let id = ChannelId(self.next_id);
-        let channel = Channel::new(id, setup, self.send_depth);
-        epoll::add(
-            &self.links,
-            channel.link(),
-            epoll::EventData::new_u64(id.0.into()),
-            epoll::EventFlags::IN,
-        )
-        .map_err(|e| FabricError::os("watching a shared-memory link", e))?;
-        self.next_id += 1;
-        self.channels.push(channel);
-        Ok(id)
     }
 }
 

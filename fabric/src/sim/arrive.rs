@@ -206,7 +206,7 @@ impl World {
         }
         self.stats(end).held_notices += u64::from(notice.is_some() && gate.waits_for(number));
         self.end(end).gate = Some(gate);
-        counted.map_err(|error| error.to_string())
+        counted
     }
 
     pub(super) fn deliver(&mut self, handle: Handle) {

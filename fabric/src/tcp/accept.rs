@@ -2,12 +2,13 @@
 //! that wait for the preambles of the right peer while strangers, liars and silent connections are dropped. It
 //! knows nothing of frames.
 
-use super::invite::{PREAMBLE_BYTES, Secret, decode_preamble};
+use super::invite::{Offer, PREAMBLE_BYTES, decode_preamble};
 use super::pace::{self, SystemChoice};
 use super::pipe::Pipe;
 use super::{local, sys};
 use crate::device::{ChannelSetup, PendingOffer, SetupKind};
 use crate::error::FabricError;
+use crate::random::Secret;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use socket2::Socket;
@@ -31,9 +32,7 @@ pub(super) struct TcpPending {
     pub(super) choice: Option<SystemChoice>,
     pub(super) unix: Option<Socket>,
     pub(super) buffer_bytes: Option<usize>,
-    pub(super) channels: u16,
-    pub(super) secret: Secret,
-    pub(super) sealed: bool,
+    pub(super) offer: Offer,
 }
 
 #[derive(Debug)]
@@ -43,28 +42,20 @@ struct HalfOpen {
     have: usize,
 }
 
-enum Preamble {
-    Incomplete,
-    Opens(u16),
-    Refused(&'static str),
-}
-
 impl HalfOpen {
-    /// Reads what is there, never past the preamble: what follows belongs to the channel.
-    fn advance(&mut self, secret: &Secret) -> Preamble {
+    /// Reads what is there, never past the preamble: what follows belongs to the channel. Which channel that is, once all of it
+    /// has come, or why it is refused.
+    fn advance(&mut self, secret: &Secret) -> Result<Option<u16>, &'static str> {
         while self.have < PREAMBLE_BYTES {
             match self.socket.read(&mut self.bytes[self.have..]) {
-                Ok(0) => return Preamble::Refused("it closed the connection before its first message"),
+                Ok(0) => return Err("it closed the connection before its first message"),
                 Ok(bytes) => self.have += bytes,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Preamble::Incomplete,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Preamble::Refused("broke"),
+                Err(_) => return Err("broke"),
             }
         }
-        match decode_preamble(&self.bytes, secret) {
-            Ok(index) => Preamble::Opens(index),
-            Err(why) => Preamble::Refused(why),
-        }
+        decode_preamble(&self.bytes, secret).map(Some)
     }
 }
 
@@ -72,29 +63,27 @@ impl HalfOpen {
 struct Round {
     half_open: VecDeque<HalfOpen>,
     slots: Vec<Option<Socket>>,
-    missing: usize,
 }
 
 impl Round {
     /// Files a connection by what it has said so far.
     fn judge(&mut self, mut candidate: HalfOpen, secret: &Secret) {
         let why = match candidate.advance(secret) {
-            Preamble::Incomplete => {
+            Ok(None) => {
                 if self.half_open.len() == HALF_OPEN_MAX {
                     self.half_open.pop_front();
                 }
                 return self.half_open.push_back(candidate);
             }
-            Preamble::Opens(index) => match self.slots.get_mut(usize::from(index)) {
+            Ok(Some(index)) => match self.slots.get_mut(usize::from(index)) {
                 Some(slot) if slot.is_none() => {
                     *slot = Some(candidate.socket);
-                    self.missing -= 1;
                     return;
                 }
                 Some(_) => "a channel that is already connected",
                 None => "a channel that was not offered",
             },
-            Preamble::Refused(why) => why,
+            Err(why) => why,
         };
         let peer = candidate.socket.peer_addr().ok().and_then(|address| address.as_socket());
         tracing::debug!(?peer, why, "dropped a connection to an offer");
@@ -115,7 +104,10 @@ impl TcpPending {
                         if let Some(choice) = self.choice.as_ref().filter(|_| !sys::is_unix(&socket)) {
                             pace::accepted(&socket, choice);
                         }
-                        round.judge(HalfOpen { socket, bytes: [0; PREAMBLE_BYTES], have: 0 }, &self.secret);
+                        round.judge(
+                            HalfOpen { socket, bytes: [0; PREAMBLE_BYTES], have: 0 },
+                            &self.offer.secret,
+                        );
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
@@ -155,7 +147,7 @@ impl TcpPending {
         format!(
             "the peer to connect channels {}{dots} (of {}) at {} (does it run, does a firewall block the port?)",
             shown.join(", "),
-            self.channels,
+            self.offer.channels,
             self.address
         )
     }
@@ -169,30 +161,28 @@ fn is_shortage(error: &std::io::Error) -> bool {
 impl PendingOffer for TcpPending {
     fn accept(self: Box<Self>, deadline: Instant) -> Result<Vec<ChannelSetup>, FabricError> {
         let started = Instant::now();
-        let channels = usize::from(self.channels);
-        let slots = (0..channels).map(|_| None).collect();
-        let mut round = Round { half_open: VecDeque::with_capacity(HALF_OPEN_MAX), slots, missing: channels };
+        let slots = (0..self.offer.channels).map(|_| None).collect();
+        let mut round = Round { half_open: VecDeque::with_capacity(HALF_OPEN_MAX), slots };
         loop {
             for listener in self.listeners() {
                 self.take_new(listener, &mut round)?;
             }
             for _ in 0..round.half_open.len() {
                 if let Some(candidate) = round.half_open.pop_front() {
-                    round.judge(candidate, &self.secret);
+                    round.judge(candidate, &self.offer.secret);
                 }
             }
-            if round.missing == 0 {
+            if round.slots.iter().all(Option::is_some) {
                 break;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let waited_ms = started.elapsed().as_millis() as u64;
-                return Err(FabricError::Deadline { what: self.what_is_missing(&round), waited_ms });
+                return Err(FabricError::late(self.what_is_missing(&round), started));
             }
             self.sleep(&round, left)?;
         }
         let setup = |(index, socket)| {
-            let pipe = Pipe::of(&socket, self.sealed.then_some((&self.secret, index, false)))?;
+            let pipe = Pipe::of(&socket, self.offer.sealed.then_some((&self.offer.secret, index, false)))?;
             Ok(ChannelSetup { kind: SetupKind::Tcp(socket, pipe) })
         };
         (0..).zip(round.slots.into_iter().flatten()).map(setup).collect()

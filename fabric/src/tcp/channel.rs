@@ -4,7 +4,7 @@
 use super::frame::Frame;
 use super::pipe::Pipe;
 use super::receive::{Next, OnLanded, Receiver};
-use super::send::{OnSent, SendQueue, SendStop};
+use super::send::{OnSent, SendQueue};
 use super::sys;
 use crate::error::PostError;
 use crate::grants::Grants;
@@ -232,17 +232,16 @@ impl Channel {
     pub(super) fn send(&mut self, completions: &mut Vec<Completion>) -> Result<(), DisconnectReason> {
         let (id, taken, answers) = (self.id, &mut self.places_taken, &mut self.answers_queued);
         let out = (&mut self.pipe, self.socket.as_fd());
-        let stop = self.send.send(out, |on_sent| match on_sent {
+        let sent = self.send.send(out, |on_sent| match on_sent {
             OnSent::Nothing => *taken -= 1,
             OnSent::Answered => *answers -= 1,
             OnSent::WriteDone(write) => {
                 completions.push(Completion { channel: id, kind: CompletionKind::WriteDone { id: write } });
             }
         });
-        match stop {
-            Ok(SendStop::Empty | SendStop::Budget) if !self.pipe.has_unsent() => Ok(()),
-            Ok(_) => {
-                self.writable = false;
+        match sent {
+            Ok(takes_more) => {
+                self.writable &= takes_more && !self.pipe.has_unsent();
                 Ok(())
             }
             // What it sent before it went is still to be read; reading then finds the end.
@@ -274,7 +273,7 @@ impl Channel {
             ));
         }
         while !budget.is_spent() {
-            match self.receiver.next().map_err(|e| misbehaved(e.to_string()))? {
+            match self.receiver.next().map_err(misbehaved)? {
                 Next::Landed(on_landed) => self.finish(on_landed, budget, completions),
                 Next::Frame(frame) => self.start(&frame, budget, completions)?,
                 Next::Starved if self.readable => self.fill(budget)?,

@@ -1,7 +1,7 @@
 //! The connecting half of a channel's set-up: the offer's unix socket where it can be reached, otherwise its
 //! name, socket, preamble, all within one deadline.
 
-use super::invite::{Name, Offer, encode_preamble};
+use super::invite::{Offer, encode_preamble};
 use super::sys::{self, IoRange};
 use super::{local, pace};
 use crate::error::FabricError;
@@ -23,36 +23,18 @@ pub(super) fn connect(
     buffer_bytes: Option<usize>,
     deadline: Instant,
 ) -> Result<Socket, FabricError> {
+    let what = || format!("connecting channel {index} to the peer's unix socket");
     if let Some(name) = &offer.unix {
-        match connect_unix(name, offer, index, buffer_bytes) {
+        let dialled = local::dial(name).map_err(|e| FabricError::os(what(), e));
+        let tuned = dialled.and_then(|socket| sys::tune(&socket, buffer_bytes).map(|()| socket));
+        match tuned.and_then(|socket| introduce(socket, offer, index, what)) {
             Ok(socket) => return Ok(socket),
             Err(error) => tracing::debug!(index, %error, "no unix socket to the peer, using tcp"),
         }
     }
-    connect_tcp(offer, index, buffer_bytes, deadline)
-}
-
-fn connect_unix(
-    name: &Name,
-    offer: &Offer,
-    index: u16,
-    buffer_bytes: Option<usize>,
-) -> Result<Socket, FabricError> {
-    let what = || format!("connecting channel {index} to the peer's unix socket");
-    let socket = local::dial(name).map_err(|e| FabricError::os(what(), e))?;
-    sys::tune(&socket, buffer_bytes)?;
-    introduce(socket, offer, index, what)
-}
-
-fn connect_tcp(
-    offer: &Offer,
-    index: u16,
-    buffer_bytes: Option<usize>,
-    deadline: Instant,
-) -> Result<Socket, FabricError> {
     let started = Instant::now();
     let what = || format!("connecting channel {index} to {}:{}", offer.host, offer.port);
-    let late = || FabricError::Deadline { what: what(), waited_ms: started.elapsed().as_millis() as u64 };
+    let late = || FabricError::late(what(), started);
     let addresses = resolve(&offer.host, offer.port, deadline).map_err(|e| match e.kind() {
         io::ErrorKind::TimedOut => late(),
         _ => FabricError::os(format!("{}: resolving the name", what()), e),

@@ -14,8 +14,6 @@
 //!
 //! Fields an operation does not use are zero, so that each frame has one encoding only.
 
-use thiserror::Error;
-
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 40;
 
@@ -59,23 +57,6 @@ pub enum Frame {
     },
 }
 
-/// Bytes that are no header. The peer is at fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum FrameError {
-    /// Not the start of a frame: another protocol, or a stream out of step.
-    #[error("no frame begins with {0:#06x}")]
-    Magic(u16),
-    /// An operation this version does not have.
-    #[error("unknown operation {0}")]
-    Operation(u8),
-    /// Flags this version or this operation does not have.
-    #[error("unknown flags {0:#04x}")]
-    Flags(u8),
-    /// A field that the operation does not use is not zero.
-    #[error("an unused field is not zero")]
-    UnusedField,
-}
-
 impl Frame {
     /// The header's bytes.
     #[must_use]
@@ -100,11 +81,12 @@ impl Frame {
         bytes
     }
 
-    /// Reads a header; refuses whatever [`Frame::encode`] would not have written.
-    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+    /// Reads a header; refuses whatever [`Frame::encode`] would not have written, and says why.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, String> {
         let magic = u16::from_le_bytes([bytes[0], bytes[1]]);
         if magic != MAGIC {
-            return Err(FrameError::Magic(magic));
+            // Another protocol, or a stream out of step.
+            return Err(format!("no frame begins with {magic:#06x}"));
         }
         let (op, flags) = (bytes[2], bytes[3]);
         let immediate = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
@@ -112,10 +94,11 @@ impl Frame {
         let (length, id) = (word(bytes, 24), word(bytes, 32));
         let allowed = if op == OP_WRITE { FLAG_IMMEDIATE } else { 0 };
         if flags & !allowed != 0 {
-            return Err(FrameError::Flags(flags));
+            return Err(format!("unknown flags {flags:#04x}"));
         }
         let has_immediate = flags & FLAG_IMMEDIATE != 0;
-        let clean = |zero: bool, frame| if zero { Ok(frame) } else { Err(FrameError::UnusedField) };
+        let clean =
+            |zero: bool, frame| if zero { Ok(frame) } else { Err("an unused field is not zero".into()) };
         match op {
             OP_WRITE => {
                 let frame =
@@ -126,7 +109,7 @@ impl Frame {
             OP_READ_RESPONSE => {
                 clean(immediate == 0 && key == 0 && offset == 0, Self::ReadResponse { length, id })
             }
-            other => Err(FrameError::Operation(other)),
+            other => Err(format!("unknown operation {other}")),
         }
     }
 }

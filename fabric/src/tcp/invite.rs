@@ -2,7 +2,7 @@
 //! connection) and the preamble of each channel's socket. Pure encode and strict, bounded decode.
 
 use crate::error::FabricError;
-use crate::random::random;
+use crate::random::Secret;
 use ring::hmac;
 
 /// Longest advertised host name (a DNS name has at most 253 characters).
@@ -22,37 +22,10 @@ const PURPOSE: &[u8] = b"gradwire tcp preamble 2";
 /// Bytes of an offer before the host's name.
 const FIXED_BYTES: usize = 40;
 
-/// What the unix socket of an offer is called. Not a secret: the system shows such names to everybody.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Name(pub(super) [u8; 16]);
-
-impl Name {
-    /// Stands for no name.
-    const NONE: [u8; 16] = [0; 16];
-
-    /// Draws one.
-    pub(super) fn random() -> Result<Self, FabricError> {
-        random().map(Self)
-    }
-}
-
-/// Good for the channels of one offer only.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Secret(pub(super) [u8; 16]);
-
-impl std::fmt::Debug for Secret {
-    /// Secrets stay out of logs.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
+/// Stands for no name.
+const NO_NAME: [u8; 16] = [0; 16];
 
 impl Secret {
-    /// Draws one.
-    pub(super) fn random() -> Result<Self, FabricError> {
-        random().map(Self)
-    }
-
     /// What shows that its sender knows the secret, and may open this channel: anybody may read it on its way.
     fn proof(&self, index: [u8; 2]) -> hmac::Tag {
         hmac::sign(&self.key(), &[PURPOSE, &index].concat())
@@ -77,8 +50,9 @@ pub(super) struct Offer {
     pub(super) secret: Secret,
     /// Frames are sealed where they go over TCP.
     pub(super) sealed: bool,
-    /// The unix socket that peers of the same host and user may use instead of the port.
-    pub(super) unix: Option<Name>,
+    /// What the unix socket is called that peers of the same host and user may use instead of the port. Not a secret: the system
+    /// shows such names to everybody.
+    pub(super) unix: Option<[u8; 16]>,
 }
 
 impl Offer {
@@ -89,7 +63,7 @@ impl Offer {
         bytes.extend_from_slice(&self.port.to_le_bytes());
         bytes.extend_from_slice(&self.channels.to_le_bytes());
         bytes.extend_from_slice(&self.secret.0);
-        bytes.extend_from_slice(&self.unix.map_or(Name::NONE, |name| name.0));
+        bytes.extend_from_slice(&self.unix.unwrap_or(NO_NAME));
         bytes.extend_from_slice(self.host.as_bytes());
         bytes
     }
@@ -119,7 +93,7 @@ impl Offer {
         let (mut secret, mut name) = ([0; 16], [0; 16]);
         secret.copy_from_slice(&fixed[8..24]);
         name.copy_from_slice(&fixed[24..]);
-        let unix = (name != Name::NONE).then_some(Name(name));
+        let unix = (name != NO_NAME).then_some(name);
         Ok(Self { host: host.to_owned(), port, channels, secret: Secret(secret), sealed, unix })
     }
 }
@@ -163,7 +137,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn offer() -> Offer {
-        let (secret, unix) = (Secret([9; 16]), Some(Name([6; 16])));
+        let (secret, unix) = (Secret([9; 16]), Some([6; 16]));
         Offer { host: "node-7".into(), port: 0x1234, channels: 3, secret, sealed: false, unix }
     }
 

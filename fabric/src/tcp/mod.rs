@@ -27,8 +27,9 @@ pub use queue::TcpQueue;
 
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};
 use crate::error::FabricError;
+use crate::random::Secret;
 use accept::TcpPending;
-use invite::{CHANNELS_MAX, HOST_BYTES_MAX, Offer, Secret};
+use invite::{CHANNELS_MAX, HOST_BYTES_MAX, Offer};
 use pace::SystemChoice;
 pub(crate) use pipe::Pipe;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -89,8 +90,25 @@ impl TcpDevice {
         self
     }
 
-    /// [`Device::offer`] by the number of channels, as TCP needs no more to know of their queues.
-    pub fn offer_channels(&self, channels: usize) -> Result<(Vec<u8>, Box<dyn PendingOffer>), FabricError> {
+    fn listen(&self) -> io::Result<(Socket, Option<SystemChoice>)> {
+        let address = SocketAddr::new(self.bind, 0);
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        if let Some(bytes) = self.buffer_bytes {
+            // Accepted sockets inherit it.
+            sys::fix_buffers(&socket, bytes).map_err(io::Error::other)?;
+        }
+        let choice = pace::listening(&socket);
+        socket.set_nonblocking(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        Ok((socket, choice))
+    }
+}
+
+impl Device for TcpDevice {
+    fn offer(&self, queues: &[CqHandle]) -> Result<(Vec<u8>, Box<dyn PendingOffer>), FabricError> {
+        // Of the queues TCP needs to know no more than their number.
+        let channels = queues.len();
         if channels == 0 || channels > CHANNELS_MAX {
             return Err(FabricError::Misuse(format!(
                 "an offer has 1 to {CHANNELS_MAX} channels, not {channels}"
@@ -109,37 +127,26 @@ impl TcpDevice {
         let address = address
             .as_socket()
             .ok_or_else(|| FabricError::Internal("a tcp port without an address".into()))?;
-        let secret = Secret::random()?;
-        // At most CHANNELS_MAX, checked above.
-        let channels = channels as u16;
         let (unix, listener) = self.unix.then(local::listen).flatten().unzip();
         let offer = Offer {
             host: self.advertise.clone(),
             port: address.port(),
-            channels,
-            secret,
+            // At most CHANNELS_MAX, checked above.
+            channels: channels as u16,
+            secret: Secret::random()?,
             sealed: self.sealed,
             unix,
         };
         let buffer_bytes = self.buffer_bytes;
-        let pending = TcpPending {
-            tcp,
-            address,
-            choice,
-            unix: listener,
-            buffer_bytes,
-            channels,
-            secret,
-            sealed: self.sealed,
-        };
-        Ok((offer.encode(), Box::new(pending)))
+        let bytes = offer.encode();
+        Ok((bytes, Box::new(TcpPending { tcp, address, choice, unix: listener, buffer_bytes, offer })))
     }
 
-    /// [`Device::connect`], without the queue.
-    pub fn connect_channel(
+    fn connect(
         &self,
         offer: &[u8],
         index: u16,
+        _queue: &CqHandle,
         deadline: Instant,
     ) -> Result<ChannelSetup, FabricError> {
         let mut offer = Offer::decode(offer)?;
@@ -155,35 +162,5 @@ impl TcpDevice {
             return Err(FabricError::Peer(why.into()));
         }
         Ok(ChannelSetup { kind: SetupKind::Tcp(socket, pipe) })
-    }
-
-    fn listen(&self) -> io::Result<(Socket, Option<SystemChoice>)> {
-        let address = SocketAddr::new(self.bind, 0);
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        if let Some(bytes) = self.buffer_bytes {
-            // Accepted sockets inherit it.
-            sys::fix_buffers(&socket, bytes).map_err(io::Error::other)?;
-        }
-        let choice = pace::listening(&socket);
-        socket.set_nonblocking(true)?;
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
-        Ok((socket, choice))
-    }
-}
-
-impl Device for TcpDevice {
-    fn offer(&self, queues: &[CqHandle]) -> Result<(Vec<u8>, Box<dyn PendingOffer>), FabricError> {
-        self.offer_channels(queues.len())
-    }
-
-    fn connect(
-        &self,
-        offer: &[u8],
-        index: u16,
-        _queue: &CqHandle,
-        deadline: Instant,
-    ) -> Result<ChannelSetup, FabricError> {
-        self.connect_channel(offer, index, deadline)
     }
 }

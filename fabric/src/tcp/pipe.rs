@@ -1,9 +1,9 @@
 //! What is between the frames of a channel and its socket: nothing, or records that are sealed. It owns no state of frames.
 
-use super::invite::Secret;
 use super::seal::Sealed;
 use super::sys::{self, IoRange};
 use crate::error::FabricError;
+use crate::random::Secret;
 use rustix::io::Errno;
 use socket2::Socket;
 use std::os::fd::BorrowedFd;

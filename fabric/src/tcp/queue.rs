@@ -60,19 +60,11 @@ impl TcpQueue {
         !self.channels.is_empty()
     }
 
-    /// Makes a descriptor end every wait when it becomes readable (edge-triggered: each write to an eventfd
-    /// counts, and it need not be read).
-    pub fn watch(&mut self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
-        self.watch_for(fd, epoll::EventFlags::IN | epoll::EventFlags::ET)
-    }
-
-    /// Makes a descriptor end every wait as long as it is readable.
-    pub(crate) fn watch_level(&mut self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
-        self.watch_for(fd, epoll::EventFlags::IN)
-    }
-
-    fn watch_for(&mut self, fd: BorrowedFd<'_>, flags: epoll::EventFlags) -> Result<(), FabricError> {
-        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(WATCHED), flags)
+    /// Makes a descriptor end every wait as long as it is readable, or, `by_edge`, when it becomes so: each write to an eventfd
+    /// counts then, and it need not be read.
+    pub fn watch(&mut self, fd: BorrowedFd<'_>, by_edge: bool) -> Result<(), FabricError> {
+        let edge = if by_edge { epoll::EventFlags::ET } else { epoll::EventFlags::empty() };
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(WATCHED), epoll::EventFlags::IN | edge)
             .map_err(|e| FabricError::os("watching a descriptor", e))
     }
 
@@ -187,12 +179,15 @@ impl TcpQueue {
     }
 
     /// Drops a channel: its socket is closed, its memory released, its posts refused from here on.
-    fn fail(&mut self, at: usize, reason: DisconnectReason) -> Completion {
-        let channel = self.channels.remove(at).id;
+    fn remove(&mut self, at: usize) -> ChannelId {
         if at < self.turn {
             self.turn -= 1;
         }
-        Completion { channel, kind: CompletionKind::Disconnected(reason) }
+        self.channels.remove(at).id
+    }
+
+    fn fail(&mut self, at: usize, reason: DisconnectReason) -> Completion {
+        Completion { channel: self.remove(at), kind: CompletionKind::Disconnected(reason) }
     }
 
     fn hand_out(&mut self, completions: &mut Vec<Completion>) {
@@ -295,10 +290,7 @@ impl CompletionQueue for TcpQueue {
     fn close(&mut self, channel: ChannelId) -> Fence {
         self.ready.retain(|completion| completion.channel != channel);
         if let Some(at) = position(&self.channels, channel) {
-            self.channels.remove(at);
-            if at < self.turn {
-                self.turn -= 1;
-            }
+            self.remove(at);
         }
         Fence::Done
     }

@@ -4,7 +4,7 @@
 //! Each system call asks for the rest of the payload and a little of what follows it, so that a frame costs
 //! no call of its own for the header, and a run of small frames comes with one call.
 
-use super::frame::{Frame, FrameError, HEADER_BYTES};
+use super::frame::{Frame, HEADER_BYTES};
 use super::pipe::Pipe;
 use super::sys::{self, IoRange};
 use crate::memory::Span;
@@ -110,7 +110,7 @@ impl Receiver {
     }
 
     /// Works off what has been read ahead.
-    pub(super) fn next(&mut self) -> Result<Next, FrameError> {
+    pub(super) fn next(&mut self) -> Result<Next, String> {
         let ahead = &self.ahead[self.start..self.end];
         let Some(landing) = &mut self.landing else {
             let Some(header) = ahead.first_chunk::<HEADER_BYTES>() else {

@@ -4,9 +4,9 @@
 //! A record is its plaintext's length (which is authenticated), the ciphertext and a tag. Records are numbered on both sides, so
 //! that none can be left out, repeated or moved, and keys change long before their cipher wears out.
 
-use super::invite::Secret;
 use super::sys::{self, IoRange};
 use crate::error::FabricError;
+use crate::random::Secret;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use rustix::io::Errno;
@@ -48,7 +48,8 @@ impl Keys {
     fn new(secret: &Secret, index: u16, way: Way) -> Result<Self, FabricError> {
         let root = Salt::new(HKDF_SHA256, PURPOSE).extract(&secret.0);
         let way = way as u8;
-        let key = draw(&root, index, way, 0).ok_or_else(no_key)?;
+        let key = draw(&root, index, way, 0);
+        let key = key.ok_or_else(|| FabricError::Internal("a key of this length cannot be drawn".into()))?;
         Ok(Self { root, way, index, key, record: 0 })
     }
 
@@ -70,10 +71,6 @@ fn draw(root: &Prk, index: u16, way: u8, generation: u64) -> Option<LessSafeKey>
     let info = [&index[..], &[way], &generation];
     let okm = root.expand(&info, &AES_256_GCM).ok()?;
     Some(LessSafeKey::new(UnboundKey::from(okm)))
-}
-
-fn no_key() -> FabricError {
-    FabricError::Internal("a key of this length cannot be drawn".into())
 }
 
 /// Both ways of one channel.

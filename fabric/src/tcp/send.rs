@@ -32,17 +32,6 @@ struct Queued {
     on_sent: OnSent,
 }
 
-/// Why [`SendQueue::send`] returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SendStop {
-    /// Nothing is left.
-    Empty,
-    /// The socket takes no more for now.
-    Blocked,
-    /// Enough for one turn.
-    Budget,
-}
-
 /// The frames and the memory they are sent from, which is kept alive here until the kernel has it.
 #[derive(Debug)]
 pub(super) struct SendQueue {
@@ -88,39 +77,40 @@ impl SendQueue {
         (self.header_sent, self.span_sent) = (0, 0);
     }
 
-    /// Gives the socket as much as it takes; calls `sent` for each frame that the kernel has whole.
+    /// Gives the socket as much as it takes, or enough for one turn; calls `sent` for each frame that the kernel has whole. False:
+    /// the socket takes no more for now.
     pub(super) fn send(
         &mut self,
         (pipe, socket): (&mut Pipe, BorrowedFd<'_>),
         mut sent: impl FnMut(OnSent),
-    ) -> Result<SendStop, Errno> {
+    ) -> Result<bool, Errno> {
         if self.frames.is_empty() {
             return match pipe.flush(socket) {
-                Ok(()) => Ok(SendStop::Empty),
-                Err(Errno::AGAIN) => Ok(SendStop::Blocked),
+                Ok(()) => Ok(true),
+                Err(Errno::AGAIN) => Ok(false),
                 Err(e) => Err(e),
             };
         }
         let mut total = 0;
         while !self.frames.is_empty() {
             if total >= SEND_BYTES_MAX {
-                return Ok(SendStop::Budget);
+                return Ok(true);
             }
             let mut ranges = [IoRange::EMPTY; RANGES];
             let (count, bytes) = self.gather(&mut ranges);
             let taken = match pipe.send(socket, &ranges[..count]) {
                 Ok(taken) => taken as u64,
-                Err(Errno::AGAIN) => return Ok(SendStop::Blocked),
+                Err(Errno::AGAIN) => return Ok(false),
                 Err(Errno::INTR) => continue,
                 Err(e) => return Err(e),
             };
             self.advance(taken, &mut sent);
             total += taken;
             if taken < bytes {
-                return Ok(SendStop::Blocked);
+                return Ok(false);
             }
         }
-        Ok(SendStop::Empty)
+        Ok(true)
     }
 
     /// The next ranges in order, and how many bytes they are.

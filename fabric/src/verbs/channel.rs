@@ -170,7 +170,7 @@ impl Channel {
         if self.dmabufs.iter().any(|known| known.name() == dmabuf.name()) {
             return;
         }
-        let told = Told { offset: 0, bytes: dmabuf.len(), address: 0, key: dmabuf.key() };
+        let told = Told { offset: 0, bytes: dmabuf.bytes(), address: 0, key: dmabuf.key() };
         self.tell((dmabuf.name(), 0), &told);
         self.dmabufs.push(dmabuf.clone());
     }
@@ -367,9 +367,7 @@ impl Channel {
             Err(_) => Err(DisconnectReason::PeerClosed),
         }
     }
-}
 
-impl Channel {
     /// In error the queue pair takes nothing from the peer any more, and what is under way ends.
     pub(super) fn end(&self) {
         if let Err(error) = self.queue_pair.fail() {

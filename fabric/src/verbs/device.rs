@@ -17,7 +17,7 @@ use crate::memory::{Access, Span};
 use crate::random;
 use crate::tcp::TcpDevice;
 use socket2::Socket;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -204,7 +204,8 @@ impl VerbsDevice {
 
     fn join(&self, prepared: &Prepared, theirs: &Endpoint) -> Result<(), FabricError> {
         let Prepared { queue_pair, endpoint: ours, .. } = prepared;
-        if is_v4(&self.gid) != is_v4(&theirs.remote.gid) {
+        let is_v4 = |gid: [u8; 16]| Ipv6Addr::from(gid).to_ipv4_mapped().is_some();
+        if is_v4(self.gid) != is_v4(theirs.remote.gid) {
             return Err(FabricError::Peer(
                 "one side's RDMA address is of IPv4 and the other's of IPv6 (set verbs.gid_index on both)"
                     .into(),
@@ -229,10 +230,6 @@ fn ports_of(name: &str) -> Result<Vec<PortInfo>, FabricError> {
         Ok(PortInfo { number, is_up, mtu_bytes: 128 << mtu, gids: gids_of(&context, number)? })
     };
     (1..=context.port_count()?).map(describe).collect()
-}
-
-fn is_v4(gid: &[u8; 16]) -> bool {
-    gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF]
 }
 
 /// The device's word for a largest packet, which is no larger than the port's.
@@ -280,7 +277,7 @@ fn tcp_socket(setup: ChannelSetup) -> Result<Socket, FabricError> {
 
 impl Device for VerbsDevice {
     fn offer(&self, queues: &[CqHandle]) -> Result<(Vec<u8>, Box<dyn PendingOffer>), FabricError> {
-        let (tcp_offer, tcp) = self.tcp.offer_channels(queues.len())?;
+        let (tcp_offer, tcp) = self.tcp.offer(queues)?;
         let prepare = |queue: &CqHandle| self.endpoint(handle_of(queue)?);
         let prepared = queues.iter().map(prepare).collect::<Result<Vec<_>, FabricError>>()?;
         let endpoints: Vec<_> = prepared.iter().map(|prepared| prepared.endpoint).collect();
@@ -298,7 +295,7 @@ impl Device for VerbsDevice {
         let (theirs, tcp_offer) = decode_offer(offer, index)?;
         let prepared = self.endpoint(handle_of(queue)?)?;
         self.join(&prepared, &theirs)?;
-        let socket = tcp_socket(self.tcp.connect_channel(tcp_offer, index, deadline)?)?;
+        let socket = tcp_socket(self.tcp.connect(tcp_offer, index, queue, deadline)?)?;
         endpoint::tell(&socket, &prepared.endpoint, deadline)?;
         Ok(prepared.connected(socket, &theirs))
     }

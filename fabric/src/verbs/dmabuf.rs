@@ -42,16 +42,8 @@ impl Dmabuf {
         Ok(Self(Arc::new(Inner { registration, registrar: Arc::clone(registrar), name: next_id(), bytes })))
     }
 
-    /// Its bytes.
-    #[must_use]
-    pub fn len(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.0.bytes
-    }
-
-    /// It never is.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.bytes == 0
     }
 
     pub(super) fn name(&self) -> u64 {

@@ -13,10 +13,9 @@ pub(super) const READY: u8 = 0x52;
 
 fn said<T>(result: std::io::Result<T>, started: Instant) -> Result<T, FabricError> {
     result.map_err(|e| match e.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => FabricError::Deadline {
-            what: "the peer's verbs endpoint".into(),
-            waited_ms: started.elapsed().as_millis() as u64,
-        },
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            FabricError::late("the peer's verbs endpoint", started)
+        }
         _ => FabricError::os("exchanging verbs endpoints", e),
     })
 }

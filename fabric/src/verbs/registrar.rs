@@ -90,19 +90,9 @@ impl Registrar {
         self.lock().exposed.remove(&region.id());
     }
 
-    /// The extent of a region that an offset lies in, registered now if it was not; `for_peers`: one that they may reach.
-    /// Takes a lock, and long at first use: lanes remember what they got.
+    /// The extent of a region that an offset lies in, registered now if it was not, and its key where it is new. `for_peers`: one
+    /// that they may reach. `tell`: it will be used from now on. Takes a lock, and long at first use: lanes remember what they got.
     pub(super) fn extent(
-        &self,
-        region: &Region,
-        offset: u64,
-        for_peers: bool,
-    ) -> Result<Extent, FabricError> {
-        self.obtain(region, offset, for_peers, true).map(|(extent, _)| extent)
-    }
-
-    /// As [`Registrar::extent`], and its key where it is new. `tell`: it will be used from now on.
-    fn obtain(
         &self,
         region: &Region,
         offset: u64,
@@ -140,7 +130,7 @@ impl Registrar {
         self.lock().check(missing, self.budget_bytes)?;
         let mut new = Vec::new();
         while at < end {
-            match self.obtain(region, at, false, false) {
+            match self.extent(region, at, false, false) {
                 Ok((extent, key)) => {
                     new.extend(key);
                     at = extent.offset + extent.bytes;

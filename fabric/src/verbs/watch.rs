@@ -226,17 +226,12 @@ impl Notes {
 }
 
 fn reason(device: &str, fault: Fault) -> DisconnectReason {
-    match fault {
-        Fault::Request => {
-            DisconnectReason::PeerMisbehaved(format!("RDMA device {device} took its request for invalid"))
-        }
-        Fault::Access => DisconnectReason::PeerMisbehaved(format!(
-            "RDMA device {device} refused it access (key or bounds)"
-        )),
-        Fault::Fatal => {
-            DisconnectReason::Failed(format!("RDMA device {device} lost the channel's queue pair"))
-        }
-    }
+    let (of, what): (fn(String) -> DisconnectReason, _) = match fault {
+        Fault::Request => (DisconnectReason::PeerMisbehaved, "took its request for invalid"),
+        Fault::Access => (DisconnectReason::PeerMisbehaved, "refused it access (key or bounds)"),
+        Fault::Fatal => (DisconnectReason::Failed, "lost the channel's queue pair"),
+    };
+    of(format!("RDMA device {device} {what}"))
 }
 
 /// A panic while one of these is held leaves nothing half done that matters.

@@ -9,8 +9,9 @@
 )]
 
 use fabric::{
-    Access, ChannelId, Completion, CompletionKind, CompletionQueue, DisconnectReason, PeerWritable,
-    PostError, Region, RemoteKey, RemoteSpan, Span, TcpDevice, TcpQueue, Write,
+    Access, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, Device, DisconnectReason,
+    FabricError, LaneQueue, PeerWritable, PendingOffer, PostError, Region, RemoteKey, RemoteSpan, Span,
+    TcpDevice, TcpQueue, Write,
 };
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::Write as _;
@@ -60,6 +61,22 @@ pub fn device(carrier: Carrier, buffer_bytes: Option<usize>) -> TcpDevice {
     match buffer_bytes {
         Some(bytes) => device.with_socket_buffer_bytes(bytes),
         None => device,
+    }
+}
+
+/// Of queues TCP needs to know no more than their number.
+pub trait Channels {
+    fn offer_channels(&self, channels: usize) -> Result<(Vec<u8>, Box<dyn PendingOffer>), FabricError>;
+    fn connect_channel(&self, offer: &[u8], index: u16, by: Instant) -> Result<ChannelSetup, FabricError>;
+}
+
+impl Channels for TcpDevice {
+    fn offer_channels(&self, channels: usize) -> Result<(Vec<u8>, Box<dyn PendingOffer>), FabricError> {
+        self.offer(&vec![LaneQueue::new(1).unwrap().handle(); channels])
+    }
+
+    fn connect_channel(&self, offer: &[u8], index: u16, by: Instant) -> Result<ChannelSetup, FabricError> {
+        self.connect(offer, index, &LaneQueue::new(1).unwrap().handle(), by)
     }
 }
 

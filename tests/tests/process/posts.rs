@@ -37,6 +37,14 @@ fn answer(post: Post) {
     let _ = post.reply.send(-post.head, body);
 }
 
+/// All answers.
+fn ask(posts: &Posts, to: PostTo, message: PostMessage, within: Duration) -> Vec<PostAnswer> {
+    let (tell, told) = std::sync::mpsc::channel();
+    posts.post(to, message, within, move |answer| tell.send(answer).unwrap());
+    // The sender goes with the last answer.
+    std::iter::from_fn(|| told.recv_timeout(within + PATIENCE).ok()).collect()
+}
+
 fn error(mut answers: Vec<PostAnswer>) -> PostError {
     assert_eq!(answers.len(), 1);
     answers.remove(0).result.unwrap_err()
@@ -51,18 +59,18 @@ fn everyone_reaches_everyone_and_groups() {
     }
     for (from, posts) in &all {
         for (to, _) in &all {
-            let answers = posts.post_and_wait(PostTo::One(*to), message(7, b"!"), PATIENCE);
+            let answers = ask(posts, PostTo::One(*to), message(7, b"!"), PATIENCE);
             let want = Ok(PostReply { head: -7, body: format!("{from}!").into_bytes() });
             assert!(answers.len() == 1 && answers[0].from == *to && answers[0].result == want, "{answers:?}");
         }
-        let mut answers = posts.post_and_wait(EVERYONE, message(1, b""), PATIENCE);
+        let mut answers = ask(posts, EVERYONE, message(1, b""), PATIENCE);
         answers.sort_by_key(|answer| answer.from);
         let mut who: Vec<_> = all.iter().map(|(id, _)| *id).collect();
         who.sort_unstable();
         assert_eq!(answers.iter().map(|answer| answer.from).collect::<Vec<_>>(), who);
         assert!(answers.iter().all(|answer| answer.of == 5 && answer.result.is_ok()), "{answers:?}");
         let workers = PostTo::Group { scheduler: false, servers: false, workers: true };
-        assert_eq!(posts.post_and_wait(workers, message(1, &[7; 1 << 20]), PATIENCE).len(), 2);
+        assert_eq!(ask(posts, workers, message(1, &[7; 1 << 20]), PATIENCE).len(), 2);
     }
     // In order, also those that nobody waits for one by one.
     let (tell, told) = std::sync::mpsc::channel();
@@ -81,7 +89,7 @@ fn everyone_reaches_everyone_and_groups() {
 fn what_cannot_be_answered_is_told() {
     let (bed, all) = bed();
     let (worker, server) = (&all[3], &all[1]);
-    let ask = |to, message, within| worker.1.post_and_wait(to, message, within);
+    let ask = |to, message, within| ask(&worker.1, to, message, within);
     let began = Instant::now();
     let missing = error(ask(PostTo::One(server.0), message(1, b""), Duration::from_millis(200)));
     assert!(matches!(missing, PostError::Deadline { member, .. } if member == server.0), "{missing}");

@@ -83,12 +83,7 @@ pub(super) fn asynchronous(text: &str) -> Converted {
 }
 
 fn require(transport: Transport) -> Pairs {
-    let name = |setting: &str| match setting {
-        "transport.shm" => "transport.shm",
-        "transport.tcp" => "transport.tcp",
-        _ => "transport.verbs",
-    };
-    transport.settings().into_iter().map(|(setting, value)| (name(&setting), value)).collect()
+    transport.settings().into_iter().map(|(setting, value)| (setting, value.to_owned())).collect()
 }
 
 /// The fork takes a van's name as well as a switch.

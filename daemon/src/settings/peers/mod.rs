@@ -5,7 +5,7 @@
 mod convert;
 mod table;
 
-pub use table::VARIABLES;
+pub use table::variables;
 
 use super::SettingsError;
 use super::layer::Layer;
@@ -87,15 +87,11 @@ const NOT_PEERS: [&str; 4] = ["PS_FORMAT", "PS_PERSONALITY", "PS_SYSTEM_MAP", "P
 pub(super) fn apply(layer: &mut Layer, env: &[(String, String)]) -> Result<Vec<String>, SettingsError> {
     let mut warnings = Vec::new();
     for (name, value) in env.iter().filter(|(_, value)| !value.is_empty()) {
-        match VARIABLES.iter().find(|variable| variable.name == name) {
+        match variables().find(|variable| variable.name == name) {
             Some(Variable { does: Use::Is(setting), .. }) => layer.set(name, setting, value.clone())?,
             Some(Variable { does: Use::Becomes(_, convert), .. }) => {
-                let wrong = |fix: &str| SettingsError::Source {
-                    name: name.clone(),
-                    value: value.clone(),
-                    fix: fix.to_owned(),
-                };
-                for (setting, text) in convert(value.trim()).map_err(wrong)? {
+                let converted = convert(value.trim());
+                for (setting, text) in converted.map_err(|fix| SettingsError::source(name, value, fix))? {
                     layer.set(name, setting, text)?;
                 }
             }
@@ -123,12 +119,12 @@ mod tests {
 
     #[test]
     fn each_variable_has_one_row_in_order_of_peers_and_names() {
-        let names: Vec<&str> = VARIABLES.iter().map(|variable| variable.name).collect();
+        let names: Vec<&str> = variables().map(|variable| variable.name).collect();
         let unique: std::collections::BTreeSet<&str> = names.iter().copied().collect();
         assert_eq!(names.len(), unique.len(), "a name stands twice");
-        let keys: Vec<_> = VARIABLES.iter().map(|variable| (variable.peer as u8, variable.name)).collect();
+        let keys: Vec<_> = variables().map(|variable| (variable.peer as u8, variable.name)).collect();
         assert!(keys.is_sorted(), "sort the rows of each peer by name");
-        for variable in VARIABLES {
+        for variable in variables() {
             let ours = is_peers(variable.name) || matches!(variable.does, Use::Read(_));
             assert!(ours, "{} would be taken from someone else", variable.name);
         }
@@ -137,7 +133,7 @@ mod tests {
     #[test]
     fn rows_name_settings_that_exist() {
         let known = known_names();
-        for variable in VARIABLES {
+        for variable in variables() {
             let words = variable.words();
             for quoted in words.split('`').skip(1).step_by(2).filter(|word| word.contains('.')) {
                 assert!(known.iter().any(|name| name == quoted), "{}: {quoted}", variable.name);
@@ -152,7 +148,7 @@ mod tests {
     fn what_does_nothing_and_what_nobody_reads_is_said() {
         let env = |name: &str| vec![(name.to_owned(), "1".to_owned())];
         let warnings = |name: &str| apply(&mut Layer::default(), &env(name)).unwrap();
-        for variable in VARIABLES.iter().filter(|variable| matches!(variable.does, Use::Nothing(_))) {
+        for variable in variables().filter(|variable| matches!(variable.does, Use::Nothing(_))) {
             let said = warnings(variable.name);
             assert_eq!(said.len(), 1, "{}", variable.name);
             assert!(

@@ -30,13 +30,9 @@ impl Inbound {
     /// Posts a receive, which has been taken.
     pub(super) fn post(&self, index: u32) -> Result<(), FabricError> {
         let (offset, bytes) = (u64::from(index) * MESSAGE_BYTES as u64, MESSAGE_BYTES as u64);
-        let span = self
-            .memory
-            .registration
-            .region
-            .span(offset, bytes)
-            .map_err(|e| FabricError::Internal(e.to_string()))?;
-        self.receives.post(self.turns.id(index), &place(&span, self.memory.registration.keys().0))
+        let memory = &self.memory.registration;
+        let span = memory.region.span(offset, bytes).map_err(|e| FabricError::Internal(e.to_string()))?;
+        self.receives.post(self.turns.id(index), &place(&span, memory.keys().0))
     }
 
     /// Takes a receive that has completed. False: it is none that is posted.

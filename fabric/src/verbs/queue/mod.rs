@@ -118,7 +118,7 @@ impl VerbsQueue {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| FabricError::os("making an epoll set (raise the limit of open files)", e))?;
         let watched = epoll::EventData::new_u64(COMPLETIONS);
-        epoll::add(&epoll, completions.as_fd(), watched, epoll::EventFlags::IN)
+        epoll::add(&epoll, &*completions, watched, epoll::EventFlags::IN)
             .map_err(|e| FabricError::os("watching a completion channel", e))?;
         let alarm = watch.alarm(completions.address(), receives.address())?;
         for (fd, mark) in [(alarm.fd(), ALARM), (watch.fd(), EVENTS)] {
@@ -252,8 +252,8 @@ impl VerbsQueue {
 
     fn registered(&mut self, region: &Region, offset: u64, for_peers: bool) -> Result<Extent, PostError> {
         let at = (region.id(), self.shared.registrar.index(offset));
-        let extent = match self.shared.registrar.extent(region, offset, for_peers) {
-            Ok(extent) => extent,
+        let extent = match self.shared.registrar.extent(region, offset, for_peers, true) {
+            Ok((extent, _)) => extent,
             Err(error) => {
                 tracing::error!(%error, "memory cannot be registered");
                 self.unregistered = Some(error);

@@ -7,7 +7,7 @@
 
 #![allow(non_camel_case_types, missing_docs, reason = "the header's names; the header documents them")]
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -106,45 +106,19 @@ pub(crate) struct ibv_mr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ibv_device_attr {
-    pub(crate) fw_ver: [c_char; 64],
-    pub(crate) node_guid: u64,
-    pub(crate) sys_image_guid: u64,
-    pub(crate) max_mr_size: u64,
-    pub(crate) page_size_cap: u64,
-    pub(crate) vendor_id: u32,
-    pub(crate) vendor_part_id: u32,
-    pub(crate) hw_ver: u32,
-    pub(crate) max_qp: c_int,
+    _before_max_qp_wr: [u64; 14],
     pub(crate) max_qp_wr: c_int,
-    pub(crate) device_cap_flags: u32,
+    _device_cap_flags: u32,
     pub(crate) max_sge: c_int,
-    pub(crate) max_sge_rd: c_int,
-    pub(crate) max_cq: c_int,
+    _before_max_cqe: [c_int; 2],
     pub(crate) max_cqe: c_int,
-    pub(crate) max_mr: c_int,
-    pub(crate) max_pd: c_int,
+    _before_max_qp_rd_atom: [c_int; 2],
     pub(crate) max_qp_rd_atom: c_int,
-    pub(crate) max_ee_rd_atom: c_int,
-    pub(crate) max_res_rd_atom: c_int,
+    _before_max_qp_init_rd_atom: [c_int; 2],
     pub(crate) max_qp_init_rd_atom: c_int,
-    pub(crate) max_ee_init_rd_atom: c_int,
-    pub(crate) atomic_cap: u32,
-    pub(crate) max_ee: c_int,
-    pub(crate) max_rdd: c_int,
-    pub(crate) max_mw: c_int,
-    pub(crate) max_raw_ipv6_qp: c_int,
-    pub(crate) max_raw_ethy_qp: c_int,
-    pub(crate) max_mcast_grp: c_int,
-    pub(crate) max_mcast_qp_attach: c_int,
-    pub(crate) max_total_mcast_qp_attach: c_int,
-    pub(crate) max_ah: c_int,
-    pub(crate) max_fmr: c_int,
-    pub(crate) max_map_per_fmr: c_int,
-    pub(crate) max_srq: c_int,
+    _before_max_srq_wr: [c_int; 14],
     pub(crate) max_srq_wr: c_int,
-    pub(crate) max_srq_sge: c_int,
-    pub(crate) max_pkeys: u16,
-    pub(crate) local_ca_ack_delay: u8,
+    _before_phys_port_cnt: [u8; 7],
     pub(crate) phys_port_cnt: u8,
 }
 
@@ -152,27 +126,11 @@ pub(crate) struct ibv_device_attr {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ibv_port_attr {
     pub(crate) state: u32,
-    pub(crate) max_mtu: u32,
+    _max_mtu: u32,
     pub(crate) active_mtu: u32,
-    pub(crate) gid_tbl_len: c_int,
-    pub(crate) port_cap_flags: u32,
+    _before_max_msg_sz: [u32; 2],
     pub(crate) max_msg_sz: u32,
-    pub(crate) bad_pkey_cntr: u32,
-    pub(crate) qkey_viol_cntr: u32,
-    pub(crate) pkey_tbl_len: u16,
-    pub(crate) lid: u16,
-    pub(crate) sm_lid: u16,
-    pub(crate) lmc: u8,
-    pub(crate) max_vl_num: u8,
-    pub(crate) sm_sl: u8,
-    pub(crate) subnet_timeout: u8,
-    pub(crate) init_type_reply: u8,
-    pub(crate) active_width: u8,
-    pub(crate) active_speed: u8,
-    pub(crate) phys_state: u8,
-    pub(crate) link_layer: u8,
-    pub(crate) flags: u8,
-    pub(crate) port_cap_flags2: u16,
+    _after_max_msg_sz: [u32; 7],
 }
 
 /// In the header a union with two 64-bit numbers: hence the alignment.

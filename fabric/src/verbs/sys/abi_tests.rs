@@ -40,8 +40,8 @@ fn structures() -> Compared {
     begin!(compared, ibv_cq: context, channel, cq_context, handle, cqe);
     begin!(compared, ibv_qp: context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num);
     whole!(compared, ibv_mr: context, pd, addr, length, handle, lkey, rkey);
-    whole!(compared, ibv_device_attr: fw_ver, node_guid, sys_image_guid, max_mr_size, page_size_cap, vendor_id, vendor_part_id, hw_ver, max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_ee_rd_atom, max_res_rd_atom, max_qp_init_rd_atom, max_ee_init_rd_atom, atomic_cap, max_ee, max_rdd, max_mw, max_raw_ipv6_qp, max_raw_ethy_qp, max_mcast_grp, max_mcast_qp_attach, max_total_mcast_qp_attach, max_ah, max_fmr, max_map_per_fmr, max_srq, max_srq_wr, max_srq_sge, max_pkeys, local_ca_ack_delay, phys_port_cnt);
-    whole!(compared, ibv_port_attr: state, max_mtu, active_mtu, gid_tbl_len, port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr, pkey_tbl_len, lid, sm_lid, lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply, active_width, active_speed, phys_state, link_layer, flags, port_cap_flags2);
+    whole!(compared, ibv_device_attr: max_qp_wr, max_sge, max_cqe, max_qp_rd_atom, max_qp_init_rd_atom, max_srq_wr, phys_port_cnt);
+    whole!(compared, ibv_port_attr: state, active_mtu, max_msg_sz);
     whole!(compared, ibv_gid_entry: gid, gid_index, port_num, gid_type, ndev_ifindex);
     whole!(compared, ibv_async_event: element, event_type);
     whole!(compared, ibv_wc: wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags, pkey_index, slid, sl, dlid_path_bits);

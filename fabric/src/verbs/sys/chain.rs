@@ -30,6 +30,7 @@ pub(in crate::verbs) enum Request {
 }
 
 /// Requests that are posted together. Keeps its memory for the next.
+#[derive(Debug)]
 pub(in crate::verbs) struct Chain {
     inline_bytes: u32,
     pub(super) requests: Vec<ffi::ibv_send_wr>,
@@ -38,12 +39,6 @@ pub(in crate::verbs) struct Chain {
     places: Vec<ffi::ibv_sge>,
     /// Bytes of our own that travel inside a request, and the place that they are.
     words: Vec<(usize, [u8; MESSAGE_BYTES])>,
-}
-
-impl std::fmt::Debug for Chain {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Chain").field("requests", &self.requests.len()).finish_non_exhaustive()
-    }
 }
 
 // SAFETY: the pointers in it are set and used within `QueuePair::post` only.

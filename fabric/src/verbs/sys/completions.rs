@@ -64,15 +64,9 @@ impl Completions {
                 unsafe { (context.library.ibv_destroy_comp_channel)(channel.as_ptr()) };
             })?;
         let this = Self { pointer, channel, context: Arc::clone(context) };
-        rustix::io::ioctl_fionbio(this.fd(), true)
+        rustix::io::ioctl_fionbio(&this, true)
             .map_err(|e| FabricError::os("setting up a completion channel", e))?;
         Ok(Arc::new(this))
-    }
-
-    /// Readable after a completion that came while armed.
-    pub(in crate::verbs) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel's descriptor is open until drop.
-        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
     /// By what events name it.
@@ -156,8 +150,10 @@ impl Drop for Completions {
 }
 
 impl AsFd for Completions {
+    /// Readable after a completion that came while armed.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd()
+        // SAFETY: the channel's descriptor is open until drop.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 }
 

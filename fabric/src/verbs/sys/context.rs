@@ -186,10 +186,8 @@ impl Context {
             )
         };
         let Ok(count) = usize::try_from(count) else {
-            return Err(FabricError::os(
-                "asking for a device's addresses",
-                io::Error::from_raw_os_error(-count as i32),
-            ));
+            let error = io::Error::from_raw_os_error(-count as i32);
+            return Err(FabricError::os("asking for a device's addresses", error));
         };
         let entry = |entry: &ffi::ibv_gid_entry| Gid {
             gid: entry.gid.raw,

@@ -22,18 +22,8 @@ const UPDATE: &str = "update libibverbs to rdma-core 31 or later";
 
 static LIBRARY: OnceLock<Result<Library, Missing>> = OnceLock::new();
 
-/// Why the library cannot be used.
-#[derive(Clone, Debug)]
-pub(super) struct Missing {
-    why: String,
-    fix: &'static str,
-}
-
-impl From<Missing> for FabricError {
-    fn from(Missing { why, fix }: Missing) -> Self {
-        Self::Library { why, fix }
-    }
-}
+/// Why the library cannot be used, and what to do.
+type Missing = (String, &'static str);
 
 /// The functions that the library must have, and a table of their addresses. The signatures are the header's.
 macro_rules! functions {
@@ -103,7 +93,11 @@ functions! {
 
 /// The library, loaded by the first call. The first answer is kept: after an installation the process has to be restarted.
 pub(super) fn library() -> Result<&'static Library, FabricError> {
-    LIBRARY.get_or_init(|| load(FILE)).as_ref().map_err(|missing| missing.clone().into())
+    LIBRARY.get_or_init(|| load(FILE)).as_ref().map_err(|missing| error_of(missing.clone()))
+}
+
+fn error_of((why, fix): Missing) -> FabricError {
+    FabricError::Library { why, fix }
 }
 
 /// The file that the library was loaded from.
@@ -126,7 +120,7 @@ fn load(file: &CStr) -> Result<Library, Missing> {
     // SAFETY: the name ends with a zero. Loading runs the initializers of an installed system library, which expect no more
     // than a running process. Needed because a program that links the library does not start without it.
     let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    let handle = NonNull::new(handle).ok_or_else(|| Missing { why: last_error(file), fix: INSTALL })?;
+    let handle = NonNull::new(handle).ok_or_else(|| (last_error(file), INSTALL))?;
     Library::look_up(handle)
 }
 
@@ -144,7 +138,7 @@ fn last_error(file: &CStr) -> String {
 /// The address of a function. The name ends with a zero.
 fn address(handle: NonNull<c_void>, name: &'static str) -> Result<NonNull<c_void>, Missing> {
     let plain = name.trim_end_matches('\0');
-    let missing = || Missing { why: format!("it has no function {plain}"), fix: UPDATE };
+    let missing = || (format!("it has no function {plain}"), UPDATE);
     let name = CStr::from_bytes_with_nul(name.as_bytes()).map_err(|_| missing())?;
     // SAFETY: a loaded library and a name that ends with a zero. Of several versions it returns the default one, which the
     // linker would have taken.
@@ -156,7 +150,7 @@ mod tests {
     use super::*;
 
     fn refused(file: &CStr) -> String {
-        FabricError::from(load(file).unwrap_err()).to_string()
+        error_of(load(file).unwrap_err()).to_string()
     }
 
     #[test]

@@ -92,13 +92,9 @@ impl QueuePair {
 
     fn modify(&self, mut attributes: ffi::ibv_qp_attr, mask: u32, what: &str) -> Result<(), FabricError> {
         let pointer = self.pointer()?;
+        let modify = self.domain.context.library.ibv_modify_qp;
         // SAFETY: a queue pair of ours and the attributes that the mask names.
-        done(
-            unsafe {
-                (self.domain.context.library.ibv_modify_qp)(pointer.as_ptr(), &mut attributes, mask as i32)
-            },
-            what,
-        )
+        done(unsafe { modify(pointer.as_ptr(), &mut attributes, mask as i32) }, what)
     }
 
     /// To "ready to send", towards the peer.

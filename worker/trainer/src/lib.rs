@@ -13,7 +13,6 @@ pub mod cluster;
 pub mod data;
 pub mod error;
 pub mod exchange;
-pub mod jitter;
 pub mod layers;
 pub mod mlp;
 pub mod model;

@@ -27,5 +27,5 @@ pub mod steps;
 pub mod svg;
 
 pub use args::{EvalArgs, TrainArgs};
-pub use error::{Blame, TrainError};
+pub use error::TrainError;
 pub use run::{eval, train};

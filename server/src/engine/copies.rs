@@ -249,7 +249,6 @@ impl LaneEngine {
             chunk.begin_applying(Held { rank, round, operation, bytes, from: place, arrived: true });
         }
         chunk.collect(bytes);
-        self.stats.confirmed += 1;
         // Before it is applied: it will be.
         self.judge(from, record.slot, Judgement::Confirmed, out);
         self.chunks[index as usize].size(index, bytes, out);

@@ -402,7 +402,7 @@ impl LaneEngine {
 
     /// Writes the next record, or part of one. False where there is none, or no slot.
     fn write_next(&mut self, at: usize, out: &mut Commands) -> bool {
-        let Self { chunks, copying, stats, .. } = self;
+        let Self { chunks, copying, .. } = self;
         let stream = &mut copying.streams[at];
         let Some(item) = stream.queue.front_mut() else { return false };
         let Some(chunk) = chunks.get(item.chunk as usize) else { return false };
@@ -428,7 +428,6 @@ impl LaneEngine {
             _ => Payload::Nothing,
         };
         stream.sequence += 1;
-        stats.records += 1;
         let (to, sequence, contributors) = (stream.to, stream.sequence, first..out.contributors.len());
         out.push(Command::Record { to, slot, chunk: item.chunk, block, payload, contributors, sequence });
         item.at += bytes;

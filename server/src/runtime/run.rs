@@ -6,7 +6,7 @@ use super::lane::{DataLane, LaneConfig, LaneError};
 use super::news::Board;
 use super::serving::{Serving, SharedMember, Work, lock};
 use super::standing::Standing;
-use super::status::{ServerMetrics, Sources, collect, report};
+use super::status::{Sources, collect, metrics, report};
 use super::thread::{LaneMessage, spawn_lane};
 use crate::app::Apps;
 use crate::checkpoint::{Progress, Restorer, Saver};
@@ -375,7 +375,7 @@ fn serve_http(
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let registry = daemon::metrics::registry(Role::Server)?;
-    registry.register(Box::new(ServerMetrics::new(sources.clone())?))?;
+    registry.register(Box::new(metrics(sources.clone())?))?;
     daemon::metrics::add_devices(&registry, devices)?;
     daemon::metrics::add_security(&registry, &settings.security, security)?;
     daemon::metrics::add_settings(&registry, Role::Server, settings)?;

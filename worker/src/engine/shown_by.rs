@@ -109,7 +109,7 @@ impl ChunkQueue {
 impl LaneEngine {
     /// A part is answered with where its weights lie.
     pub(super) fn note_shown(&mut self, server: Rank, part: &Part, version: u64) {
-        let operation = self.ops.get(part.op).map(|op| op.operation);
+        let operation = self.ops.get(part.op).map(|op| op.submit.operation);
         if let (Some(operation), Some(chunk)) = (operation, self.chunks.get_mut(&part.spec.id)) {
             chunk.note_shown(server, operation, version);
         }

@@ -7,7 +7,7 @@ use super::command::{Command, Commands, ResultBlock, Source};
 use super::lane::{BatchContext, LaneEngine};
 use super::lines::{CallAnswer, Entry, Stage};
 use super::waiting::{CallWaits, Waiting};
-use proto_common::batch::{Block, BlockData, Landing, OpKind, Reading, Status};
+use proto_common::batch::{Block, BlockData, Landing, OpKind, Status};
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, called};
 use proto_common::element::Dtype;
 use proto_common::ids::{Incarnation, Operation, Rank};
@@ -346,21 +346,10 @@ impl LaneEngine {
             _ => 0,
         };
         let block = Block {
-            id: entry.named,
-            op: OpKind::Call,
-            dtype: Dtype::F32,
-            codec: 0,
             status,
-            operation: Operation(entry.operation),
-            first_open: Operation(entry.operation),
             round: answer.body_bytes,
             bytes,
-            data: BlockData::Inline { offset: 0 },
             landing: landing.map(|_| Landing { region: 0, offset: 0, bytes: answer.body_bytes }),
-            view: false,
-            exact: false,
-            reading: Reading::default(),
-            timeout_ms: 0,
             token: entry.token,
         };
         let result = ResultBlock { block, missing: Vec::new(), call: (bytes > 0).then_some(id) };
@@ -370,6 +359,7 @@ impl LaneEngine {
     /// Calls that were taken and are not answered, with whose they are and for which handler.
     fn unanswered(&self) -> impl Iterator<Item = (Rank, u32, &Entry)> {
         let lines = self.calls.lines.iter();
+            ..Block::bare(entry.named, OpKind::Call, Dtype::F32, Operation(entry.operation))
         let all = lines.flat_map(|((rank, app), line)| line.entries.iter().map(|entry| (*rank, *app, entry)));
         all.filter(|(.., entry)| !matches!(entry.stage, Stage::Answered(_)))
     }

@@ -3,7 +3,7 @@
 //! is told what the call was told. Bytes and handlers' threads are the runtime's business.
 
 use super::answers::push_result;
-use super::command::{Command, Commands, ResultBlock, Source};
+use super::command::{CallTaken, Command, Commands, ResultBlock, Source};
 use super::lane::{BatchContext, LaneEngine};
 use super::lines::{CallAnswer, Entry, Stage};
 use super::waiting::{CallWaits, Waiting};
@@ -21,7 +21,15 @@ const ROOM_WITHIN_MS: u64 = 30_000;
 /// The runtime is to take the call that this block is of.
 fn take(call: u64, peer: Rank, app: u32, from: Source, block: &Block) -> Command {
     let region = block.landing.map_or(0, |landing| landing.region);
-    Command::CallTake { call, peer, app, from, frame_bytes: block.bytes, region, bytes: block.round }
+    Command::CallTake(CallTaken {
+        call,
+        peer,
+        app,
+        from,
+        frame_bytes: block.bytes,
+        region,
+        bytes: block.round,
+    })
 }
 
 impl LaneEngine {
@@ -351,6 +359,7 @@ impl LaneEngine {
             bytes,
             landing: landing.map(|_| Landing { region: 0, offset: 0, bytes: answer.body_bytes }),
             token: entry.token,
+            ..Block::bare(entry.named, OpKind::Call, Dtype::F32, Operation(entry.operation))
         };
         let result = ResultBlock { block, missing: Vec::new(), call: (bytes > 0).then_some(id) };
         push_result(&mut self.peers, &mut self.dirty, peer, result);
@@ -359,7 +368,6 @@ impl LaneEngine {
     /// Calls that were taken and are not answered, with whose they are and for which handler.
     fn unanswered(&self) -> impl Iterator<Item = (Rank, u32, &Entry)> {
         let lines = self.calls.lines.iter();
-            ..Block::bare(entry.named, OpKind::Call, Dtype::F32, Operation(entry.operation))
         let all = lines.flat_map(|((rank, app), line)| line.entries.iter().map(|entry| (*rank, *app, entry)));
         all.filter(|(.., entry)| !matches!(entry.stage, Stage::Answered(_)))
     }

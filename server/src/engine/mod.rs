@@ -37,7 +37,10 @@ mod waiting;
 mod workers;
 
 pub use chunk::ChunkSpec;
-pub use command::{Addend, Arrival, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict};
+pub(crate) use chunk::element_sum_bytes;
+pub use command::{
+    Addend, Arrival, CallTaken, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict,
+};
 pub use copies::RecordContext;
 pub use image::{ChunkState, StateError};
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};

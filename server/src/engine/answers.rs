@@ -156,6 +156,10 @@ impl LaneEngine {
     pub(super) fn send_back(&mut self, peer: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
         let data = BlockData::Inline { offset: 0 };
         let block = Block { status, bytes: 0, data, landing: None, view: false, timeout_ms: 0, ..*block };
+        self.tell(peer, block, missing);
+    }
+
+    pub(super) fn tell(&mut self, peer: Rank, block: Block, missing: Vec<Rank>) {
         push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing, call: None });
     }
 }

@@ -553,12 +553,7 @@ impl LaneEngine {
                 chunk.waiters.remove(at);
                 let block = answer_block(&chunk.spec, &waiter, status, chunk.version);
                 self.stats.deadlines += 1;
-                push_result(
-                    &mut self.peers,
-                    &mut self.dirty,
-                    waiter.rank,
-                    ResultBlock { block, missing, call: None },
-                );
+                self.tell(waiter.rank, block, missing);
             }
         }
     }

@@ -42,7 +42,7 @@ pub use command::{
     Addend, Arrival, CallTaken, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict,
 };
 pub use copies::RecordContext;
-pub use image::{ChunkState, StateError};
+pub use image::ChunkState;
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
 pub use lines::CallAnswer;
 pub use quarantine::FenceId;

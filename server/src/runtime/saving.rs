@@ -234,10 +234,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let Some(index) = self.engine.index_of(chunk.id) else { return Ok(()) };
         let wrong = |why: String| CheckpointError::Corrupt { file: format!("chunk {:?}", chunk.id), why };
         let image = Image::read(&image).map_err(|error| wrong(error.to_string()))?;
-        self.engine.check_state(index, &image.state).map_err(|error| wrong(error.to_string()))?;
+        self.engine.check_state(index, &image.state).map_err(wrong)?;
         // Nobody reads a chunk that has just been made.
         self.storage.load_image(index, &image, 0, false).map_err(|error| wrong(error.to_string()))?;
-        self.engine.restore(index, &image.state, 0).map_err(|error| wrong(error.to_string()))?;
-        Ok(())
+        Ok(self.engine.restore(index, &image.state, 0).map_err(wrong)?)
     }
 }

@@ -258,13 +258,12 @@ fn checkpoints(
             lane.send(LaneMessage::SaveRoom);
         });
     };
-    if !place.is_empty() {
-        // A place that this build cannot reach is told before training, not by the first checkpoint.
-        checkpoint::open(place).map_err(|error| Failure::new(ExitCode::Config, error))?;
-    }
+    // A place that this build cannot reach is told before training, not by the first checkpoint.
+    let store = Some(place).filter(|place| !place.is_empty()).map(|place| checkpoint::open(place));
+    let store = store.transpose().map_err(|error| Failure::new(ExitCode::Config, error))?;
     let own = (welcome.rank, incarnation, welcome.shape.chunk_bytes);
     let drain = Duration::from_millis(settings.deadlines.drain_ms);
-    let saver = Saver::start(&settings.checkpoint, own, (drain, welcome.restore.clone()), has_room)?;
+    let saver = Saver::start(store, &settings.checkpoint, own, (drain, welcome.restore.clone()), has_room)?;
     let open = |name: &String| {
         if place.is_empty() {
             let text = format!(

@@ -2,7 +2,7 @@
 //! checkpoint has of new ones. It must not write files.
 
 use super::lane::{DataLane, LaneError};
-use crate::checkpoint::{Begin, Copied, CopiedRows, LaneSaver, Restorer};
+use crate::checkpoint::{Begin, Copied, LaneSaver, Piece, Restorer};
 use crate::engine::{ChunkSpec, SavingNews};
 use crate::storage::Image;
 use crate::tables::RowsToSave;
@@ -135,7 +135,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
             image.shrink_to_fit();
             saver.give((bytes - image.len()) as u64);
             let id = self.engine.chunk_id(index).unwrap_or_default();
-            saver.write(Copied { round, id, image });
+            let bytes = image.len() as u64;
+            saver.write(Copied { round, what: Piece::Chunk(id, image), bytes });
             self.engine.saved(index, &mut self.commands);
             copied += 1;
         }
@@ -155,7 +156,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             saver.give(bytes);
             return false;
         };
-        saver.write_rows(CopiedRows { round, piece, bytes });
+        saver.write(Copied { round, what: Piece::Rows(piece), bytes });
         self.engine.note_rows_left(!self.saves.rows.is_empty());
         true
     }

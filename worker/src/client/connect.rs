@@ -7,8 +7,8 @@ use super::{Client, Inner, lock};
 use crate::engine::EngineConfig;
 use crate::error::{ClientError, OpError};
 use crate::runtime::{
-    Connector, Control, ControlEvent, ControlStart, LaneConfig, LaneDriver, LaneHandle, LaneMessage, Links,
-    Members, Roster, Step, Told, spawn_lane,
+    Connector, Control, ControlStart, LaneConfig, LaneDriver, LaneHandle, LaneMessage, Links, Members,
+    Roster, Step, Told, spawn_lane,
 };
 use daemon::flight::Flight;
 use daemon::http::HttpState;
@@ -159,7 +159,7 @@ fn control_start(
         register,
         members: members.clone(),
         report: Box::new(move || for_report.report()),
-        on_event: Box::new(move |ControlEvent::Fatal(error)| on_fatal(error)),
+        on_fatal: Box::new(on_fatal),
         flight,
         told: Told { notify, pulse: pulse(late.clone()), line: Box::new(move || for_line.line()) },
     })

@@ -6,7 +6,9 @@ use crate::security::Security;
 use fabric::Devices;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{
+    Encoder, Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
 use proto_common::config::{SecuritySettings, Settings};
 use proto_common::ids::Role;
 use proto_common::limits::PROTOCOL_VERSION;
@@ -61,10 +63,66 @@ pub fn add_settings(registry: &Registry, role: Role, settings: &Settings) -> Res
     registry.register(Box::new(values))
 }
 
-/// What is told of a process's RDMA device: name, help, value.
-type OfDevices = (&'static str, &'static str, fn(&Devices) -> u64);
+/// Name, help, and where the value is.
+pub type Series<S> = (&'static str, &'static str, fn(&S) -> u64);
 
-const OF_DEVICES: [OfDevices; 2] = [
+/// Series that are filled when they are scraped: what they tell of only counts in its own memory.
+pub struct Scraped<S> {
+    look: Box<dyn Fn() -> S + Send + Sync>,
+    counters: Vec<(IntCounter, fn(&S) -> u64)>,
+    gauges: Vec<(IntGauge, fn(&S) -> u64)>,
+    waits: Vec<(Gauge, fn(&S) -> u64)>,
+}
+
+impl<S> Scraped<S> {
+    /// Each scrape looks once. Waits are read in milliseconds and told in seconds, Prometheus' unit.
+    pub fn new(
+        look: impl Fn() -> S + Send + Sync + 'static,
+        counters: &[Series<S>],
+        gauges: &[Series<S>],
+        waits: &[Series<S>],
+    ) -> Result<Self, prometheus::Error> {
+        let counter = |(name, help, read): &Series<S>| Ok((IntCounter::new(*name, *help)?, *read));
+        let gauge = |(name, help, read): &Series<S>| Ok((IntGauge::new(*name, *help)?, *read));
+        let wait = |(name, help, read): &Series<S>| Ok((Gauge::new(*name, *help)?, *read));
+        Ok(Self {
+            look: Box::new(look),
+            counters: counters.iter().map(counter).collect::<Result<_, prometheus::Error>>()?,
+            gauges: gauges.iter().map(gauge).collect::<Result<_, prometheus::Error>>()?,
+            waits: waits.iter().map(wait).collect::<Result<_, prometheus::Error>>()?,
+        })
+    }
+}
+
+impl<S> Collector for Scraped<S> {
+    fn desc(&self) -> Vec<&Desc> {
+        let counters = self.counters.iter().flat_map(|(counter, _)| counter.desc());
+        let gauges = self.gauges.iter().flat_map(|(gauge, _)| gauge.desc());
+        counters.chain(gauges).chain(self.waits.iter().flat_map(|(wait, _)| wait.desc())).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let seen = (self.look)();
+        let mut families = Vec::new();
+        for (counter, read) in &self.counters {
+            // What has told nothing yet must not make a counter go back.
+            counter.inc_by(read(&seen).saturating_sub(counter.get()));
+            families.extend(counter.collect());
+        }
+        for (gauge, read) in &self.gauges {
+            gauge.set(i64::try_from(read(&seen)).unwrap_or(i64::MAX));
+            families.extend(gauge.collect());
+        }
+        for (wait, read) in &self.waits {
+            wait.set(read(&seen) as f64 / 1e3);
+            families.extend(wait.collect());
+        }
+        families
+    }
+}
+
+/// What is told of a process's RDMA device.
+const OF_DEVICES: [Series<Devices>; 2] = [
     ("gradwire_registered_bytes", "Bytes registered with the RDMA device.", Devices::registered_bytes),
     (
         "gradwire_device_objects_kept",
@@ -73,13 +131,13 @@ const OF_DEVICES: [OfDevices; 2] = [
     ),
 ];
 
-/// A series that is brought up to date when it is scraped.
-struct Scraped<C, F> {
+/// One series with labels, or with values of its own kind, that is brought up to date when it is scraped.
+struct Updated<C, F> {
     series: C,
     update: F,
 }
 
-impl<C: Collector, F: Fn(&C) + Send + Sync> Collector for Scraped<C, F> {
+impl<C: Collector, F: Fn(&C) + Send + Sync> Collector for Updated<C, F> {
     fn desc(&self) -> Vec<&Desc> {
         self.series.desc()
     }
@@ -92,11 +150,8 @@ impl<C: Collector, F: Fn(&C) + Send + Sync> Collector for Scraped<C, F> {
 
 /// Adds what a process with devices knows of its RDMA device.
 pub fn add_devices(registry: &Registry, devices: &Devices) -> Result<(), prometheus::Error> {
-    for (name, help, read) in OF_DEVICES {
-        let (series, devices) = (IntGauge::new(name, help)?, devices.clone());
-        let update = move |gauge: &IntGauge| gauge.set(i64::try_from(read(&devices)).unwrap_or(i64::MAX));
-        registry.register(Box::new(Scraped { series, update }))?;
-    }
+    let looked = devices.clone();
+    registry.register(Box::new(Scraped::new(move || looked.clone(), &[], &OF_DEVICES, &[])?))?;
     let Some(verbs) = devices.verbs.clone() else { return Ok(()) };
     let help = "Counters of the RDMA device's port, over all its users, since this process opened it.";
     let about = Opts::new("gradwire_rdma_port_total", help);
@@ -109,16 +164,15 @@ pub fn add_devices(registry: &Registry, devices: &Devices) -> Result<(), prometh
         }
     };
     let series = IntCounterVec::new(about, &["device", "port", "counter"])?;
-    registry.register(Box::new(Scraped { series, update }))
+    registry.register(Box::new(Updated { series, update }))
 }
 
 /// Adds how many operations, or rounds, were slow.
 pub fn add_slow(registry: &Registry, flight: &Flight) -> Result<(), prometheus::Error> {
     let help = "Operations, or rounds of a chunk, that took longer than log.slow_ms.";
     let slow = flight.slow().clone();
-    let update = move |counter: &IntCounter| counter.inc_by(slow.seen().saturating_sub(counter.get()));
-    let series = IntCounter::new("gradwire_slow_operations_total", help)?;
-    registry.register(Box::new(Scraped { series, update }))
+    let counter: Series<u64> = ("gradwire_slow_operations_total", help, |seen| *seen);
+    registry.register(Box::new(Scraped::new(move || slow.seen(), &[counter], &[], &[])?))
 }
 
 /// Adds whether control connections are mutual TLS, and when this process's certificate expires, where it has one.
@@ -138,7 +192,7 @@ pub fn add_security(
         let security = security.clone();
         let update = move |gauge: &IntGauge| gauge.set(security.expires_s().unwrap_or_default());
         let series = IntGauge::new("gradwire_certificate_expiry_timestamp_seconds", help)?;
-        registry.register(Box::new(Scraped { series, update }))?;
+        registry.register(Box::new(Updated { series, update }))?;
     }
     Ok(())
 }

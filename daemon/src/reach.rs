@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use proto_common::ids::{Epoch, Incarnation, Rank};
     use proto_common::limits::PROTOCOL_VERSION;
-    use proto_common::message::{LaneEndpoint, ReplicaHello};
+    use proto_common::message::{Hello, LaneEndpoint};
     use proto_common::transport::Choice;
     use tokio::net::TcpListener;
 
@@ -146,7 +146,7 @@ mod tests {
 
     fn hello() -> ToServer {
         let settings = proto_common::config::Settings::default();
-        ToServer::Replica(ReplicaHello {
+        ToServer::Replica(Hello {
             protocol: PROTOCOL_VERSION,
             job: JobId(1),
             rank: Rank(0),

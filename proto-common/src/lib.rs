@@ -11,6 +11,7 @@
 pub use proto_data::{batch, call, codec, element, half, ids, limits};
 
 pub mod config;
+mod counts;
 pub mod error;
 pub mod footprint;
 pub mod message;

@@ -232,7 +232,7 @@ impl Storage {
     }
 
     fn stored_mut(&mut self, chunk: u32) -> Result<&mut Stored, StorageError> {
-        self.chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))
+        stored_of(&mut self.chunks, chunk)
     }
 
     /// A chunk is given up: its memory is free.
@@ -256,11 +256,7 @@ impl Storage {
 
     /// The commands that follow are about the first so many bytes of a chunk.
     pub fn size(&mut self, chunk: u32, bytes: u64) -> Result<(), StorageError> {
-        let stored = self
-            .chunks
-            .get_mut(chunk as usize)
-            .and_then(Option::as_mut)
-            .ok_or(StorageError::NoChunk(chunk))?;
+        let stored = self.stored_mut(chunk)?;
         let region_bytes = stored.bytes as u64;
         if bytes > region_bytes {
             return Err(OutOfBounds { offset: 0, bytes, region_bytes }.into());
@@ -271,16 +267,12 @@ impl Storage {
 
     /// Bytes of a chunk that commands are about.
     pub fn size_of(&self, chunk: u32) -> Result<u64, StorageError> {
-        let stored =
-            self.chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
-        Ok(stored.now as u64)
+        Ok(self.stored(chunk)?.now as u64)
     }
 
     /// A weight buffer, to be sent.
     pub fn weights(&self, chunk: u32, buffer: u8) -> Result<Span, StorageError> {
-        let stored =
-            self.chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
-        Ok(stored.weights[usize::from(buffer & 1)].span())
+        Ok(self.stored(chunk)?.weights[usize::from(buffer & 1)].span())
     }
 
     /// The checksum of a payload in a slot, read in blocks by raw copies.
@@ -304,8 +296,7 @@ impl Storage {
     /// and below.
     pub fn reduce(&mut self, chunk: u32, addend: Addend, views: &Views) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, records, decoder, .. } = self;
-        let stored =
-            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+        let stored = stored_of(chunks, chunk)?;
         let addend = plain((inbox, spill, records), decoder, stored, addend, views)?;
         Ok(stored.numbers.reduce(addend, stored.now)?)
     }
@@ -313,8 +304,7 @@ impl Storage {
     /// Applies the update rule; a last contribution is added in the same pass. Says whether the values fit.
     pub fn finish(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<Verdict, StorageError> {
         let Self { chunks, inbox, spill, records, decoder, .. } = self;
-        let stored =
-            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+        let stored = stored_of(chunks, chunk)?;
         let mut step = stored.rule.step(round, &mut stored.numbers);
         if stored.rule.needs_norms() {
             step = step.along(stored.trust);
@@ -329,8 +319,7 @@ impl Storage {
     /// A round of a chunk whose tensor's norms count is complete: its step, and its share of them. `finish` follows.
     pub fn prepare(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, records, decoder, .. } = self;
-        let stored =
-            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+        let stored = stored_of(chunks, chunk)?;
         let step = stored.rule.step(round, &mut stored.numbers);
         if let Some(last) = round.last {
             let last = plain((inbox, spill, records), decoder, stored, last, views)?;
@@ -351,20 +340,10 @@ impl Storage {
     /// Chunks of one tensor get another rule, each from a round on: all of them, or none on error.
     pub fn change_rule(&mut self, chunks: &[(u32, u64)], to: Optimizer) -> Result<(), StorageError> {
         for &(chunk, from_round) in chunks {
-            let stored = self
-                .chunks
-                .get(chunk as usize)
-                .and_then(Option::as_ref)
-                .ok_or(StorageError::NoChunk(chunk))?;
-            stored.rule.has_room(from_round)?;
+            self.stored(chunk)?.rule.has_room(from_round)?;
         }
         for &(chunk, from_round) in chunks {
-            let stored = self
-                .chunks
-                .get_mut(chunk as usize)
-                .and_then(Option::as_mut)
-                .ok_or(StorageError::NoChunk(chunk))?;
-            stored.rule.change(from_round, to)?;
+            self.stored_mut(chunk)?.rule.change(from_round, to)?;
         }
         Ok(())
     }
@@ -378,8 +357,7 @@ impl Storage {
         into: u8,
     ) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, records, .. } = self;
-        let stored =
-            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+        let stored = stored_of(chunks, chunk)?;
         let from = find((inbox, spill, records), from, view)?;
         from.read(&mut stored.weights[usize::from(into & 1)])?;
         stored.numbers.init(from, stored.bytes)?;
@@ -422,6 +400,11 @@ impl Storage {
     }
 }
 
+/// As [`Storage::stored_mut`], where more of the storage is at hand.
+fn stored_of(chunks: &mut [Option<Stored>], chunk: u32) -> Result<&mut Stored, StorageError> {
+    chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))
+}
+
 /// Where contributions may lie: inbox, spill area, and slots of streams.
 type Areas<'a> = (&'a Cells, &'a Cells, &'a [(Rank, Cells)]);
 
@@ -458,7 +441,7 @@ fn plain<'a>(
         Onto::Sum => Onto::Sum,
     };
     let found = Addend { from: find(areas, addend.from, view.as_ref())?, onto };
-    if matches!(addend.from, Source::Record { .. }) { Ok(found) } else { decoder.plain_addend(stored, found) }
+    if matches!(addend.from, Source::Record { .. }) { Ok(found) } else { decoder.plain(stored, found) }
 }
 
 #[cfg(test)]

@@ -172,7 +172,7 @@ impl Server {
             | Command::Norms { .. } => {
                 return Err(ModelError::NotModelled { what: "payloads outside of slots, and norms" });
             }
-            Command::CallTake { .. }
+            Command::CallTake(..)
             | Command::CallDeliver { .. }
             | Command::CallCancel { .. }
             | Command::CallLand { .. }

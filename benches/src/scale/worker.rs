@@ -170,9 +170,8 @@ impl Worker {
                 priority: 0,
                 timeout_ms: TIMEOUT_MS,
                 by_chunk: false,
-                parts,
             };
-            self.engine.submit(&submit, turn.now_ms(), &mut self.commands);
+            self.engine.submit(&submit, parts, turn.now_ms(), &mut self.commands);
         }
         self.execute(turn)
     }

@@ -209,7 +209,7 @@ impl Rig {
         let mut expelled = Vec::new();
         for command in &out.list {
             match command {
-                Command::CallTake { call, peer, app, bytes, .. } => {
+                Command::CallTake(CallTaken { call, peer, app, bytes, .. }) => {
                     assert!(*bytes <= BYTES_MAX, "more than may be kept");
                     let new = Call { peer: *peer, app: *app, stage: Stage::Taken };
                     assert!(self.calls.insert(*call, new).is_none(), "an id names one call");

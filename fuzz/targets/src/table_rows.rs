@@ -3,7 +3,8 @@
 //! is refused changes nothing.
 
 use crate::{Program};
-use gradwire_server::tables::TablesReached;
+use fabric::{FabricError, Pool};
+use gradwire_server::tables::{Asked, Room, Tables, Told};
 use proto_common::ids::ChunkId;
 use proto_common::message::encode;
 use proto_common::optimizer::{Optimizer, Rule};
@@ -14,18 +15,31 @@ const TABLE_BYTES: u64 = 4 << 20;
 /// Bytes of an image that an empty table takes at least.
 const IMAGE_TABLE_BYTES: u64 = 32;
 
+/// Most bytes of rows that one request is answered with.
+const ANSWER_BYTES: u64 = 1 << 20;
+
 struct Rig {
     /// It serves its homes, and the other has copies.
-    one: TablesReached,
-    copy: TablesReached,
+    one: Tables,
+    copy: Tables,
     most_bytes: u64,
+    pool: Pool,
+}
+
+/// A home's image.
+fn save(tables: &Tables, home: ChunkId) -> Vec<u8> {
+    let mut image = Vec::new();
+    tables.save_home(home, &mut image).expect("it is short");
+    image
 }
 
 impl Rig {
     fn new(program: &mut Program<'_>) -> Self {
         let most_bytes = program.pick(&[64 << 20, 40_000, 3 << 20, 0]);
-        let new = |bytes| TablesReached::new(bytes).expect("memory");
-        Self { one: new(most_bytes), copy: new(most_bytes), most_bytes }
+        let (mut one, mut copy) = (Tables::default(), Tables::default());
+        one.limit(most_bytes);
+        copy.limit(most_bytes);
+        Self { one, copy, most_bytes, pool: Pool::new(ANSWER_BYTES, "fuzz").expect("memory") }
     }
 
     fn step(&mut self, program: &mut Program<'_>) {
@@ -61,7 +75,7 @@ impl Rig {
             _ => {
                 let from = if program.byte() & 1 == 0 { &mut self.one } else { &mut self.copy };
                 from.keep(|other| other != home);
-                assert!(from.save(home).expect("it is short").is_empty());
+                assert!(save(from, home).is_empty());
             }
         }
         for tables in [&mut self.one, &mut self.copy] {
@@ -78,9 +92,10 @@ impl Rig {
         bytes.extend_from_slice(body);
         damage(program, &mut bytes, 8);
         let before = self.one.bytes();
-        self.one.contribute(home, true, &mut bytes);
+        self.one.plan(home, &mut bytes, &|_, _| Ok(()));
+        self.one.apply(home, &bytes, &|_, _| Ok(()));
         assert!(self.one.bytes() <= before.max(self.most_bytes), "more bytes than are allowed");
-        self.copy.contribute(home, false, &mut bytes);
+        self.copy.apply(home, &bytes, &|_, _| Ok(()));
     }
 
     fn ask(
@@ -91,36 +106,44 @@ impl Rig {
         body: &[u8],
     ) -> (RowStatus, Vec<u8>) {
         let before = self.one.bytes();
-        let told = self.one.request(home, key, &TablesReached::head(op, count, home), body);
+        let head = [&[op as u8, 0, 0, 0][..], &count.to_le_bytes(), &home.key.0.to_le_bytes()].concat();
+        let pool = &self.pool;
+        let allocate = |bytes| pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()));
+        let room = Room { there: None, allocate: &allocate };
+        let told = match self.one.request(home, key, &head, &Asked::Here(body), &room) {
+            Told::Status(status, _) => (status, Vec::new()),
+            Told::Rows(rows) => (RowStatus::Done, rows.to_vec()),
+            Told::Placed(_) => (RowStatus::Done, Vec::new()),
+        };
         assert!(self.one.bytes() <= before.max(self.most_bytes), "more bytes than are allowed");
         told
     }
 
     fn hand_over(&mut self, home: ChunkId) {
-        let image = self.one.save(home).expect("it is short");
-        self.copy.load(home, &image).expect("an honest image");
-        assert!(self.copy.save(home).expect("it is short") == image, "a copy is what its server has");
+        let image = save(&self.one, home);
+        self.copy.load_home(home, &image).expect("an honest image");
+        assert!(save(&self.copy, home) == image, "a copy is what its server has");
     }
 
     fn hand_over_damaged(&mut self, program: &mut Program<'_>, home: ChunkId) {
-        let mut image = self.one.save(home).expect("it is short");
+        let mut image = save(&self.one, home);
         if program.one_in(8) {
             image.extend_from_within(..);
         }
         damage(program, &mut image, 1);
-        let (before, bytes) = (self.copy.save(home).expect("it is short"), self.copy.bytes());
-        if self.copy.load(home, &image).is_err() {
-            assert!(self.copy.save(home).expect("it is short") == before, "a refused image changes nothing");
+        let (before, bytes) = (save(&self.copy, home), self.copy.bytes());
+        if self.copy.load_home(home, &image).is_err() {
+            assert!(save(&self.copy, home) == before, "a refused image changes nothing");
             assert_eq!(self.copy.bytes(), bytes);
             return;
         }
         let taken = image.len() as u64;
         let most = bytes + TABLE_BYTES * (1 + taken / IMAGE_TABLE_BYTES) + 16 * taken;
         assert!(self.copy.bytes() <= most, "memory that the image does not pay for");
-        let saved = self.copy.save(home).expect("it is short");
+        let saved = save(&self.copy, home);
         assert_eq!(saved.len(), image.len(), "all of it has been taken");
-        self.copy.load(home, &saved).expect("an honest image");
-        assert!(self.copy.save(home).expect("it is short") == saved, "an image means what it is saved as");
+        self.copy.load_home(home, &saved).expect("an honest image");
+        assert!(save(&self.copy, home) == saved, "an image means what it is saved as");
     }
 
     fn finish(mut self) {

@@ -179,9 +179,8 @@ impl Rig {
             priority: program.below(5) as i32 - 2,
             timeout_ms: program.number() as u32,
             by_chunk: program.one_in(4),
-            parts: &parts,
         };
-        self.call(|engine, now_ms, out| engine.submit(&submit, now_ms, out));
+        self.call(|engine, now_ms, out| engine.submit(&submit, &parts, now_ms, out));
     }
 
     fn flush(&mut self, batches: usize) {

@@ -5,9 +5,9 @@ use crate::ids::{Epoch, Incarnation, JobId, Rank};
 use crate::transport::{Choice, NoTransport, Offer};
 use serde::{Deserialize, Serialize};
 
-/// The first message of a server with shards whose replicas the receiver is to hold.
+/// The first message of a worker, or of a server with shards whose replicas the receiver is to hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ReplicaHello {
+pub struct Hello {
     /// [`crate::limits::PROTOCOL_VERSION`] of the sender.
     pub protocol: u32,
     /// The job.
@@ -19,25 +19,6 @@ pub struct ReplicaHello {
     /// The receiver's incarnation that the sender expects.
     pub server_incarnation: Incarnation,
     /// The sender's epoch of the membership.
-    pub epoch: Epoch,
-    /// The drivers that it offers.
-    pub offer: Offer,
-}
-
-/// The worker's first message.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Hello {
-    /// [`crate::limits::PROTOCOL_VERSION`] of the worker.
-    pub protocol: u32,
-    /// The job.
-    pub job: JobId,
-    /// The worker's rank.
-    pub rank: Rank,
-    /// The worker's incarnation, as in the roster.
-    pub incarnation: Incarnation,
-    /// The server's incarnation that the worker expects.
-    pub server_incarnation: Incarnation,
-    /// The worker's epoch of the membership.
     pub epoch: Epoch,
     /// The drivers that it offers.
     pub offer: Offer,
@@ -80,7 +61,7 @@ pub enum ToServer {
     /// A worker's first message.
     Hello(Hello),
     /// A server's first message. The rest is as with workers; the inboxes are those for answers about replicas.
-    Replica(ReplicaHello),
+    Replica(Hello),
     /// Channels are connected. The worker's inboxes, one per lane.
     Inboxes(Vec<InboxGrant>),
 }

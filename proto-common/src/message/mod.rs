@@ -12,7 +12,7 @@ mod to_scheduler;
 mod version;
 mod wait;
 
-pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer};
+pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ServerOffer, ToServer};
 pub use checkpoint::{
     CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, SaveProgress, WAITING_LISTED_MAX,
     Waiting, Waits,

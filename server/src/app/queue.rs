@@ -50,33 +50,17 @@ const DRAIN_DEFAULT: Duration = Duration::from_secs(3);
 
 /// The handlers of one server. Clones share them.
 #[derive(Clone, Default)]
-pub struct Apps(Arc<Inner>);
+pub struct Apps(Arc<Mutex<State>>);
 
 #[derive(Default)]
-struct Inner {
-    state: Mutex<State>,
-}
-
 struct State {
     queues: BTreeMap<u32, Arc<Queue>>,
     threads: BTreeMap<u32, Running>,
     /// Who is told that a handler came or went; there once the lanes are.
     news: Vec<HandlerNews>,
     spin: Duration,
-    /// How long a handler may take to return at its end.
-    drain: Duration,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self {
-            queues: BTreeMap::new(),
-            threads: BTreeMap::new(),
-            news: Vec::new(),
-            spin: Duration::ZERO,
-            drain: DRAIN_DEFAULT,
-        }
-    }
+    /// How long a handler may take to return at its end, once a server has said it.
+    drain: Option<Duration>,
 }
 
 /// A handler's thread.
@@ -121,7 +105,7 @@ impl std::fmt::Debug for Apps {
 impl Apps {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Maps that are inserted into and removed from are whole, whatever happened to others.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lanes are there: they hear of handlers from now on. `spin`: how long a handler's thread spins before it sleeps;
@@ -131,7 +115,7 @@ impl Apps {
         for app in state.threads.keys() {
             news.iter().for_each(|lane| lane.tell(*app, true));
         }
-        (state.news, state.spin, state.drain) = (news, spin, drain);
+        (state.news, state.spin, state.drain) = (news, spin, Some(drain));
     }
 
     /// A call's queue; made for a handler that is not there yet.
@@ -162,8 +146,8 @@ impl Apps {
                     break;
                 }
             }
-            if let Some(inner) = apps.upgrade() {
-                Self(inner).ended(app, &queue, life);
+            if let Some(apps) = apps.upgrade() {
+                Self(apps).ended(app, &queue, life);
             }
         });
         let running = running.map_err(|source| RegisterError::Thread { app, source })?;
@@ -190,7 +174,7 @@ impl Apps {
             queue.close_any();
         }
         state.news.iter().for_each(|lane| lane.tell(app, false));
-        let drain = state.drain;
+        let drain = state.drain.unwrap_or(DRAIN_DEFAULT);
         drop(state);
         ended(app, running, Instant::now() + drain, drain).map(|()| true)
     }
@@ -201,7 +185,7 @@ impl Apps {
         let threads = std::mem::take(&mut state.threads);
         let queues = std::mem::take(&mut state.queues);
         state.news.clear();
-        let drain = state.drain;
+        let drain = state.drain.unwrap_or(DRAIN_DEFAULT);
         drop(state);
         queues.values().for_each(|queue| queue.close_any());
         let until = Instant::now() + drain;
@@ -341,7 +325,7 @@ mod tests {
         let (free, other) = stuck();
         drop(free);
         let mut state = apps.lock();
-        state.drain = Duration::from_millis(20);
+        state.drain = Some(Duration::from_millis(20));
         state.threads.extend([(7, running), (3, other)]);
         drop(state);
         assert_eq!(apps.end(), Err(StuckHandler { app: 7, waited_ms: 20 }));

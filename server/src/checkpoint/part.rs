@@ -20,21 +20,21 @@ pub(crate) struct Begin {
     pub(crate) tables: Vec<(TableSpec, u64)>,
 }
 
-/// A chunk, copied.
+/// Part of a checkpoint, copied.
 #[derive(Debug)]
 pub(crate) struct Copied {
     pub(crate) round: u64,
-    pub(crate) id: ChunkId,
-    pub(crate) image: Vec<u8>,
-}
-
-/// Rows of a table, copied.
-#[derive(Debug)]
-pub(crate) struct CopiedRows {
-    pub(crate) round: u64,
-    pub(crate) piece: RowsPiece,
+    pub(crate) what: Piece,
     /// Bytes that room was taken for.
     pub(crate) bytes: u64,
+}
+
+#[derive(Debug)]
+pub(crate) enum Piece {
+    /// A chunk's image.
+    Chunk(ChunkId, Vec<u8>),
+    /// Rows of a table.
+    Rows(RowsPiece),
 }
 
 /// See the module.
@@ -97,8 +97,16 @@ impl LanePart {
         Ok(Self { round, lane, chunk_bytes, writer, left, tables, versions })
     }
 
-    /// Writes a chunk. True when it was the last.
-    pub(super) fn write(&mut self, id: ChunkId, bytes: &[u8]) -> Result<bool, CheckpointError> {
+    /// True when nothing is to follow.
+    pub(super) fn write(&mut self, piece: &Piece) -> Result<bool, CheckpointError> {
+        match piece {
+            Piece::Chunk(id, image) => self.chunk(*id, image)?,
+            Piece::Rows(rows) => self.rows(rows)?,
+        }
+        Ok(self.left == 0)
+    }
+
+    fn chunk(&mut self, id: ChunkId, bytes: &[u8]) -> Result<(), CheckpointError> {
         let wrong = |what: String| CheckpointError::Plan(format!("chunk {id:?}: {what}"));
         let image = Image::read(bytes).map_err(|error| wrong(error.to_string()))?;
         let first = u64::from(id.chunk.0) * self.chunk_bytes / image.dtype.bytes() as u64;
@@ -118,17 +126,16 @@ impl LanePart {
         if self.versions.insert(id, image.state.version).is_none() {
             self.left = self.left.saturating_sub(1);
         }
-        Ok(self.left == 0)
+        Ok(())
     }
 
-    /// Writes rows. True when nothing is to follow.
-    pub(super) fn write_rows(&mut self, piece: &RowsPiece) -> Result<bool, CheckpointError> {
+    fn rows(&mut self, piece: &RowsPiece) -> Result<(), CheckpointError> {
         self.writer.rows(piece)?;
         if let Some((_, rows)) = self.tables.iter_mut().find(|(spec, _)| spec.key == piece.key) {
             *rows += piece.ids.len() as u64;
         }
         self.left = self.left.saturating_sub(1);
-        Ok(self.left == 0)
+        Ok(())
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -2,7 +2,7 @@
 //! goes on; what waits here is bounded by the budget.
 
 use super::budget::Budget;
-use super::part::{Begin, Copied, CopiedRows, LanePart, file_of};
+use super::part::{Begin, Copied, LanePart, file_of};
 use checkpoint::{CheckpointError, Store};
 use fabric::oneshot;
 use proto_common::config::CheckpointSettings;
@@ -29,8 +29,7 @@ const TOLD_MAX: usize = 16;
 enum Letter {
     Tensors(Vec<TensorSpec>),
     Begin(u16, Begin),
-    Chunk(u16, Copied),
-    Rows(u16, CopiedRows),
+    Copied(u16, Copied),
     Save(u64),
     Drop(u64),
     /// It need only look whether it is to end.
@@ -70,21 +69,11 @@ impl LaneSaver {
         self.budget.give_rest(bytes);
     }
 
-    /// A chunk is copied, for which room was taken: as many bytes as the image has.
+    /// Something is copied, for which room was taken.
     pub(crate) fn write(&self, copied: Copied) {
-        let bytes = copied.image.len() as u64;
-        self.send(Letter::Chunk(self.lane, copied), bytes);
-    }
-
-    /// Rows are copied, for which room was taken.
-    pub(crate) fn write_rows(&self, copied: CopiedRows) {
         let bytes = copied.bytes;
-        self.send(Letter::Rows(self.lane, copied), bytes);
-    }
-
-    fn send(&self, letter: Letter, bytes: u64) {
         // The server ends: nothing is written any more, and nobody is to wait for room.
-        if self.letters.send(letter).is_err() {
+        if self.letters.send(Letter::Copied(self.lane, copied)).is_err() {
             self.budget.give_rest(bytes);
         }
     }
@@ -144,22 +133,11 @@ struct Writer {
 impl Saver {
     /// Starts the thread. `has_room` wakes the lanes.
     pub(crate) fn start(
-        settings: &CheckpointSettings,
-        (rank, life, chunk_bytes): (Rank, Incarnation, u64),
-        (drain, restore): (Duration, Option<String>),
-        has_room: impl Fn() + Send + 'static,
-    ) -> Result<Self, std::io::Error> {
-        let directory = &settings.directory;
-        let store = if directory.is_empty() { None } else { checkpoint::open(directory).ok() };
-        Self::over(store, settings, (rank, life, chunk_bytes), (drain, restore), Box::new(has_room))
-    }
-
-    pub(crate) fn over(
         store: Option<Arc<dyn Store>>,
         settings: &CheckpointSettings,
         (rank, life, chunk_bytes): (Rank, Incarnation, u64),
         (drain, restore): (Duration, Option<String>),
-        has_room: Box<dyn Fn() + Send>,
+        has_room: impl Fn() + Send + 'static,
     ) -> Result<Self, std::io::Error> {
         let ((letters, received), (told, news)) = (channel(), unbounded_channel());
         let budget = Budget::new(settings.memory_bytes);
@@ -177,7 +155,7 @@ impl Saver {
             begun: 0,
             budget: budget.clone(),
             news: told.clone(),
-            has_room,
+            has_room: Box::new(has_room),
             is_over: is_over.clone(),
         };
         let (running, ended) = oneshot::channel();
@@ -260,15 +238,9 @@ impl Writer {
                 Letter::Begin(lane, begin) => {
                     self.attempt((lane, begin.round), |writer| writer.begin(lane, begin));
                 }
-                Letter::Chunk(lane, copied) => {
-                    let bytes = copied.image.len() as u64;
-                    self.attempt((lane, copied.round), |writer| writer.chunk(lane, &copied));
-                    self.give(bytes);
-                }
-                Letter::Rows(lane, copied) => {
-                    let bytes = copied.bytes;
-                    self.attempt((lane, copied.round), |writer| writer.rows(lane, &copied));
-                    self.give(bytes);
+                Letter::Copied(lane, copied) => {
+                    self.attempt((lane, copied.round), |writer| writer.write(lane, &copied));
+                    self.give(copied.bytes);
                 }
                 Letter::Save(round) => self.save(round),
                 Letter::Drop(round) => self.drop_round(round),
@@ -321,24 +293,12 @@ impl Writer {
         Ok(())
     }
 
-    fn chunk(&mut self, lane: u16, copied: &Copied) -> Result<(), CheckpointError> {
+    fn write(&mut self, lane: u16, copied: &Copied) -> Result<(), CheckpointError> {
         // Of one that was given up.
         let Some(part) = self.parts.get_mut(&lane).filter(|part| part.round == copied.round) else {
             return Ok(());
         };
-        if part.write(copied.id, &copied.image)?
-            && let Some(part) = self.parts.remove(&lane)
-        {
-            self.finish(part)?;
-        }
-        Ok(())
-    }
-
-    fn rows(&mut self, lane: u16, copied: &CopiedRows) -> Result<(), CheckpointError> {
-        let Some(part) = self.parts.get_mut(&lane).filter(|part| part.round == copied.round) else {
-            return Ok(());
-        };
-        if part.write_rows(&copied.piece)?
+        if part.write(&copied.what)?
             && let Some(part) = self.parts.remove(&lane)
         {
             self.finish(part)?;

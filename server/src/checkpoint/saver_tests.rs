@@ -1,5 +1,6 @@
 //! What the writing thread does where a place panics, or does not answer.
 
+use super::super::part::Piece;
 use super::*;
 use crate::engine::ChunkSpec;
 use std::path::{Path, PathBuf};
@@ -56,7 +57,11 @@ impl Store for Bad {
 fn saver(store: Arc<dyn Store>, drain: Duration, has_room: impl Fn() + Send + 'static) -> Saver {
     let settings = CheckpointSettings { memory_bytes: 100, ..CheckpointSettings::default() };
     let own = (Rank(0), Incarnation(1), 4096);
-    Saver::over(Some(store), &settings, own, (drain, None), Box::new(has_room)).unwrap()
+    Saver::start(Some(store), &settings, own, (drain, None), has_room).unwrap()
+}
+
+fn copied(round: u64, bytes: usize) -> Copied {
+    Copied { round, what: Piece::Chunk(Default::default(), vec![0; bytes]), bytes: bytes as u64 }
 }
 
 fn begin(lane: &LaneSaver, round: u64) {
@@ -76,13 +81,13 @@ fn a_panic_fails_the_checkpoint_and_gives_its_room_back() {
         let Some(CheckpointNews::Failed { round: failed, reason }) = news else { panic!("{news:?}") };
         assert!(failed == round && reason.contains("panicked"), "{reason}");
         assert!(lane.take(100) && !lane.take(1));
-        lane.write(Copied { round, id: Default::default(), image: vec![0; 100] });
+        lane.write(copied(round, 100));
         room.recv_timeout(PATIENCE).unwrap();
         assert_eq!(lane.used_bytes(), 0);
     }
     drop(saver);
     assert!(lane.take(100));
-    lane.write(Copied { round: 3, id: Default::default(), image: vec![0; 100] });
+    lane.write(copied(3, 100));
     assert_eq!(lane.used_bytes(), 0, "nobody writes it");
 }
 
@@ -150,7 +155,7 @@ fn a_part_that_cannot_get_its_name_takes_no_other_one_along() {
     std::fs::remove_dir_all(place.path().join(checkpoint::round_name(5))).unwrap();
     saver.save(5);
     // It is there still: what is no chunk fails it.
-    lane.write(Copied { round: 10, id: Default::default(), image: vec![0] });
+    lane.write(copied(10, 1));
     let news = told(&mut saver, &lane, 15);
     let [
         CheckpointNews::Failed { round: 5, .. },

@@ -4,7 +4,7 @@ use super::chunk::{ChunkSpec, RankSet, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock};
 use super::lane::LaneEngine;
 use super::peer::Peer;
-use proto_common::batch::{BatchRoom, Block, BlockData, OpKind, Reading, Status};
+use proto_common::batch::{BatchRoom, Block, BlockData, OpKind, Status};
 use proto_common::ids::Rank;
 use proto_common::limits::{GRANTS_PER_BATCH_MAX, RANKS_LISTED_MAX};
 use std::ops::Range;
@@ -77,24 +77,8 @@ pub(super) struct Found {
 }
 
 pub(super) fn answer_block(spec: &ChunkSpec, waiter: &Waiter, status: Status, version: u64) -> Block {
-    Block {
-        id: spec.id,
-        op: waiter.op,
-        dtype: spec.dtype,
-        codec: 0,
-        status,
-        operation: waiter.operation,
-        first_open: waiter.operation,
-        round: version,
-        bytes: 0,
-        data: BlockData::Inline { offset: 0 },
-        landing: None,
-        view: false,
-        exact: false,
-        reading: Reading::default(),
-        timeout_ms: 0,
-        token: waiter.token,
-    }
+    let bare = Block::bare(spec.id, waiter.op, spec.dtype, waiter.operation);
+    Block { status, round: version, token: waiter.token, ..bare }
 }
 
 impl LaneEngine {
@@ -172,6 +156,10 @@ impl LaneEngine {
     pub(super) fn send_back(&mut self, peer: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
         let data = BlockData::Inline { offset: 0 };
         let block = Block { status, bytes: 0, data, landing: None, view: false, timeout_ms: 0, ..*block };
+        self.tell(peer, block, missing);
+    }
+
+    pub(super) fn tell(&mut self, peer: Rank, block: Block, missing: Vec<Rank>) {
         push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing, call: None });
     }
 }

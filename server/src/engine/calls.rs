@@ -3,11 +3,11 @@
 //! is told what the call was told. Bytes and handlers' threads are the runtime's business.
 
 use super::answers::push_result;
-use super::command::{Command, Commands, ResultBlock, Source};
+use super::command::{CallTaken, Command, Commands, ResultBlock, Source};
 use super::lane::{BatchContext, LaneEngine};
 use super::lines::{CallAnswer, Entry, Stage};
 use super::waiting::{CallWaits, Waiting};
-use proto_common::batch::{Block, BlockData, Landing, OpKind, Reading, Status};
+use proto_common::batch::{Block, BlockData, Landing, OpKind, Status};
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, called};
 use proto_common::element::Dtype;
 use proto_common::ids::{Incarnation, Operation, Rank};
@@ -21,7 +21,15 @@ const ROOM_WITHIN_MS: u64 = 30_000;
 /// The runtime is to take the call that this block is of.
 fn take(call: u64, peer: Rank, app: u32, from: Source, block: &Block) -> Command {
     let region = block.landing.map_or(0, |landing| landing.region);
-    Command::CallTake { call, peer, app, from, frame_bytes: block.bytes, region, bytes: block.round }
+    Command::CallTake(CallTaken {
+        call,
+        peer,
+        app,
+        from,
+        frame_bytes: block.bytes,
+        region,
+        bytes: block.round,
+    })
 }
 
 impl LaneEngine {
@@ -346,22 +354,12 @@ impl LaneEngine {
             _ => 0,
         };
         let block = Block {
-            id: entry.named,
-            op: OpKind::Call,
-            dtype: Dtype::F32,
-            codec: 0,
             status,
-            operation: Operation(entry.operation),
-            first_open: Operation(entry.operation),
             round: answer.body_bytes,
             bytes,
-            data: BlockData::Inline { offset: 0 },
             landing: landing.map(|_| Landing { region: 0, offset: 0, bytes: answer.body_bytes }),
-            view: false,
-            exact: false,
-            reading: Reading::default(),
-            timeout_ms: 0,
             token: entry.token,
+            ..Block::bare(entry.named, OpKind::Call, Dtype::F32, Operation(entry.operation))
         };
         let result = ResultBlock { block, missing: Vec::new(), call: (bytes > 0).then_some(id) };
         push_result(&mut self.peers, &mut self.dirty, peer, result);

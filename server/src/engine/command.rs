@@ -176,22 +176,7 @@ pub enum Command {
     },
     /// Copy a call's frame out of its slot, and read what its worker has of the body. Answered by
     /// `LaneEngine::call_arrived`.
-    CallTake {
-        /// The call.
-        call: u64,
-        /// The worker.
-        peer: Rank,
-        /// The handler.
-        app: u32,
-        /// Where the frame is.
-        from: Source,
-        /// Its bytes.
-        frame_bytes: u64,
-        /// Remote key of the worker's region with the rest of the body.
-        region: u64,
-        /// Bytes of the body.
-        bytes: u64,
-    },
+    CallTake(CallTaken),
     /// The call goes to its handler, which answers with `LaneEngine::call_answered`.
     CallDeliver {
         /// The call.
@@ -367,6 +352,25 @@ pub enum Payload {
     Image,
     /// The changes that the chunk's rule has to come.
     Rules,
+}
+
+/// A call as its batch brought it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallTaken {
+    /// The call.
+    pub call: u64,
+    /// The worker.
+    pub peer: Rank,
+    /// The handler.
+    pub app: u32,
+    /// Where the frame is.
+    pub from: Source,
+    /// Its bytes.
+    pub frame_bytes: u64,
+    /// Remote key of the worker's region with the rest of the body.
+    pub region: u64,
+    /// Bytes of the body.
+    pub bytes: u64,
 }
 
 /// A result block with the few bytes it may carry (ranks waited for).

@@ -154,6 +154,21 @@ impl LaneEngine {
         out.push(Command::TellPrimary { from, notice: Notice::Judged(slot, judgement) });
     }
 
+    /// Only last parts are judged.
+    fn judge_last(
+        &mut self,
+        record: &RecordContext<'_>,
+        is_last: bool,
+        judgement: Judgement,
+        out: &mut Commands,
+    ) -> Judged {
+        if is_last {
+            return Ok(Some(judgement));
+        }
+        self.give_back_slot(record.from, record.slot, out);
+        Ok(None)
+    }
+
     fn give_back_slot(&mut self, from: Rank, slot: SlotGrant, out: &mut Commands) {
         let Some(copy) = self.copying.copies.iter_mut().find(|copy| copy.from == from) else { return };
         let (generation, is_read) = &mut copy.slots[slot.slot as usize];
@@ -203,13 +218,13 @@ impl LaneEngine {
         let is_last = landing.offset + block.bytes == landing.bytes;
         let life = self.copy_incarnation(from);
         let Some((index, chunk)) = self.copy_of(from, block) else {
-            return not_now(is_last, self, record, out);
+            return self.judge_last(record, is_last, Judgement::Later, out);
         };
         if chunk.promised() + 1 != block.round || chunk.lineage != Lineage::Of(from, life, chunk.copy_since) {
-            return whole_wanted(is_last, self, record, out);
+            return self.judge_last(record, is_last, Judgement::Wanting, out);
         }
         if chunk.stage != Stage::Contributions {
-            return not_now(is_last, self, record, out);
+            return self.judge_last(record, is_last, Judgement::Later, out);
         }
         let bytes = landing.region;
         let right = bytes <= chunk.spec.bytes
@@ -221,7 +236,7 @@ impl LaneEngine {
             return Err("its update has another shape than the chunk");
         }
         if landing.offset != 0 && landing.offset != chunk.filled {
-            return whole_wanted(is_last, self, record, out);
+            return self.judge_last(record, is_last, Judgement::Wanting, out);
         }
         chunk.filled = landing.offset + block.bytes;
         let left = block.token & RECORD_LEFT != 0;
@@ -249,7 +264,6 @@ impl LaneEngine {
             chunk.begin_applying(Held { rank, round, operation, bytes, from: place, arrived: true });
         }
         chunk.collect(bytes);
-        self.stats.confirmed += 1;
         // Before it is applied: it will be.
         self.judge(from, record.slot, Judgement::Confirmed, out);
         self.chunks[index as usize].size(index, bytes, out);
@@ -269,7 +283,7 @@ impl LaneEngine {
         let (part, Landing { offset: at, bytes: total, .. }) = part_of(record, block)?;
         let is_last = at + block.bytes == total;
         let Some((index, chunk)) = self.copy_of(from, block) else {
-            return not_now(is_last, self, record, out);
+            return self.judge_last(record, is_last, Judgement::Later, out);
         };
         let (room, other) = (chunk.writable(), chunk.is_read(1));
         let keeps_other = chunk.is_read(0) || other;
@@ -278,7 +292,7 @@ impl LaneEngine {
         };
         let expected = if at == 0 { Some((index, block.round, 0)) } else { copy.image };
         if expected != Some((index, block.round, at)) {
-            return whole_wanted(is_last, self, record, out);
+            return self.judge_last(record, is_last, Judgement::Wanting, out);
         }
         copy.image = Some((index, block.round, at + block.bytes));
         out.push(Command::TakePart { from, part, at, bytes: block.bytes, total, chunk: index });
@@ -368,34 +382,6 @@ fn part_of(record: &RecordContext<'_>, block: &Block) -> Result<(Source, Landing
         return Err("its record reaches beyond what it is a part of");
     }
     Ok((record_source(record, offset), landing))
-}
-
-/// Only last parts are judged.
-fn judge_last(
-    judgement: Judgement,
-    is_last: bool,
-    engine: &mut LaneEngine,
-    record: &RecordContext<'_>,
-    out: &mut Commands,
-) -> Judged {
-    if is_last {
-        return Ok(Some(judgement));
-    }
-    engine.give_back_slot(record.from, record.slot, out);
-    Ok(None)
-}
-
-fn not_now(is_last: bool, engine: &mut LaneEngine, record: &RecordContext<'_>, out: &mut Commands) -> Judged {
-    judge_last(Judgement::Later, is_last, engine, record, out)
-}
-
-fn whole_wanted(
-    is_last: bool,
-    engine: &mut LaneEngine,
-    record: &RecordContext<'_>,
-    out: &mut Commands,
-) -> Judged {
-    judge_last(Judgement::Wanting, is_last, engine, record, out)
 }
 
 fn end(peer: Rank, reason: &str, out: &mut Commands) {

@@ -5,7 +5,6 @@ use super::chunk::{Chunk, Stage};
 use super::lane::LaneEngine;
 use proto_common::limits::WORKERS_MAX;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 /// Versions and counts of contributions are below: they are counted on from what others say.
 pub(super) const COUNT_END: u64 = u64::MAX / 2;
@@ -34,32 +33,10 @@ pub struct ChunkState {
     pub marks: Vec<(u64, u64)>,
 }
 
-/// A state that no chunk like this can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum StateError {
-    /// Counts of other workers than there are.
-    #[error("the image counts contributions of {got} workers, but the chunk has {want} workers")]
-    Workers {
-        /// As the image has it.
-        got: usize,
-        /// As the chunk has it.
-        want: usize,
-    },
-    /// Longer than the chunk.
-    #[error("the weights in the image have {got} bytes, but the chunk has at most {most} bytes")]
-    Bytes {
-        /// As the image has it.
-        got: u64,
-        /// As the chunk has it.
-        most: u64,
-    },
-    /// Versions that do not follow one another.
-    #[error("the versions in the image are inconsistent")]
-    Versions,
-}
+const NOT_IN_ORDER: &str = "the versions in the image are inconsistent";
 
 impl ChunkState {
-    fn check(&self) -> Result<(), StateError> {
+    fn check(&self) -> Result<(), String> {
         let (first, last) = self.versions;
         let before = self.previous.is_none_or(|(from, to)| from <= to && to < first);
         let bounded = self.made.len().max(self.marks.len()) <= WORKERS_MAX as usize;
@@ -67,7 +44,7 @@ impl ChunkState {
         if first <= last && last == self.version && before && bounded && counted {
             Ok(())
         } else {
-            Err(StateError::Versions)
+            Err(NOT_IN_ORDER.into())
         }
     }
 }
@@ -103,22 +80,24 @@ impl Chunk {
         }
     }
 
-    fn fits(&self, state: &ChunkState) -> Result<(), StateError> {
+    fn fits(&self, state: &ChunkState) -> Result<(), String> {
         state.check()?;
         let (made, marks) = self.tally.as_ref().map_or((0, 0), |tally| tally.lengths());
         for (got, want) in [(state.made.len(), made), (state.marks.len(), marks)] {
             if got != want {
-                return Err(StateError::Workers { got, want });
+                return Err(format!(
+                    "the image counts contributions of {got} workers, but the chunk has {want} workers"
+                ));
             }
         }
         let most = self.spec.bytes;
-        if state.previous_bytes > most {
-            return Err(StateError::Bytes { got: state.previous_bytes, most });
-        }
-        if state.live_bytes > most || (!self.spec.dynamic && state.live_bytes != most) {
-            return Err(StateError::Bytes { got: state.live_bytes, most });
-        }
-        Ok(())
+        let is_other = |bytes: u64| bytes > most || (!self.spec.dynamic && bytes != most);
+        let got = match (state.previous_bytes > most, is_other(state.live_bytes)) {
+            (true, _) => state.previous_bytes,
+            (false, true) => state.live_bytes,
+            (false, false) => return Ok(()),
+        };
+        Err(format!("the weights in the image have {got} bytes, but the chunk has at most {most} bytes"))
     }
 }
 
@@ -138,15 +117,15 @@ impl LaneEngine {
     }
 
     /// Does the state of an image fit the chunk?
-    pub fn check_state(&self, chunk: u32, state: &ChunkState) -> Result<(), StateError> {
-        self.chunks.get(chunk as usize).map_or(Err(StateError::Versions), |chunk| chunk.fits(state))
+    pub fn check_state(&self, chunk: u32, state: &ChunkState) -> Result<(), String> {
+        self.chunks.get(chunk as usize).map_or(Err(NOT_IN_ORDER.into()), |chunk| chunk.fits(state))
     }
 
     /// The chunk goes on from an image, whose weights are in buffer `into` now. What was collected of a round is forgotten:
     /// the chunk is to have had none (as a copy, or before anybody contributed).
-    pub fn restore(&mut self, chunk: u32, state: &ChunkState, into: u8) -> Result<(), StateError> {
+    pub fn restore(&mut self, chunk: u32, state: &ChunkState, into: u8) -> Result<(), String> {
         self.check_state(chunk, state)?;
-        let Some(chunk) = self.chunks.get_mut(chunk as usize) else { return Err(StateError::Versions) };
+        let Some(chunk) = self.chunks.get_mut(chunk as usize) else { return Err(NOT_IN_ORDER.into()) };
         chunk.version = state.version;
         chunk.buffer = into & 1;
         chunk.initialised = state.initialised;
@@ -183,7 +162,7 @@ mod tests {
             ChunkState { previous: Some((3, 2)), ..good.clone() },
             ChunkState { made: vec![0; WORKERS_MAX as usize + 1], ..good },
         ] {
-            assert_eq!(bad.check(), Err(StateError::Versions), "{bad:?}");
+            assert_eq!(bad.check(), Err(NOT_IN_ORDER.into()), "{bad:?}");
         }
     }
 }

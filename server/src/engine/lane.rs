@@ -64,59 +64,56 @@ pub struct BatchContext<'a> {
     pub grants: &'a [SlotGrant],
 }
 
-/// Counts for metrics. Plain numbers; the runtime publishes them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaneStats {
-    /// Batches taken.
-    pub batches: u64,
-    /// Contributions reduced.
-    pub contributions: u64,
-    /// Payload bytes of contributions.
-    pub contribution_bytes: u64,
-    /// Rounds published, one a chunk.
-    pub rounds: u64,
-    /// The highest round that a chunk has published.
-    pub newest: u64,
-    /// Operations answered.
-    pub answers: u64,
-    /// Duplicates recognised and not applied.
-    pub duplicates: u64,
-    /// Contributions that came when their round was over, and were dropped.
-    pub late: u64,
-    /// Contributions that came before their turn and were copied.
-    pub spills: u64,
-    /// Contributions read out of workers' memory.
-    pub fetches: u64,
-    /// Contributions taken where they lie in workers' memory.
-    pub in_place: u64,
-    /// Views of weights given.
-    pub views: u64,
-    /// Rounds that went on without workers that had not copied older weights.
-    pub relieved: u64,
-    /// Contributions that workers wrote into key buffers.
-    pub placed: u64,
-    /// Operations sent back to be tried again.
-    pub retries: u64,
-    /// Operations refused.
-    pub refusals: u64,
-    /// Contributions among them that are not what the tensor's codec makes.
-    pub malformed: u64,
-    /// Operations whose deadline passed.
-    pub deadlines: u64,
-    /// Rounds whose values did not fit their type, one a chunk.
-    pub bad_rounds: u64,
-    /// Batches whose payload was not what its checksum says.
-    pub corrupt_batches: u64,
-    /// Calls taken for handlers.
-    pub calls: u64,
-    /// Records written into streams to copies.
-    pub records: u64,
-    /// Whole states of chunks among them, one a chunk.
-    pub states: u64,
-    /// Rounds of copies, one a chunk, that were confirmed to the server that they are copies of.
-    pub confirmed: u64,
-    /// Operations sent back because another server has the chunk.
-    pub reroutes: u64,
+proto_common::counts! {
+    /// Counts for metrics. Plain numbers; the runtime publishes them.
+    #[derive(serde::Serialize)]
+    pub struct LaneStats {
+        /// Batches taken.
+        batches,
+        /// Contributions reduced.
+        contributions,
+        /// Payload bytes of contributions.
+        contribution_bytes,
+        /// Rounds published, one a chunk.
+        rounds,
+        /// The highest round that a chunk has published.
+        newest: max,
+        /// Operations answered.
+        answers,
+        /// Duplicates recognised and not applied.
+        duplicates,
+        /// Contributions that came when their round was over, and were dropped.
+        late,
+        /// Contributions that came before their turn and were copied.
+        spills,
+        /// Contributions read out of workers' memory.
+        fetches,
+        /// Contributions taken where they lie in workers' memory.
+        in_place,
+        /// Views of weights given.
+        views,
+        /// Rounds that went on without workers that had not copied older weights.
+        relieved,
+        /// Contributions that workers wrote into key buffers.
+        placed,
+        /// Operations sent back to be tried again.
+        retries,
+        /// Operations refused.
+        refusals,
+        /// Contributions among them that are not what the tensor's codec makes.
+        malformed,
+        /// Operations whose deadline passed.
+        deadlines,
+        /// Rounds whose values did not fit their type, one a chunk.
+        bad_rounds,
+        /// Batches whose payload was not what its checksum says.
+        corrupt_batches,
+        /// Calls taken for handlers.
+        calls,
+        /// Whole states of chunks that were sent to copies, one a chunk.
+        #[serde(skip)]
+        states,
+    }
 }
 
 /// See the module.
@@ -556,12 +553,7 @@ impl LaneEngine {
                 chunk.waiters.remove(at);
                 let block = answer_block(&chunk.spec, &waiter, status, chunk.version);
                 self.stats.deadlines += 1;
-                push_result(
-                    &mut self.peers,
-                    &mut self.dirty,
-                    waiter.rank,
-                    ResultBlock { block, missing, call: None },
-                );
+                self.tell(waiter.rank, block, missing);
             }
         }
     }

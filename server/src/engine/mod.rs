@@ -37,9 +37,12 @@ mod waiting;
 mod workers;
 
 pub use chunk::ChunkSpec;
-pub use command::{Addend, Arrival, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict};
+pub(crate) use chunk::element_sum_bytes;
+pub use command::{
+    Addend, Arrival, CallTaken, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict,
+};
 pub use copies::RecordContext;
-pub use image::{ChunkState, StateError};
+pub use image::ChunkState;
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
 pub use lines::CallAnswer;
 pub use quarantine::FenceId;

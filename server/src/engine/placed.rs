@@ -1,9 +1,8 @@
 //! Payloads that do not come in a slot: buffers that workers write them into, and what was read out of workers'
 //! memory. Owns the life of key buffers; both kinds lie in spill blocks, and so within the spill budget.
 
-use super::answers::push_result;
 use super::chunk::{KeyBuffer, Reopened};
-use super::command::{Commands, ResultBlock, Source};
+use super::command::{Commands, Source};
 use super::held::Held;
 use super::lane::LaneEngine;
 use proto_common::batch::{Block, BlockData, Landing, Status};
@@ -43,12 +42,7 @@ impl LaneEngine {
         let data = BlockData::Inline { offset: 0 };
         let block =
             Block { status: Status::Granted, bytes: 0, data, landing, view: false, timeout_ms: 0, ..*block };
-        push_result(
-            &mut self.peers,
-            &mut self.dirty,
-            peer,
-            ResultBlock { block, missing: Vec::new(), call: None },
-        );
+        self.tell(peer, block, Vec::new());
     }
 
     /// The spill block that the worker may write now. At most half of all are key buffers: contributions before

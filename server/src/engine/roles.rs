@@ -218,7 +218,6 @@ impl LaneEngine {
         for waiter in chunk.waiters.drain(..) {
             let block = answer_block(&chunk.spec, &waiter, Status::Reroute, chunk.version);
             let result = ResultBlock { block, missing: Vec::new(), call: None };
-            self.stats.reroutes += 1;
             push_result(&mut self.peers, &mut self.dirty, waiter.rank, result);
         }
         chunk.least_awaited = u64::MAX;
@@ -307,7 +306,6 @@ impl LaneEngine {
             }
             self.finish_late(index, out);
         }
-        self.stats.reroutes += 1;
         self.send_back(peer, block, Status::Reroute, Vec::new());
     }
 

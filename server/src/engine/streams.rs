@@ -9,9 +9,7 @@ use super::credits::{Misuse, misuse};
 use super::keep::{At, Keep};
 use super::lane::LaneEngine;
 use super::sabotage::BrokenRule;
-use proto_common::batch::{
-    Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
-};
+use proto_common::batch::{Block, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, SlotGrant};
 use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
 use std::collections::VecDeque;
 use whole::can_begin;
@@ -402,7 +400,7 @@ impl LaneEngine {
 
     /// Writes the next record, or part of one. False where there is none, or no slot.
     fn write_next(&mut self, at: usize, out: &mut Commands) -> bool {
-        let Self { chunks, copying, stats, .. } = self;
+        let Self { chunks, copying, .. } = self;
         let stream = &mut copying.streams[at];
         let Some(item) = stream.queue.front_mut() else { return false };
         let Some(chunk) = chunks.get(item.chunk as usize) else { return false };
@@ -428,7 +426,6 @@ impl LaneEngine {
             _ => Payload::Nothing,
         };
         stream.sequence += 1;
-        stats.records += 1;
         let (to, sequence, contributors) = (stream.to, stream.sequence, first..out.contributors.len());
         out.push(Command::Record { to, slot, chunk: item.chunk, block, payload, contributors, sequence });
         item.at += bytes;
@@ -519,21 +516,10 @@ fn record_block(chunk: &Chunk, item: &Item, bytes: u64) -> Block {
         _ => chunk.applying().map_or(0, |held| held.round),
     });
     Block {
-        id: chunk.spec.id,
-        op: item.op,
-        dtype: chunk.spec.dtype,
-        codec: 0,
-        status: Status::None,
-        operation: count,
         round: item.round,
         bytes,
-        data: BlockData::Inline { offset: 0 },
         landing: whole.map(|region| Landing { region, offset: item.at, bytes: item.total }),
-        view: false,
-        exact: false,
-        first_open: count,
-        reading: Reading::default(),
-        timeout_ms: 0,
         token: if chunk.initialised { RECORD_INITIALISED } else { 0 },
+        ..Block::bare(chunk.spec.id, item.op, chunk.spec.dtype, count)
     }
 }

@@ -8,11 +8,9 @@ use daemon::control::Connection;
 use daemon::security::Security;
 use fabric::{ChannelSetup, CqHandle, Devices, Mailbox, oneshot};
 use proto_common::batch::SlotGrant;
-use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Rank, Role};
+use proto_common::ids::{Incarnation, JobId, MemberId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{
-    Build, FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer,
-};
+use proto_common::message::{Build, FromServer, Hello, InboxGrant, LaneEndpoint, ServerOffer, ToServer};
 use proto_common::transport::{Driver, Offer, choose};
 use std::collections::HashMap;
 use std::sync::mpsc::RecvTimeoutError;
@@ -55,30 +53,6 @@ impl Tries {
     }
 }
 
-/// What a first message says, whoever's it is.
-struct Caller {
-    id: MemberId,
-    protocol: u32,
-    job: JobId,
-    incarnation: Incarnation,
-    server_incarnation: Incarnation,
-    epoch: Epoch,
-    offer: Offer,
-}
-
-impl Caller {
-    fn of(role: Role, hello: Hello) -> Self {
-        let Hello { protocol, job, rank, incarnation, server_incarnation, epoch, offer } = hello;
-        Self { id: MemberId { role, rank }, protocol, job, incarnation, server_incarnation, epoch, offer }
-    }
-
-    fn of_server(hello: ReplicaHello) -> Self {
-        let ReplicaHello { protocol, job, rank, incarnation, server_incarnation, epoch, offer } = hello;
-        let hello = Hello { protocol, job, rank, incarnation, server_incarnation, epoch, offer };
-        Self::of(Role::Server, hello)
-    }
-}
-
 /// Takes one connection from hello to ready; tells who it is, the driver and what carries the channels. `handshake` is how long
 /// it may say nothing before its hello. The error is for the log: the peer was told what concerns it.
 pub(super) async fn receive(
@@ -88,23 +62,23 @@ pub(super) async fn receive(
 ) -> Result<(MemberId, Driver, String), String> {
     let accepted = reception.security.accept(stream, handshake).await;
     let mut link = accepted.map_err(|error| error.to_string())?;
-    let caller = match link.receive_within::<ToServer>(handshake).await {
-        Ok(Some(ToServer::Hello(hello))) => Caller::of(Role::Worker, hello),
-        Ok(Some(ToServer::Replica(hello))) => Caller::of_server(hello),
+    let (role, hello) = match link.receive_within::<ToServer>(handshake).await {
+        Ok(Some(ToServer::Hello(hello))) => (Role::Worker, hello),
+        Ok(Some(ToServer::Replica(hello))) => (Role::Server, hello),
         Ok(Some(ToServer::Inboxes(_))) => return Err("its first message is not a hello".into()),
         Ok(None) => return Err("it closed the connection before its hello".into()),
         Err(error) => return Err(error.to_string()),
     };
-    let id = caller.id;
-    if let Err(fault) = link.permits(caller.job, id.role) {
+    let id = MemberId { role, rank: hello.rank };
+    if let Err(fault) = link.permits(hello.job, role) {
         return refuse(&mut link, &reception, id, fault.to_string()).await;
     }
-    if let Err(reason) = check(&reception, &caller).await {
+    if let Err(reason) = check(&reception, role, &hello).await {
         return refuse(&mut link, &reception, id, reason).await;
     }
     link.admit();
     let number = reception.tries.begin(id);
-    let choice = match choose(&caller.offer, &reception.offer) {
+    let choice = match choose(&hello.offer, &reception.offer) {
         Ok(choice) => choice,
         Err(error) => {
             let text = error.to_string();
@@ -131,7 +105,7 @@ pub(super) async fn receive(
         Ok(_) => return Err(format!("{id}: it did not send its inboxes")),
         Err(error) => return Err(format!("{id}: {error}")),
     };
-    let (life, shared) = (caller.incarnation, reception.clone());
+    let (life, shared) = (hello.incarnation, reception.clone());
     let ours = match attach(&shared, (id, life, number), setups, theirs) {
         Ok(answers) => blocking(move || granted(answers, shared.connect)).await,
         Err(reason) => Err(reason),
@@ -165,7 +139,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 }
 
 /// Is it a member of this job that expects this life of ours?
-async fn check(reception: &Reception, caller: &Caller) -> Result<(), String> {
+async fn check(reception: &Reception, role: Role, caller: &Hello) -> Result<(), String> {
     if caller.protocol != PROTOCOL_VERSION {
         return Err(format!(
             "protocol version {} does not match version {} of this server; run the same release in all processes of a job (docs/upgrading.md)",
@@ -183,26 +157,27 @@ async fn check(reception: &Reception, caller: &Caller) -> Result<(), String> {
     }
     // What the scheduler decided may reach the peer a little earlier than us.
     let mut known = reception.peers.clone();
-    let is_decided = |peers: &Option<Peers>| peers.as_ref().is_some_and(|peers| is_decided(peers, caller));
+    let is_decided =
+        |peers: &Option<Peers>| peers.as_ref().is_some_and(|peers| is_decided(peers, role, caller));
     // Without it what is known has to do.
     let _ = tokio::time::timeout(reception.handshake, known.wait_for(is_decided)).await;
     match reception.peers.borrow().as_ref() {
-        Some(peers) => admits(peers, caller),
+        Some(peers) => admits(peers, role, caller),
         None => Err("the scheduler has not announced the roster to this server yet".into()),
     }
 }
 
 /// Has the scheduler told us enough to judge this caller?
-fn is_decided(peers: &Peers, caller: &Caller) -> bool {
-    let is_known = caller.id.role == Role::Worker || peers.epoch >= caller.epoch;
-    peers.epoch > caller.epoch || is_known && admits(peers, caller).is_ok()
+fn is_decided(peers: &Peers, role: Role, caller: &Hello) -> bool {
+    let is_known = role == Role::Worker || peers.epoch >= caller.epoch;
+    peers.epoch > caller.epoch || is_known && admits(peers, role, caller).is_ok()
 }
 
 /// May it connect, as the roster and the map say?
-fn admits(peers: &Peers, caller: &Caller) -> Result<(), String> {
-    let id = caller.id;
+fn admits(peers: &Peers, role: Role, caller: &Hello) -> Result<(), String> {
+    let id = MemberId { role, rank: caller.rank };
     is_in_roster(peers, id, caller.incarnation)?;
-    if id.role == Role::Server {
+    if role == Role::Server {
         if caller.epoch.term < peers.epoch.term {
             let (theirs, ours) = (caller.epoch, peers.epoch);
             return Err(format!("{id} follows a deposed scheduler: its epoch is {theirs}, ours is {ours}"));
@@ -317,6 +292,7 @@ pub(super) fn granted<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proto_common::ids::Epoch;
 
     #[test]
     fn lanes_that_read_on_are_waited_for_and_those_that_stop_are_not() {
@@ -368,24 +344,26 @@ mod tests {
         peers.workers.insert(Rank(0), Incarnation(7));
         peers.servers.insert(Rank(1), Incarnation(8));
         let settings = proto_common::config::Settings::default();
-        let caller = |role, rank, life, term| Caller {
-            id: MemberId { role, rank: Rank(rank) },
+        let hello = |rank, life, term| Hello {
             protocol: PROTOCOL_VERSION,
             job: JobId(1),
+            rank: Rank(rank),
             incarnation: Incarnation(life),
             server_incarnation: Incarnation(9),
             epoch: Epoch { term, counter: 1 },
             offer: daemon::host::offer(settings.transport, Vec::new()).unwrap(),
         };
-        let why = |peers: &Peers, caller: Caller| admits(peers, &caller).err().unwrap_or_default();
-        assert_eq!(why(&peers, caller(Role::Worker, 0, 7, 1)), "");
-        assert!(why(&peers, caller(Role::Worker, 0, 8, 2)).contains("another process"));
-        assert!(why(&peers, caller(Role::Worker, 1, 8, 2)).contains("not in the roster"));
-        assert!(why(&peers, caller(Role::Server, 1, 8, 2)).contains("no replica of"));
+        let why = |peers: &Peers, (role, rank, life, term)| {
+            admits(peers, role, &hello(rank, life, term)).err().unwrap_or_default()
+        };
+        assert_eq!(why(&peers, (Role::Worker, 0, 7, 1)), "");
+        assert!(why(&peers, (Role::Worker, 0, 8, 2)).contains("another process"));
+        assert!(why(&peers, (Role::Worker, 1, 8, 2)).contains("not in the roster"));
+        assert!(why(&peers, (Role::Server, 1, 8, 2)).contains("no replica of"));
         peers.copies_of.insert(Rank(1));
-        assert_eq!(why(&peers, caller(Role::Server, 1, 8, 2)), "");
-        assert!(why(&peers, caller(Role::Server, 1, 8, 1)).contains("deposed"));
-        assert!(why(&peers, caller(Role::Server, 1, 7, 2)).contains("another process"));
+        assert_eq!(why(&peers, (Role::Server, 1, 8, 2)), "");
+        assert!(why(&peers, (Role::Server, 1, 8, 1)).contains("deposed"));
+        assert!(why(&peers, (Role::Server, 1, 7, 2)).contains("another process"));
     }
 
     #[test]

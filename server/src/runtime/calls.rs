@@ -4,7 +4,7 @@
 use super::lane::{DataLane, LaneError};
 use super::thread::LaneMessage;
 use crate::app::{Body, ReplyBody, ReplyMemory};
-use crate::engine::{CallAnswer, Source};
+use crate::engine::{CallAnswer, CallTaken, Source};
 use fabric::{
     CompletionQueue, Exclusive, FabricError, Mailbox, OutOfBounds, Pages, Pool, Region, RemoteKey,
     RemoteSpan, Span,
@@ -280,17 +280,6 @@ pub(super) struct Request {
     pub(super) lies: Option<(RemoteSpan, u64)>,
 }
 
-/// A call as its batch brought it.
-pub(super) struct Taken {
-    pub(super) call: u64,
-    pub(super) peer: Rank,
-    pub(super) app: u32,
-    pub(super) from: Source,
-    pub(super) frame_bytes: u64,
-    pub(super) region: u64,
-    pub(super) bytes: u64,
-}
-
 impl<Q: CompletionQueue> DataLane<Q> {
     /// Bytes of requests and replies that this lane keeps at most.
     pub fn limit_calls(&mut self, bytes: u64) -> Result<(), LaneError> {
@@ -342,7 +331,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// Copies a call's frame out of its slot, and starts reading what is not in it.
-    pub(super) fn take_call(&mut self, taken: &Taken) -> Result<(), LaneError> {
+    pub(super) fn take_call(&mut self, taken: &CallTaken) -> Result<(), LaneError> {
         let Source::Slot { slot, offset } = taken.from else { return Ok(()) };
         let mut bytes = vec![0; taken.frame_bytes as usize];
         self.inbox.memory().read(self.inbox.start(slot) + offset, &mut bytes)?;
@@ -350,7 +339,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.expel(taken.peer, "the frame of its call is cut short, or says more than it may");
             return Ok(());
         };
-        let Taken { call, peer, app, .. } = *taken;
+        let CallTaken { call, peer, app, .. } = *taken;
         let (head, mut unread_bytes) = (frame.head.to_vec(), 0);
         let is_whole = frame.pieces().all(|piece| matches!(piece, PieceAt::Frame { .. }));
         let lies = self.lies(taken, &frame);
@@ -406,7 +395,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// Where a request about rows lies that is read there: over a channel whose peer's memory can be, as one piece.
-    fn lies(&self, taken: &Taken, frame: &Frame<'_>) -> Option<(RemoteSpan, u64)> {
+    fn lies(&self, taken: &CallTaken, frame: &Frame<'_>) -> Option<(RemoteSpan, u64)> {
         let link = self.links.get(taken.peer.0 as usize)?.as_ref()?;
         let mut pieces = frame.pieces();
         match (pieces.next(), pieces.next()) {

@@ -1,7 +1,6 @@
 //! What becomes of each command of the engine: in order, one after another. What is to be done is the engine's, how it is done
 //! storage's, the channels' and the calls'.
 
-use super::calls::Taken;
 use super::lane::{DataLane, LaneError};
 use super::link::Post;
 use crate::engine::{Addend, Command, Commands, Onto, Source};
@@ -79,9 +78,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 self.post(peer, Post::Land { chunk, buffer, bytes, landing, moved: None })?;
             }
             Command::Relieve { chunk, buffer, to } => self.relieve(chunk, buffer, to)?,
-            Command::CallTake { call, peer, app, from, frame_bytes, region, bytes } => {
-                self.take_call(&Taken { call, peer, app, from, frame_bytes, region, bytes })?;
-            }
+            Command::CallTake(taken) => self.take_call(&taken)?,
             Command::CallDeliver { call } => self.deliver_call(call)?,
             Command::CallCancel { call } => self.calls.cancel(call),
             Command::CallLand { peer, call, landing } => self.land_call(peer, call, landing)?,

@@ -91,7 +91,8 @@ impl Raw {
         let (rank, life) = (Rank(rank), Incarnation(life));
         let grants = vec![SlotGrant { slot: 0, generation: 1 }];
         let results = WorkerInbox { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants };
-        let grant = lane.attach(rank, life, ours, results).unwrap();
+        let ours = lane.queue_mut().attach(ours).unwrap();
+        let grant = lane.adopt(rank, life, ours, results).unwrap();
         Self { queue, channel, rank, life, grant, inbox, sent: 0 }
     }
 

@@ -15,10 +15,10 @@ use crate::storage::{Cells, Storage, StorageError};
 use crate::tables::Tables;
 use daemon::flight::Kind;
 use fabric::{
-    Access, Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, DisconnectReason,
-    FabricError, OutOfBounds, PostError, RemoteKey, RemoteSpan, Span,
+    Access, Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, DisconnectReason, FabricError,
+    OutOfBounds, PostError, RemoteKey, RemoteSpan, Span,
 };
-use proto_common::batch::{BatchReader, BlockData, Notice, SlotGrant, prefix_bytes};
+use proto_common::batch::{BatchError, BatchHeader, BatchReader, BlockData, Notice, SlotGrant, prefix_bytes};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 use proto_common::limits::{
     HEADER_BYTES, RESULT_SLOT_BYTES, RESULTS_PER_LANE, TABLE_BYTES_MAX, slot_bytes_for,
@@ -104,6 +104,24 @@ pub struct LaneConfig {
     pub rank: Rank,
     /// Bytes of a chunk.
     pub chunk_bytes: u64,
+}
+
+/// Copies a batch's prefix out of its slot, and checks it.
+pub(super) fn read_prefix(
+    cells: &Cells,
+    slot: u32,
+    prefix: &mut [u8],
+    reader: &mut BatchReader,
+) -> Result<Result<BatchHeader, BatchError>, OutOfBounds> {
+    let start = cells.start(slot);
+    cells.memory().read(start, &mut prefix[..HEADER_BYTES])?;
+    let bytes = match prefix_bytes(&prefix[..HEADER_BYTES]) {
+        Ok(bytes) => bytes,
+        Err(error) => return Ok(Err(error)),
+    };
+    // Bounded by the prefix's largest size, which every slot holds.
+    cells.memory().read(start, &mut prefix[..bytes])?;
+    Ok(reader.read(&prefix[..bytes], cells.cell_bytes()))
 }
 
 /// See the module.
@@ -247,18 +265,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     pub(super) fn note_stored(&mut self) {
         self.queue.stream_writes(self.storage.bytes() >= STREAMED_BYTES_MIN);
-    }
-
-    /// Takes over a worker's connected channel.
-    pub fn attach(
-        &mut self,
-        rank: Rank,
-        incarnation: Incarnation,
-        setup: ChannelSetup,
-        inbox: WorkerInbox,
-    ) -> Result<InboxGrant, LaneError> {
-        let channel = self.queue.attach(setup)?;
-        self.adopt(rank, incarnation, channel, inbox)
     }
 
     /// Makes a channel of the queue the worker's. Returns what the worker needs of our inbox.
@@ -482,15 +488,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return Ok(());
         }
         self.take_slot(channel, slot)?;
-        let (start, inbox) = (self.inbox.start(slot.slot), self.inbox.memory());
-        inbox.read(start, &mut self.prefix[..HEADER_BYTES])?;
-        let header = prefix_bytes(&self.prefix[..HEADER_BYTES]).and_then(|bytes| {
-            // Bounded by the prefix's largest size, which every slot holds.
-            let copied = inbox.read(start, &mut self.prefix[..bytes]);
-            debug_assert!(copied.is_ok(), "a slot holds the largest prefix");
-            self.reader.read(&self.prefix[..bytes], self.inbox.cell_bytes())
-        });
-        match header {
+        match read_prefix(&self.inbox, slot.slot, &mut self.prefix, &mut self.reader)? {
             Ok(header) => {
                 match self.reach(rank) {
                     Ok(()) => {}
@@ -541,7 +539,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
                     queue.begin_reads(link.channel)?;
                     link.reads = true;
                 }
-                link.map(queue, RemoteSpan { key: RemoteKey(region), offset }, block.bytes)
+                let remote = RemoteSpan { key: RemoteKey(region), offset };
+                link.mapped.view(queue, link.channel, remote, block.bytes).map(drop)
             }
             BlockData::Inline { .. } | BlockData::Announced { .. } | BlockData::Placed => Ok(()),
         })

@@ -1,7 +1,7 @@
 //! One worker's channel on one lane: what is posted, what waits to be posted, what is not completed.
 
 use super::moving::Moves;
-use fabric::{ChannelId, CompletionQueue, MappedRegions, PostError, RemoteKey, RemoteSpan};
+use fabric::{ChannelId, MappedRegions, RemoteKey, RemoteSpan};
 use proto_common::batch::{Landing, SlotGrant};
 use std::collections::VecDeque;
 
@@ -107,33 +107,19 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(channel: ChannelId, inbox: WorkerInbox, in_place: bool) -> Self {
-        let (backlog, posted, fetches) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        let (spill_key, weights_key) = (None, None);
-        let (mapped, moves) = (MappedRegions::default(), Moves::default());
-        let reads = false;
         Self {
             channel,
             inbox,
             in_place,
-            reads,
-            spill_key,
-            weights_key,
-            mapped,
-            backlog,
-            posted,
-            fetches,
-            moves,
+            reads: false,
+            spill_key: None,
+            weights_key: None,
+            mapped: MappedRegions::default(),
+            backlog: VecDeque::new(),
+            posted: VecDeque::new(),
+            fetches: VecDeque::new(),
+            moves: Moves::default(),
         }
-    }
-
-    /// Maps a stretch of the worker's memory, to be read where it lies.
-    pub(super) fn map<Q: CompletionQueue>(
-        &mut self,
-        queue: &mut Q,
-        remote: RemoteSpan,
-        bytes: u64,
-    ) -> Result<(), PostError> {
-        self.mapped.view(queue, self.channel, remote, bytes).map(drop)
     }
 
     /// One of what was posted is done. Landings that the worker copies itself are done later than what was posted after them.

@@ -3,21 +3,18 @@
 
 mod taking;
 
-use super::lane::{DataLane, LaneError};
+use super::lane::{DataLane, LaneError, read_prefix};
 use super::slots::{lend_cells, slots_of};
 use super::thread::LaneNews;
 use crate::engine::{ChunkState, Payload, RecordContext};
 use crate::storage::Cells;
 use fabric::{
-    Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, Exclusive, PostError,
-    RemoteKey, RemoteSpan, Span, Write,
+    Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, Exclusive, PostError, RemoteKey,
+    RemoteSpan, Span, Write,
 };
-use proto_common::batch::{
-    BatchHeader, BatchKind, BatchWriter, Block, BlockData, Notice, OpKind, RECORD_LEFT, SlotGrant,
-    prefix_bytes,
-};
+use proto_common::batch::{BatchKind, BatchWriter, Block, BlockData, Notice, OpKind, RECORD_LEFT, SlotGrant};
 use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
-use proto_common::limits::{HEADER_BYTES, TABLE_BYTES_MAX, slot_bytes_for};
+use proto_common::limits::{TABLE_BYTES_MAX, slot_bytes_for};
 use proto_common::message::{InboxGrant, encode};
 use std::collections::{HashMap, VecDeque};
 
@@ -97,19 +94,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.replicas.news.pop_front()
     }
 
-    /// Our stream to a server is connected; it granted these slots.
-    pub fn attach_stream(
-        &mut self,
-        (to, number): (Rank, u64),
-        incarnation: Incarnation,
-        setup: ChannelSetup,
-        inbox: InboxGrant,
-    ) -> Result<(), LaneError> {
-        let channel = self.queue.attach(setup)?;
-        self.adopt_stream((to, number), incarnation, channel, inbox)
-    }
-
-    /// Makes a channel of the queue our stream to a server.
+    /// Makes a channel of the queue our stream to a server, which granted these slots.
     pub fn adopt_stream(
         &mut self,
         (to, number): (Rank, u64),
@@ -139,18 +124,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    /// A server's stream to us is connected. Returns what it needs of the slots for it.
-    pub fn attach_copy(
-        &mut self,
-        from: Rank,
-        incarnation: Incarnation,
-        setup: ChannelSetup,
-    ) -> Result<InboxGrant, LaneError> {
-        let channel = self.queue.attach(setup)?;
-        self.adopt_copy(from, incarnation, channel)
-    }
-
-    /// Makes a channel of the queue a server's stream to us.
+    /// Makes a channel of the queue a server's stream to us. Returns what that needs of the slots for it.
     pub fn adopt_copy(
         &mut self,
         from: Rank,
@@ -286,16 +260,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return Ok(());
         }
         let Some(link) = self.replicas.copies.iter().find(|link| link.from == from) else { return Ok(()) };
-        let (start, records) = (link.cells.start(slot.slot), link.cells.memory());
-        records.read(start, &mut self.prefix[..HEADER_BYTES])?;
-        let header = match prefix_bytes(&self.prefix[..HEADER_BYTES]) {
-            Ok(bytes) => {
-                records.read(start, &mut self.prefix[..bytes])?;
-                self.reader.read(&self.prefix[..bytes], link.cells.cell_bytes())
-            }
-            Err(error) => Err(error),
-        };
-        let header = match header {
+        let header = match read_prefix(&link.cells, slot.slot, &mut self.prefix, &mut self.reader)? {
             Ok(header) => header,
             Err(error) => {
                 tracing::warn!(server = from.0, %error, "malformed record in the replication stream of a server");
@@ -306,10 +271,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.replicas.words.clear();
         if let Some(Block { data: BlockData::Inline { offset }, bytes, .. }) = self.reader.blocks.get(1) {
             let words = (*bytes / 8).min(PREFIX_BYTES / 8);
+            let start = link.cells.start(slot.slot);
             for at in 0..words {
                 let mut word = [0; 8];
                 // The reader has checked that the block lies within its slot.
-                records.read(start + header.payload_offset + offset + 8 * at, &mut word)?;
+                link.cells.memory().read(start + header.payload_offset + offset + 8 * at, &mut word)?;
                 self.replicas.words.push(u64::from_le_bytes(word));
             }
         }
@@ -393,7 +359,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if payload == Payload::Rules {
             block.bytes = rules.len() as u64;
         }
-        let header = self.record_header(to, sequence);
+        let header = self.header(BatchKind::Record, self.engine.stream_incarnation(to), sequence);
         let Some(link) = self.replicas.streams.iter_mut().find(|link| link.to == to) else { return Ok(()) };
         let words = Block {
             op: OpKind::CopyUpdate,
@@ -428,23 +394,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let extra_bytes = end - prefix_bytes + rules.len() as u64;
         link.backlog.push_back(RecordPost { slot, chunk, payload, at, bytes, prefix_bytes, extra_bytes });
         self.post_records(to)
-    }
-
-    fn record_header(&self, to: Rank, sequence: u64) -> BatchHeader {
-        BatchHeader {
-            kind: BatchKind::Record,
-            lane: self.config.engine.lane,
-            wanted: 0,
-            sender: self.config.rank,
-            job: self.config.engine.job,
-            epoch: self.epoch,
-            sender_incarnation: self.config.engine.incarnation,
-            receiver_incarnation: self.engine.stream_incarnation(to),
-            sequence,
-            payload_offset: 0,
-            payload_bytes: 0,
-            payload_checksum: None,
-        }
     }
 
     fn post_records(&mut self, to: Rank) -> Result<(), LaneError> {

@@ -8,7 +8,7 @@ use fabric::{Access, CompletionQueue, PostError};
 use proto_common::batch::{
     BatchHeader, BatchKind, BatchWriter, Block, BlockData, Landing, SlotGrant, Status,
 };
-use proto_common::ids::Rank;
+use proto_common::ids::{Incarnation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -26,7 +26,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.expel(peer, "too many results to it are in flight");
             return Ok(());
         };
-        let header = self.header(peer, sequence);
+        let header = self.header(BatchKind::Result, self.engine.peer_incarnation(peer), sequence);
         let grants_buffers = results.iter().any(|result| result.block.status == Status::Granted);
         let key = if grants_buffers { self.lend_spill(peer, results) } else { None };
         let shows = results.iter().any(|result| result.block.view);
@@ -127,10 +127,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
     }
 
-    fn header(&self, peer: Rank, sequence: u64) -> BatchHeader {
-        let receiver_incarnation = self.engine.peer_incarnation(peer);
+    pub(super) fn header(
+        &self,
+        kind: BatchKind,
+        receiver_incarnation: Incarnation,
+        sequence: u64,
+    ) -> BatchHeader {
         BatchHeader {
-            kind: BatchKind::Result,
+            kind,
             lane: self.config.engine.lane,
             wanted: 0,
             sender: self.config.rank,

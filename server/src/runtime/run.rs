@@ -6,7 +6,7 @@ use super::lane::{DataLane, LaneConfig, LaneError};
 use super::news::Board;
 use super::serving::{Serving, SharedMember, Work, lock};
 use super::standing::Standing;
-use super::status::{ServerMetrics, Sources, collect, report};
+use super::status::{Sources, collect, metrics, report};
 use super::thread::{LaneMessage, spawn_lane};
 use crate::app::Apps;
 use crate::checkpoint::{Progress, Restorer, Saver};
@@ -258,13 +258,12 @@ fn checkpoints(
             lane.send(LaneMessage::SaveRoom);
         });
     };
-    if !place.is_empty() {
-        // A place that this build cannot reach is told before training, not by the first checkpoint.
-        checkpoint::open(place).map_err(|error| Failure::new(ExitCode::Config, error))?;
-    }
+    // A place that this build cannot reach is told before training, not by the first checkpoint.
+    let store = Some(place).filter(|place| !place.is_empty()).map(|place| checkpoint::open(place));
+    let store = store.transpose().map_err(|error| Failure::new(ExitCode::Config, error))?;
     let own = (welcome.rank, incarnation, welcome.shape.chunk_bytes);
     let drain = Duration::from_millis(settings.deadlines.drain_ms);
-    let saver = Saver::start(&settings.checkpoint, own, (drain, welcome.restore.clone()), has_room)?;
+    let saver = Saver::start(store, &settings.checkpoint, own, (drain, welcome.restore.clone()), has_room)?;
     let open = |name: &String| {
         if place.is_empty() {
             let text = format!(
@@ -375,7 +374,7 @@ fn serve_http(
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let registry = daemon::metrics::registry(Role::Server)?;
-    registry.register(Box::new(ServerMetrics::new(sources.clone())?))?;
+    registry.register(Box::new(metrics(sources.clone())?))?;
     daemon::metrics::add_devices(&registry, devices)?;
     daemon::metrics::add_security(&registry, &settings.security, security)?;
     daemon::metrics::add_settings(&registry, Role::Server, settings)?;

@@ -2,7 +2,7 @@
 //! checkpoint has of new ones. It must not write files.
 
 use super::lane::{DataLane, LaneError};
-use crate::checkpoint::{Begin, Copied, CopiedRows, LaneSaver, Restorer};
+use crate::checkpoint::{Begin, Copied, LaneSaver, Piece, Restorer};
 use crate::engine::{ChunkSpec, SavingNews};
 use crate::storage::Image;
 use crate::tables::RowsToSave;
@@ -135,7 +135,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
             image.shrink_to_fit();
             saver.give((bytes - image.len()) as u64);
             let id = self.engine.chunk_id(index).unwrap_or_default();
-            saver.write(Copied { round, id, image });
+            let bytes = image.len() as u64;
+            saver.write(Copied { round, what: Piece::Chunk(id, image), bytes });
             self.engine.saved(index, &mut self.commands);
             copied += 1;
         }
@@ -155,7 +156,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             saver.give(bytes);
             return false;
         };
-        saver.write_rows(CopiedRows { round, piece, bytes });
+        saver.write(Copied { round, what: Piece::Rows(piece), bytes });
         self.engine.note_rows_left(!self.saves.rows.is_empty());
         true
     }
@@ -234,10 +235,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let Some(index) = self.engine.index_of(chunk.id) else { return Ok(()) };
         let wrong = |why: String| CheckpointError::Corrupt { file: format!("chunk {:?}", chunk.id), why };
         let image = Image::read(&image).map_err(|error| wrong(error.to_string()))?;
-        self.engine.check_state(index, &image.state).map_err(|error| wrong(error.to_string()))?;
+        self.engine.check_state(index, &image.state).map_err(wrong)?;
         // Nobody reads a chunk that has just been made.
         self.storage.load_image(index, &image, 0, false).map_err(|error| wrong(error.to_string()))?;
-        self.engine.restore(index, &image.state, 0).map_err(|error| wrong(error.to_string()))?;
-        Ok(())
+        Ok(self.engine.restore(index, &image.state, 0).map_err(wrong)?)
     }
 }

@@ -3,16 +3,14 @@
 use super::serving::{SharedMember, lock};
 use super::standing::{Standing, StreamState, StreamStatus};
 use super::thread::{LaneMessage, LaneReport};
-use crate::engine::Waiting;
 use crate::engine::member::Holdings;
+use crate::engine::{LaneStats, Waiting};
 use crate::tables::TableStats;
 use daemon::flight::Flight;
 use daemon::lanes::{self, Reports};
+use daemon::metrics::{Scraped, Series};
 use daemon::port::PortWatch;
 use fabric::Mailbox;
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::MetricFamily;
-use prometheus::{Gauge, IntCounter, IntGauge};
 use proto_common::ids::Rank;
 use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::message::{MemberReport, PortReport, ServerLoad, Wait};
@@ -28,30 +26,10 @@ const REPORT_WITHIN: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct ServerStatus {
     pub(super) rank: u32,
-    pub(super) batches: u64,
-    pub(super) contributions: u64,
-    pub(super) contribution_bytes: u64,
-    pub(super) rounds: u64,
-    /// The highest round that a chunk has published.
-    pub(super) newest: u64,
+    #[serde(flatten)]
+    pub(super) stats: LaneStats,
     /// Operations taken and not answered.
     pub(super) under_way: u64,
-    pub(super) answers: u64,
-    pub(super) duplicates: u64,
-    pub(super) late: u64,
-    pub(super) spills: u64,
-    pub(super) fetches: u64,
-    pub(super) in_place: u64,
-    pub(super) views: u64,
-    pub(super) relieved: u64,
-    pub(super) placed: u64,
-    pub(super) retries: u64,
-    pub(super) refusals: u64,
-    pub(super) malformed: u64,
-    pub(super) deadlines: u64,
-    pub(super) bad_rounds: u64,
-    pub(super) corrupt_batches: u64,
-    pub(super) calls: u64,
     pub(super) calls_kept: u64,
     pub(super) call_bytes: u64,
     pub(super) tables: TableStats,
@@ -90,7 +68,10 @@ impl ServerStatus {
         let away = self.scheduler_away_ms.map(|ms| format!("; no scheduler for {} s", ms / 1000));
         let rank = self.rank;
         let away = away.unwrap_or_default();
-        format!("server {rank}: {served} chunks served, replicas of {copies}, round {}{away}", self.newest)
+        format!(
+            "server {rank}: {served} chunks served, replicas of {copies}, round {}{away}",
+            self.stats.newest
+        )
     }
 }
 
@@ -138,29 +119,8 @@ pub(super) fn collect(sources: &Sources) -> ServerStatus {
     let known = sources.reports.of(&sources.lanes, ask);
     status.waits.extend(lanes::late(&known));
     for report in known.into_iter().filter_map(|lane| lane.told) {
-        let stats = report.stats;
-        status.batches += stats.batches;
-        status.contributions += stats.contributions;
-        status.contribution_bytes += stats.contribution_bytes;
-        status.rounds += stats.rounds;
-        status.newest = status.newest.max(stats.newest);
+        status.stats = status.stats.plus(&report.stats);
         status.under_way += report.under_way;
-        status.answers += stats.answers;
-        status.duplicates += stats.duplicates;
-        status.late += stats.late;
-        status.spills += stats.spills;
-        status.fetches += stats.fetches;
-        status.in_place += stats.in_place;
-        status.views += stats.views;
-        status.relieved += stats.relieved;
-        status.placed += stats.placed;
-        status.retries += stats.retries;
-        status.refusals += stats.refusals;
-        status.malformed += stats.malformed;
-        status.deadlines += stats.deadlines;
-        status.bad_rounds += stats.bad_rounds;
-        status.corrupt_batches += stats.corrupt_batches;
-        status.calls += stats.calls;
         status.calls_kept += report.calls.0;
         status.call_bytes += report.calls.1;
         status.tables = status.tables.plus(&report.tables);
@@ -194,7 +154,7 @@ fn wait(waiting: Waiting, flight: &Flight) -> Wait {
 /// The heartbeat's report.
 pub(super) fn report(status: &ServerStatus, port: Option<PortReport>) -> MemberReport {
     MemberReport {
-        round: status.newest,
+        round: status.stats.newest,
         in_flight: status.under_way,
         waits: status.waits.clone(),
         links: Vec::new(),
@@ -213,9 +173,7 @@ pub(super) fn report(status: &ServerStatus, port: Option<PortReport>) -> MemberR
     }
 }
 
-type Read = fn(&ServerStatus) -> u64;
-
-const COUNTERS: [(&str, &str, Read); 27] = [
+const COUNTERS: [Series<ServerStatus>; 27] = [
     ("gradwire_server_streams_connected_total", "Streams connected to servers with copies.", |s| {
         s.streams_connected
     }),
@@ -226,43 +184,48 @@ const COUNTERS: [(&str, &str, Read); 27] = [
     ("gradwire_server_rows_pushed_total", "Rows of sparse tables pushed to.", |s| s.tables.pushed),
     ("gradwire_server_rows_left_out_total", "Pushes to rows that were not admitted.", |s| s.tables.left_out),
     ("gradwire_server_rows_evicted_total", "Rows given up for others.", |s| s.tables.evicted),
-    ("gradwire_server_calls_total", "Calls taken for handlers.", |s| s.calls),
-    ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.batches),
-    ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.contributions),
-    ("gradwire_server_contribution_bytes_total", "Payload bytes of contributions.", |s| s.contribution_bytes),
-    ("gradwire_server_rounds_total", "Rounds published, one a chunk.", |s| s.rounds),
-    ("gradwire_server_answers_total", "Operations answered.", |s| s.answers),
-    ("gradwire_server_duplicates_total", "Duplicates recognised and not applied.", |s| s.duplicates),
+    ("gradwire_server_calls_total", "Calls taken for handlers.", |s| s.stats.calls),
+    ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.stats.batches),
+    ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.stats.contributions),
+    ("gradwire_server_contribution_bytes_total", "Payload bytes of contributions.", |s| {
+        s.stats.contribution_bytes
+    }),
+    ("gradwire_server_rounds_total", "Rounds published, one a chunk.", |s| s.stats.rounds),
+    ("gradwire_server_answers_total", "Operations answered.", |s| s.stats.answers),
+    ("gradwire_server_duplicates_total", "Duplicates recognised and not applied.", |s| s.stats.duplicates),
     ("gradwire_server_late_total", "Contributions dropped because their round was over, one a chunk.", |s| {
-        s.late
+        s.stats.late
     }),
     ("gradwire_server_spills_total", "Contributions copied because they came before their turn.", |s| {
-        s.spills
+        s.stats.spills
     }),
-    ("gradwire_server_fetches_total", "Contributions read out of workers' memory.", |s| s.fetches),
-    ("gradwire_server_in_place_total", "Contributions reduced where workers have them.", |s| s.in_place),
-    ("gradwire_server_views_total", "Chunks of weights shown to workers where they lie.", |s| s.views),
+    ("gradwire_server_fetches_total", "Contributions read out of workers' memory.", |s| s.stats.fetches),
+    ("gradwire_server_in_place_total", "Contributions reduced where workers have them.", |s| {
+        s.stats.in_place
+    }),
+    ("gradwire_server_views_total", "Chunks of weights shown to workers where they lie.", |s| s.stats.views),
     ("gradwire_server_relieved_total", "Rounds that did not wait for workers to copy older weights.", |s| {
-        s.relieved
+        s.stats.relieved
     }),
-    ("gradwire_server_placed_total", "Contributions that workers wrote into key buffers.", |s| s.placed),
-    ("gradwire_server_retries_total", "Operations sent back to be tried again.", |s| s.retries),
-    ("gradwire_server_refusals_total", "Operations refused.", |s| s.refusals),
+    ("gradwire_server_placed_total", "Contributions that workers wrote into key buffers.", |s| {
+        s.stats.placed
+    }),
+    ("gradwire_server_retries_total", "Operations sent back to be tried again.", |s| s.stats.retries),
+    ("gradwire_server_refusals_total", "Operations refused.", |s| s.stats.refusals),
     ("gradwire_server_malformed_total", "Contributions refused because no codec makes them.", |s| {
-        s.malformed
+        s.stats.malformed
     }),
-    ("gradwire_server_deadlines_total", "Operations whose deadline passed.", |s| s.deadlines),
+    ("gradwire_server_deadlines_total", "Operations whose deadline passed.", |s| s.stats.deadlines),
     ("gradwire_server_bad_rounds_total", "Rounds whose values do not fit their type, one a chunk.", |s| {
-        s.bad_rounds
+        s.stats.bad_rounds
     }),
     ("gradwire_server_corrupt_batches_total", "Batches whose payload is not what its checksum says.", |s| {
-        s.corrupt_batches
+        s.stats.corrupt_batches
     }),
     ("gradwire_server_expelled_total", "Workers closed for breaking the protocol.", |s| s.expelled),
 ];
 
-/// Waits, which are read in milliseconds and told in seconds, Prometheus' unit.
-const WAITS: [(&str, &str, Read); 2] = [
+const WAITS: [Series<ServerStatus>; 2] = [
     ("gradwire_server_scheduler_away_seconds", "How long there has been no scheduler.", |s| {
         s.scheduler_away_ms.unwrap_or(0)
     }),
@@ -272,7 +235,7 @@ const WAITS: [(&str, &str, Read); 2] = [
     }),
 ];
 
-const GAUGES: [(&str, &str, Read); 18] = [
+const GAUGES: [Series<ServerStatus>; 18] = [
     ("gradwire_server_checkpoint_chunks_left", "Chunks that the checkpoint under way waits for.", |s| {
         s.checkpoint_chunks_left
     }),
@@ -317,60 +280,14 @@ const GAUGES: [(&str, &str, Read); 18] = [
     }),
 ];
 
-/// Counters and gauges, filled when they are scraped: the data path only counts in its own memory.
-pub(super) struct ServerMetrics {
-    sources: Sources,
-    counters: Vec<(IntCounter, Read)>,
-    gauges: Vec<(IntGauge, Read)>,
-    waits: Vec<(Gauge, Read)>,
-}
-
-impl ServerMetrics {
-    pub(super) fn new(sources: Sources) -> Result<Self, prometheus::Error> {
-        let counter = |(name, help, read): &(&str, &str, Read)| Ok((IntCounter::new(*name, *help)?, *read));
-        let gauge = |(name, help, read): &(&str, &str, Read)| Ok((IntGauge::new(*name, *help)?, *read));
-        let wait = |(name, help, read): &(&str, &str, Read)| Ok((Gauge::new(*name, *help)?, *read));
-        Ok(Self {
-            sources,
-            counters: COUNTERS.iter().map(counter).collect::<Result<_, prometheus::Error>>()?,
-            gauges: GAUGES.iter().map(gauge).collect::<Result<_, prometheus::Error>>()?,
-            waits: WAITS.iter().map(wait).collect::<Result<_, prometheus::Error>>()?,
-        })
-    }
-}
-
-impl Collector for ServerMetrics {
-    fn desc(&self) -> Vec<&Desc> {
-        let counters = self.counters.iter().flat_map(|(counter, _)| counter.desc());
-        let gauges = self.gauges.iter().flat_map(|(gauge, _)| gauge.desc());
-        counters.chain(gauges).chain(self.waits.iter().flat_map(|(wait, _)| wait.desc())).collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let status = collect(&self.sources);
-        let mut families = Vec::new();
-        for (counter, read) in &self.counters {
-            let value = read(&status);
-            // A lane that has told nothing yet must not make a counter go back.
-            counter.inc_by(value.saturating_sub(counter.get()));
-            families.extend(counter.collect());
-        }
-        for (gauge, read) in &self.gauges {
-            gauge.set(i64::try_from(read(&status)).unwrap_or(i64::MAX));
-            families.extend(gauge.collect());
-        }
-        for (wait, read) in &self.waits {
-            wait.set(read(&status) as f64 / 1e3);
-            families.extend(wait.collect());
-        }
-        families
-    }
+/// All of these; lanes are asked when they are scraped.
+pub(super) fn metrics(sources: Sources) -> Result<Scraped<ServerStatus>, prometheus::Error> {
+    Scraped::new(move || collect(&sources), &COUNTERS, &GAUGES, &WAITS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::LaneStats;
     use crate::engine::member::{Member, MemberConfig};
     use fabric::{LaneQueue, Letters};
     use proto_common::config::Settings;
@@ -409,7 +326,7 @@ mod tests {
             let deadline = Instant::now() + PATIENCE;
             let status = loop {
                 let status = collect(sources);
-                if status.newest == 7 {
+                if status.stats.newest == 7 {
                     break status;
                 }
                 assert!(Instant::now() < deadline, "the lane answers");

@@ -7,7 +7,7 @@ use daemon::reach::{self, Unreached};
 use fabric::{ChannelSetup, CqHandle, oneshot};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{InboxGrant, ReplicaHello, ServerOffer, ToServer};
+use proto_common::message::{Hello, InboxGrant, ServerOffer, ToServer};
 use proto_common::transport::{Choice, Offer};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ async fn attempt(
     target: &Target,
     offer: &Offer,
 ) -> Result<Choice, (Unreached, Option<Choice>)> {
-    let hello = ToServer::Replica(ReplicaHello {
+    let hello = ToServer::Replica(Hello {
         protocol: PROTOCOL_VERSION,
         job: reception.job,
         rank: reception.rank,

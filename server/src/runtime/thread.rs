@@ -6,7 +6,7 @@ use super::link::WorkerInbox;
 use crate::app::{Apps, Call, Queue, Reply, ReplyMemory};
 use crate::engine::{ChunkSpec, LaneStats, Role, Waiting};
 use crate::tables::TableStats;
-use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox, oneshot};
+use fabric::{ChannelId, ChannelSetup, CompletionQueue, LaneQueue, Letters, Mailbox, oneshot};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 use proto_common::message::{CheckpointOrder, InboxGrant, NotTaken};
 use proto_common::tensor::RuleChange;
@@ -286,10 +286,10 @@ impl Loop {
     fn message(&mut self, message: LaneMessage) -> Result<(), LaneError> {
         match message {
             LaneMessage::Attach { rank, incarnation, setup, inbox, reply } => {
-                let grant =
-                    self.lane.attach(rank, incarnation, setup, inbox).map_err(|error| error.to_string());
+                let channel = self.channel(setup);
+                let grant = channel.and_then(|channel| self.lane.adopt(rank, incarnation, channel, inbox));
                 // Nobody listens any more where the bootstrap's deadline has passed.
-                reply.send(grant);
+                reply.send(grant.map_err(|error| error.to_string()));
             }
             LaneMessage::Assign { epoch, specs, reply } => {
                 reply.send(self.lane.assign(epoch, &specs).map_err(NotTaken::from));
@@ -310,11 +310,14 @@ impl Loop {
                 self.lane.take_roles(epoch, chunks, reply);
             }
             LaneMessage::AttachStream { to, incarnation, number, setup, inbox, reply } => {
-                let attached = self.lane.attach_stream((to, number), incarnation, setup, inbox);
+                let channel = self.channel(setup);
+                let attached = channel
+                    .and_then(|channel| self.lane.adopt_stream((to, number), incarnation, channel, inbox));
                 reply.send(attached.map_err(|error| error.to_string()));
             }
             LaneMessage::AttachCopy { from, incarnation, setup, reply } => {
-                let grant = self.lane.attach_copy(from, incarnation, setup);
+                let channel = self.channel(setup);
+                let grant = channel.and_then(|channel| self.lane.adopt_copy(from, incarnation, channel));
                 reply.send(grant.map_err(|error| error.to_string()));
             }
             LaneMessage::EndStream { to } => self.lane.hang_up(to),
@@ -327,6 +330,10 @@ impl Loop {
             LaneMessage::SaveRoom | LaneMessage::Stop => {}
         }
         self.lane.check()
+    }
+
+    fn channel(&mut self, setup: ChannelSetup) -> Result<ChannelId, LaneError> {
+        Ok(self.lane.queue_mut().attach(setup)?)
     }
 
     fn report(&mut self) -> LaneReport {

@@ -36,33 +36,24 @@ impl Decoder {
         Ok(())
     }
 
-    /// As [`Self::plain`], of a contribution with what it is added to: that is a sum where contributions are encoded,
-    /// because the engine takes those out of slots only.
-    pub(super) fn plain_addend<'a>(
+    /// The contribution as plain numbers: where it lies, or decoded. What it is added to is a sum where contributions are
+    /// encoded, because the engine takes those out of slots only.
+    pub(super) fn plain<'a>(
         &'a mut self,
         stored: &Stored,
         addend: Addend<Place<'a>>,
     ) -> Result<Addend<Place<'a>>, StorageError> {
-        Ok(Addend { from: self.plain(stored.codec, stored.elements(), addend.from)?, ..addend })
-    }
-
-    /// The contribution as plain numbers: where it lies, or decoded.
-    fn plain<'a>(
-        &'a mut self,
-        codec: Codec,
-        elements: usize,
-        from: Place<'a>,
-    ) -> Result<Place<'a>, StorageError> {
-        let Self { encoded, numbers: Some(numbers) } = self else { return Ok(from) };
+        let Self { encoded, numbers: Some(numbers) } = self else { return Ok(addend) };
+        let (codec, elements) = (stored.codec, stored.elements());
         if codec.is_plain() {
-            return Ok(from);
+            return Ok(addend);
         }
         // Invariant: both have room for every chunk that was added.
-        let encoded = read(encoded, codec, elements, from)?;
+        let encoded = read(encoded, codec, elements, addend.from)?;
         let into = <[f32]>::mut_from_bytes(&mut numbers[..elements * size_of::<f32>()]);
         let into = into.map_err(|_| StorageError::Elements(Dtype::F32))?;
         widest(Decode { codec, encoded, into });
-        Ok(Place::Decoded(numbers))
+        Ok(Addend { from: Place::Decoded(numbers), ..addend })
     }
 }
 

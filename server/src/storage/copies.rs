@@ -4,8 +4,8 @@ use super::array::{Array, Plain};
 use super::image::ImageError;
 use super::integers::Integers;
 use super::numbers::{Master, Place, Sums, Typed};
-use super::{Cells, Made, Storage, StorageError, Stored, find};
-use crate::engine::Source;
+use super::{Cells, Made, Storage, StorageError, Stored, find, stored_of};
+use crate::engine::{Source, element_sum_bytes};
 use fabric::{Exclusive, OutOfBounds, Pool, PoolError, Span};
 use proto_common::ids::Rank;
 use proto_common::optimizer::Optimizer;
@@ -67,7 +67,7 @@ fn lend(stored: &mut Stored, sent: &Pool) -> Result<Option<Span>, StorageError> 
         return Ok(None);
     }
     let elements = (stored.bytes / stored.dtype.bytes()) as u64;
-    Ok(stored.numbers.sum_part(0, elements * Typed::sum_bytes(stored.dtype) as u64)?)
+    Ok(stored.numbers.sum_part(0, elements * element_sum_bytes(stored.dtype))?)
 }
 
 impl Storage {
@@ -114,8 +114,7 @@ impl Storage {
         is_left: bool,
     ) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, records, .. } = self;
-        let stored = chunks.get_mut(chunk as usize).and_then(Option::as_mut);
-        let stored = stored.ok_or(StorageError::NoChunk(chunk))?;
+        let stored = stored_of(chunks, chunk)?;
         let from = find((inbox, spill, records), from, None)?;
         stored.numbers.take_sum(from, at, bytes)?;
         if let Some(left) = stored.numbers.left() {

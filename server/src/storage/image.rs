@@ -5,7 +5,7 @@
 use super::numbers::Typed;
 use super::rule::CurrentRule;
 use super::{Storage, StorageError, Stored};
-use crate::engine::ChunkState;
+use crate::engine::{ChunkState, element_sum_bytes};
 use crate::kernel::Element;
 use proto_common::element::Dtype;
 use proto_common::message::{decode, encode};
@@ -124,68 +124,45 @@ impl<'a> Image<'a> {
     }
 }
 
-/// What a chunk keeps beside its weights.
-struct Kept<'a> {
-    arrays: [&'a [u8]; 2],
-    master: &'a [u8],
-}
-
 impl Typed {
-    fn kept(&self) -> Kept<'_> {
-        fn bytes<T: Element>([a, b]: &[Vec<T>; 2]) -> [&[u8]; 2] {
-            [a.as_bytes(), b.as_bytes()]
+    /// What a chunk keeps beside its weights: the arrays of its rule, and exact weights.
+    fn kept(&self) -> [&[u8]; 3] {
+        fn bytes<'a, T: Element>([a, b]: &'a [Vec<T>; 2], master: &'a [T]) -> [&'a [u8]; 3] {
+            [a.as_bytes(), b.as_bytes(), master.as_bytes()]
         }
-        let none: &[u8] = &[];
         match self {
-            Self::F32(sums) => Kept { arrays: bytes(&sums.state), master: none },
-            Self::F64(sums) => Kept { arrays: bytes(&sums.state), master: none },
-            Self::F16(own) => Kept { arrays: bytes(&own.sums.state), master: own.weights.as_bytes() },
-            Self::Bf16(own) => Kept { arrays: bytes(&own.sums.state), master: own.weights.as_bytes() },
-            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => {
-                Kept { arrays: [none; 2], master: none }
-            }
+            Self::F32(sums) => bytes(&sums.state, &[]),
+            Self::F64(sums) => bytes(&sums.state, &[]),
+            Self::F16(own) => bytes(&own.sums.state, &own.weights),
+            Self::Bf16(own) => bytes(&own.sums.state, &own.weights),
+            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => Default::default(),
         }
     }
 
-    /// Takes over what an image has; lengths are those of [`Typed::kept`].
-    fn load(&mut self, kept: [&[u8]; 2], master: &[u8]) {
-        fn copy<T: Element>(into: &mut [Vec<T>; 2], from: [&[u8]; 2]) {
-            into.iter_mut().zip(from).for_each(|(into, from)| into.as_mut_bytes().copy_from_slice(from));
+    fn kept_mut(&mut self) -> [&mut [u8]; 3] {
+        fn bytes<'a, T: Element>([a, b]: &'a mut [Vec<T>; 2], master: &'a mut [T]) -> [&'a mut [u8]; 3] {
+            [a.as_mut_bytes(), b.as_mut_bytes(), master.as_mut_bytes()]
         }
         match self {
-            Self::F32(sums) => copy(&mut sums.state, kept),
-            Self::F64(sums) => copy(&mut sums.state, kept),
-            Self::F16(own) => {
-                copy(&mut own.sums.state, kept);
-                own.weights.as_mut_bytes().copy_from_slice(master);
-            }
-            Self::Bf16(own) => {
-                copy(&mut own.sums.state, kept);
-                own.weights.as_mut_bytes().copy_from_slice(master);
-            }
-            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => {}
-        }
-    }
-
-    /// Bytes of a number that sums have.
-    pub(super) fn sum_bytes(dtype: Dtype) -> usize {
-        match dtype {
-            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => 4,
-            Dtype::F64 | Dtype::I8 | Dtype::U8 | Dtype::I32 | Dtype::I64 => 8,
+            Self::F32(sums) => bytes(&mut sums.state, &mut []),
+            Self::F64(sums) => bytes(&mut sums.state, &mut []),
+            Self::F16(own) => bytes(&mut own.sums.state, &mut own.weights),
+            Self::Bf16(own) => bytes(&mut own.sums.state, &mut own.weights),
+            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => Default::default(),
         }
     }
 }
 
 impl Stored {
     fn head(&self, state: &ChunkState) -> Head {
-        let Kept { arrays, master } = self.numbers.kept();
+        let [first, second, master] = self.numbers.kept().map(|part| part.len() as u64);
         Head {
             state: state.clone(),
             rule: self.rule.clone(),
             dtype: self.dtype as u8,
             bytes: self.bytes as u64,
-            kept: arrays.map(|array| array.len() as u64),
-            master: master.len() as u64,
+            kept: [first, second],
+            master,
         }
     }
 }
@@ -195,7 +172,7 @@ impl Storage {
     pub fn image_bytes_max(&self, chunk: u32) -> Result<usize, StorageError> {
         let stored = self.stored(chunk)?;
         let elements = stored.bytes / stored.dtype.bytes();
-        let numbers = 3 * elements * Typed::sum_bytes(stored.dtype);
+        let numbers = 3 * elements * element_sum_bytes(stored.dtype) as usize;
         Ok(LEAD_BYTES + HEAD_BYTES_MAX + 2 * stored.bytes + numbers)
     }
 
@@ -222,8 +199,7 @@ impl Storage {
         if state.previous.is_some() {
             out.extend_from_slice(&stored.weights[1 - live]);
         }
-        let Kept { arrays, master } = stored.numbers.kept();
-        arrays.into_iter().chain([master]).for_each(|part| out.extend_from_slice(part));
+        stored.numbers.kept().into_iter().for_each(|part| out.extend_from_slice(part));
         Ok(())
     }
 
@@ -233,7 +209,7 @@ impl Storage {
         let (want, want_bytes) = (stored.dtype, stored.bytes as u64);
         let (got, got_bytes) = (image.dtype, image.weights.len() as u64);
         let elements = stored.bytes / want.bytes();
-        let array = |has: bool| if has { elements * Typed::sum_bytes(want) } else { 0 };
+        let array = |has: bool| if has { elements * element_sum_bytes(want) as usize } else { 0 };
         let arrays = image.rule.arrays();
         let rounded = matches!(want, Dtype::F16 | Dtype::Bf16);
         let kept = image.kept.map(<[u8]>::len) == [array(arrays > 0), array(arrays > 1)];
@@ -261,7 +237,10 @@ impl Storage {
         }
         stored.rule = image.rule.clone();
         stored.numbers.begin(image.rule.arrays());
-        stored.numbers.load(image.kept, image.master);
+        let [first, second] = image.kept;
+        let parts = stored.numbers.kept_mut().into_iter().zip([first, second, image.master]);
+        // Their lengths are checked.
+        parts.for_each(|(into, from)| into.copy_from_slice(from));
         Ok(())
     }
 }

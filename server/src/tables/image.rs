@@ -15,7 +15,7 @@ const BESIDE_BYTES: usize = 16;
 
 impl Tables {
     /// Writes all tables of a home behind what is in `out`.
-    pub(crate) fn save_home(&self, home: ChunkId, out: &mut Vec<u8>) -> Result<(), String> {
+    pub fn save_home(&self, home: ChunkId, out: &mut Vec<u8>) -> Result<(), String> {
         let mut tables: Vec<&Rows> =
             self.tables.iter().filter(|((at, _), _)| *at == home).map(|(_, rows)| rows).collect();
         tables.sort_unstable_by_key(|rows| rows.spec().key);
@@ -40,7 +40,7 @@ impl Tables {
     }
 
     /// A home's tables become what these bytes say. Nothing changes on error.
-    pub(crate) fn load_home(&mut self, home: ChunkId, mut bytes: &[u8]) -> Result<(), String> {
+    pub fn load_home(&mut self, home: ChunkId, mut bytes: &[u8]) -> Result<(), String> {
         let mut tables: Vec<Rows> = Vec::new();
         while !bytes.is_empty() {
             let rows = read_table(&mut bytes).ok_or("rows of a home are cut short, or malformed")?;

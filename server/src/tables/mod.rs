@@ -12,9 +12,10 @@ mod saved;
 mod steps;
 
 pub use places::{Asked, RowsHere, Sink, Values};
-pub(crate) use planned::Applied;
+pub use planned::Applied;
 pub use rows::{Rows, Scratch, TableStats};
-pub(crate) use saved::{Refill, RowsToSave};
+pub use saved::Refill;
+pub(crate) use saved::RowsToSave;
 
 use fabric::{Exclusive, FabricError, View};
 use planned::Planned;
@@ -31,7 +32,7 @@ const ID_BYTES: usize = 8;
 
 /// What a request is answered.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub enum Told {
     /// Only how it ended, and words for people.
     Status(RowStatus, String),
     /// Rows.
@@ -41,11 +42,11 @@ pub(crate) enum Told {
 }
 
 /// Where rows that are pulled go.
-pub(crate) struct Room<'a> {
+pub struct Room<'a> {
     /// The place that the worker granted for them, where it can be written to.
-    pub(crate) there: Option<View>,
+    pub there: Option<View>,
     /// Memory to send them from, else.
-    pub(crate) allocate: &'a dyn Fn(u64) -> Result<Exclusive, FabricError>,
+    pub allocate: &'a dyn Fn(u64) -> Result<Exclusive, FabricError>,
 }
 
 /// The key of the home that a request's head names.
@@ -56,7 +57,7 @@ pub(crate) fn home_key_of(head: &[u8]) -> Option<u64> {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Tables {
+pub struct Tables {
     tables: HashMap<(ChunkId, u32), Rows>,
     /// What homes that are served here need for what is contributed, and not in force yet.
     planned: HashMap<ChunkId, Planned>,
@@ -90,15 +91,21 @@ impl Tables {
     }
 
     /// Bytes that tables take at most, all told.
-    pub(crate) fn limit(&mut self, bytes: u64) {
+    pub fn limit(&mut self, bytes: u64) {
         self.most_bytes = bytes;
     }
 
     /// Homes that this lane has no part in any more: their rows are let go.
-    pub(crate) fn keep(&mut self, is_here: impl Fn(ChunkId) -> bool) {
+    pub fn keep(&mut self, is_here: impl Fn(ChunkId) -> bool) {
         self.tables.retain(|(home, _), _| is_here(*home));
         self.planned.retain(|home, _| is_here(*home));
         self.count_bytes();
+    }
+
+    /// Bytes of all tables, and of what is planned.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     fn count_bytes(&mut self) {
@@ -107,7 +114,7 @@ impl Tables {
     }
 
     /// Executes a request, which changes nothing: what rows there are is a matter of pushes.
-    pub(crate) fn request(
+    pub fn request(
         &mut self,
         home: ChunkId,
         key: u32,
@@ -189,11 +196,6 @@ fn pull(rows: &mut Rows, ids: &[u64], room: &Room<'_>, scratch: &mut Scratch) ->
         Err(error) => Told::Status(RowStatus::Full, error.to_string()),
     }
 }
-
-// For the fuzz target only.
-mod reach;
-#[doc(hidden)]
-pub use reach::TablesReached;
 
 #[cfg(test)]
 mod tests;

@@ -25,7 +25,7 @@ impl Planned {
 
 /// How it ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Applied {
+pub enum Applied {
     /// In force.
     Done,
     /// Not all of it: who contributed is told.
@@ -55,7 +55,7 @@ impl Tables {
 
     /// A contribution to a home that is served here: there is put into it what there is room for. What was planned for the home
     /// before, and did not come into force, is forgotten.
-    pub(crate) fn plan(&mut self, home: ChunkId, bytes: &mut [u8], refill: Refill<'_>) {
+    pub fn plan(&mut self, home: ChunkId, bytes: &mut [u8], refill: Refill<'_>) {
         self.forget_plan(home);
         let Some((to_head, body)) = bytes.split_at_mut_checked(PUSH_HEAD_BYTES) else { return };
         let Some(mut head) = PushHead::from_bytes(to_head) else { return };
@@ -118,7 +118,7 @@ impl Tables {
     }
 
     /// A contribution to a home is in force, here or at the server whose copy this is. What is not a contribution changes nothing.
-    pub(crate) fn apply(&mut self, home: ChunkId, bytes: &[u8], refill: Refill<'_>) -> Applied {
+    pub fn apply(&mut self, home: ChunkId, bytes: &[u8], refill: Refill<'_>) -> Applied {
         let begun = self.forget_plan(home);
         let Some(head) = PushHead::from_bytes(bytes) else { return Applied::LeftOut };
         let body = bytes.get(PUSH_HEAD_BYTES..).unwrap_or_default();

@@ -37,32 +37,20 @@ struct Meta {
     newer: u32,
 }
 
-/// Counts for reports.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct TableStats {
-    /// Rows that are kept.
-    pub rows: u64,
-    /// Rows pulled.
-    pub pulled: u64,
-    /// Rows pushed to.
-    pub pushed: u64,
-    /// Pushes left out, because their row was not admitted yet.
-    pub left_out: u64,
-    /// Rows given up.
-    pub evicted: u64,
-}
-
-impl TableStats {
-    /// Both together.
-    #[must_use]
-    pub const fn plus(&self, other: &Self) -> Self {
-        Self {
-            rows: self.rows + other.rows,
-            pulled: self.pulled + other.pulled,
-            pushed: self.pushed + other.pushed,
-            left_out: self.left_out + other.left_out,
-            evicted: self.evicted + other.evicted,
-        }
+proto_common::counts! {
+    /// Counts for reports.
+    #[derive(serde::Serialize)]
+    pub struct TableStats {
+        /// Rows that are kept.
+        rows,
+        /// Rows pulled.
+        pulled,
+        /// Rows pushed to.
+        pushed,
+        /// Pushes left out, because their row was not admitted yet.
+        left_out,
+        /// Rows given up.
+        evicted,
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct RowsToSave {
 }
 
 /// Puts the rows that a checkpoint has of a part of a table into it; says why not.
-pub(crate) type Refill<'a> = &'a dyn Fn(&mut Rows, usize) -> Result<(), String>;
+pub type Refill<'a> = &'a dyn Fn(&mut Rows, usize) -> Result<(), String>;
 
 impl RowsToSave {
     pub(crate) fn is_empty(&self) -> bool {

@@ -10,7 +10,7 @@ use fabric::{
 use gradwire_server::engine::LaneStats;
 use gradwire_server::runtime::DataLane;
 use gradwire_tests::rigs::sim::pair;
-use gradwire_worker::engine::PartSpec;
+use gradwire_worker::engine::{PartSpec, Submit};
 use gradwire_worker::error::OpError;
 use gradwire_worker::runtime::{LaneDriver, OpState, Submission};
 use proto_common::batch::{OpKind, Reading, Status};
@@ -130,11 +130,10 @@ impl Pair {
             coded: None,
         };
         let state = OpState::new(1);
-        let submission = Submission {
+        let submit = Submit {
             view: false,
             exact: false,
             reading: Reading::default(),
-            state: state.clone(),
             op: self.operations,
             kind: OpKind::PushPull,
             dtype: Dtype::F32,
@@ -144,9 +143,15 @@ impl Pair {
             round: self.operations,
             priority: 0,
             timeout_ms: 1_000,
+            payload: true,
+            by_chunk: false,
+        };
+        let submission = Submission {
+            state: state.clone(),
             parts: chunks().into_iter().enumerate().map(part).collect(),
             source: Some(source.span()),
             target: Some(target.span()),
+            submit,
         };
         self.worker.submit(submission, self.net.now_us() / 1_000);
         for _ in 0..100_000 {

@@ -6,7 +6,7 @@ use fabric::sim::{NodeId, SimFaults, SimNet, SimQueue};
 use fabric::{Pool, Region};
 use gradwire_server::engine::{ChunkSpec, EngineConfig, Role};
 use gradwire_server::runtime::{DataLane, LaneConfig, WorkerInbox};
-use gradwire_worker::engine::{EngineConfig as WorkerEngine, PartSpec};
+use gradwire_worker::engine::{EngineConfig as WorkerEngine, PartSpec, Submit};
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver, OpState, ServerInbox, Submission};
 use proto_common::batch::{OpKind, Reading, SlotGrant};
 use proto_common::codec::Codec;
@@ -240,11 +240,10 @@ impl Rig {
                     let (server, bytes) = (Rank(self.primary as u32), spec.bytes);
                     PartSpec { id: spec.id, server, offset: offset - bytes, bytes, coded: None }
                 };
-                let submission = Submission {
+                let submit = Submit {
                     view: false,
                     exact: false,
                     reading: Reading::default(),
-                    state: state.clone(),
                     op: round,
                     kind: OpKind::PushPull,
                     dtype,
@@ -253,6 +252,12 @@ impl Rig {
                     round,
                     priority: 0,
                     timeout_ms: 5_000,
+                    payload: true,
+                    by_chunk: false,
+                };
+                let submission = Submission {
+                    state: state.clone(),
+                    submit,
                     parts: self.chunks.iter().map(&mut part).collect(),
                     source: Some(source.span()),
                     target: Some(target.span()),

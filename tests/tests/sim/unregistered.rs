@@ -9,7 +9,7 @@ use fabric::{
 };
 use gradwire_server::runtime::{DataLane, LaneError as ServerError};
 use gradwire_tests::rigs::sim::pair;
-use gradwire_worker::engine::PartSpec;
+use gradwire_worker::engine::{PartSpec, Submit};
 use gradwire_worker::error::{ClientError, OpError};
 use gradwire_worker::runtime::{LaneDriver, OpState, Submission};
 use proto_common::batch::{OpKind, Reading};
@@ -148,11 +148,10 @@ impl Pair {
     fn submit(&mut self, op: u64, kind: OpKind, id: ChunkId, placement: Placement) -> Arc<OpState> {
         let (source, target) = (self.pool.allocate(BYTES).unwrap(), self.pool.allocate(BYTES).unwrap());
         let state = OpState::new(1);
-        let submission = Submission {
+        let submit = Submit {
             view: false,
             exact: false,
             reading: Reading::default(),
-            state: state.clone(),
             op,
             kind,
             dtype: Dtype::F32,
@@ -161,9 +160,15 @@ impl Pair {
             round: 1,
             priority: 0,
             timeout_ms: 60_000,
+            payload: kind != OpKind::Pull,
+            by_chunk: false,
+        };
+        let submission = Submission {
+            state: state.clone(),
             parts: [PartSpec { id, server: Rank(0), offset: 0, bytes: BYTES, coded: None }].into(),
             source: Some(source.span()).filter(|_| kind != OpKind::Pull),
             target: Some(target.span()).filter(|_| kind != OpKind::Push),
+            submit,
         };
         self.worker.submit(submission, self.net.now_us() / 1_000);
         state

@@ -8,7 +8,7 @@ use fabric::{
     FabricError, Fence, Pool, PostError, Read, Region, RemoteKey, Span, View, Write,
 };
 use gradwire_tests::rigs::sim::pair;
-use gradwire_worker::engine::PartSpec;
+use gradwire_worker::engine::{PartSpec, Submit};
 use gradwire_worker::error::OpError;
 use gradwire_worker::runtime::{OpState, Submission};
 use proto_common::batch::{Kept, OpKind, Reading};
@@ -155,11 +155,10 @@ enum Unmapping {
 
 fn submission(pool: &Pool) -> Submission {
     let id = ChunkId::new(1, 0);
-    Submission {
+    let submit = Submit {
         view: true,
         exact: false,
         reading: Reading { from: Operation(1), kept: Kept::None },
-        state: OpState::new(1),
         op: 1,
         kind: OpKind::PushPull,
         dtype: Dtype::F32,
@@ -168,6 +167,12 @@ fn submission(pool: &Pool) -> Submission {
         round: 1,
         priority: 0,
         timeout_ms: 60_000,
+        payload: true,
+        by_chunk: false,
+    };
+    Submission {
+        state: OpState::new(1),
+        submit,
         parts: [PartSpec { id, server: Rank(0), offset: 0, bytes: BYTES, coded: None }].into(),
         source: Some(pool.allocate(BYTES).unwrap().span()),
         target: None,

@@ -2,7 +2,7 @@
 //! comes back; how it travels is the engine's.
 
 use super::{Client, TensorBuffer, lock};
-use crate::engine::{Coded, PartSpec};
+use crate::engine::{Coded, PartSpec, Submit};
 use crate::error::{CallFault, ClientError, OpError};
 use crate::runtime::{
     Blocked, CallParts, LaneHandle, OpBuffers, OpState, OpStates, RawReply, Spare, Spares, Submission,
@@ -235,11 +235,11 @@ impl Client {
         let timeout = Duration::from_millis(u64::from(timeout_ms));
         let lane = self.call_lane(app);
         let mut next = lock(&line.next);
-        let submission = Submission {
-            state: state.clone(),
+        let submit = Submit {
             op: self.0.next_op.fetch_add(1, Ordering::Relaxed),
             kind: OpKind::Call,
             dtype: Dtype::F32,
+            payload: source.is_some(),
             placement: Placement::Slot,
             operation: Operation(*next),
             view: false,
@@ -248,12 +248,11 @@ impl Client {
             round: cut.total_bytes,
             priority,
             timeout_ms,
-            parts: Arc::new([part]),
-            source,
-            target: target_span,
+            by_chunk: false,
         };
         *next += 1;
-        lane.submit(submission);
+        let (parts, target) = (Arc::new([part]), target_span);
+        lane.submit(Submission { state: state.clone(), submit, parts, source, target });
         // The order is settled; starting takes no lock of the line's.
         drop(next);
         lane.kick()?;

@@ -7,8 +7,8 @@ use super::{Client, Inner, lock};
 use crate::engine::EngineConfig;
 use crate::error::{ClientError, OpError};
 use crate::runtime::{
-    Connector, Control, ControlEvent, ControlStart, LaneConfig, LaneDriver, LaneHandle, LaneMessage, Links,
-    Members, Roster, Step, Told, spawn_lane,
+    Connector, Control, ControlStart, LaneConfig, LaneDriver, LaneHandle, LaneMessage, Links, Members,
+    Roster, Step, Told, spawn_lane,
 };
 use daemon::flight::Flight;
 use daemon::http::HttpState;
@@ -17,6 +17,7 @@ use daemon::notify::{Notify, Pulse};
 use daemon::port::PortWatch;
 use daemon::security::Security;
 use fabric::{CqHandle, Devices, Pool, oneshot};
+use prometheus::Registry;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
@@ -146,15 +147,8 @@ fn control_start(
         resume: None,
     };
     let for_report = late.clone();
-    let registry = daemon::metrics::registry(Role::Worker).map_err(|error| internal(&error))?;
-    registry
-        .register(Box::new(WorkerMetrics::new(late.clone()).map_err(|error| internal(&error))?))
-        .map_err(|error| internal(&error))?;
-    daemon::metrics::add_devices(&registry, devices).map_err(|error| internal(&error))?;
-    daemon::metrics::add_security(&registry, &settings.security, security)
-        .map_err(|error| internal(&error))?;
-    daemon::metrics::add_settings(&registry, Role::Worker, settings).map_err(|error| internal(&error))?;
-    daemon::metrics::add_slow(&registry, &flight).map_err(|error| internal(&error))?;
+    let registry = metrics(settings, (devices, security), late, &flight)
+        .map_err(|error| ClientError::Internal(format!("metrics: {error}")))?;
     let (ready, status, for_line) = (late.clone(), late.clone(), late.clone());
     let http = HttpState::new(registry, move || ready.ready(), move || status.status());
     let http = http.with_tls(security.is_on()).with_flight(flight.clone());
@@ -165,7 +159,7 @@ fn control_start(
         register,
         members: members.clone(),
         report: Box::new(move || for_report.report()),
-        on_event: Box::new(move |ControlEvent::Fatal(error)| on_fatal(error)),
+        on_fatal: Box::new(on_fatal),
         flight,
         told: Told { notify, pulse: pulse(late.clone()), line: Box::new(move || for_line.line()) },
     })
@@ -181,8 +175,19 @@ fn pulse(late: Arc<Late>) -> Pulse {
     Pulse::new(move || late.lanes.get().into_iter().flatten().map(ask).collect())
 }
 
-fn internal(error: &prometheus::Error) -> ClientError {
-    ClientError::Internal(format!("metrics: {error}"))
+fn metrics(
+    settings: &Settings,
+    (devices, security): (&Devices, &Security),
+    late: &Arc<Late>,
+    flight: &Flight,
+) -> Result<Registry, prometheus::Error> {
+    let registry = daemon::metrics::registry(Role::Worker)?;
+    registry.register(Box::new(WorkerMetrics::new(late.clone())?))?;
+    daemon::metrics::add_devices(&registry, devices)?;
+    daemon::metrics::add_security(&registry, &settings.security, security)?;
+    daemon::metrics::add_settings(&registry, Role::Worker, settings)?;
+    daemon::metrics::add_slow(&registry, flight)?;
+    Ok(registry)
 }
 
 struct Joined {

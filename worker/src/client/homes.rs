@@ -22,9 +22,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(super) struct Home {
     pub(super) tensor: Tensor,
     lane: Lane,
-    /// Contributions that were made, and those of them that were seen to end.
-    made: AtomicU64,
-    ended: AtomicU64,
+    /// Contributions that were made, and not seen to end.
+    open: AtomicU64,
 }
 
 impl Home {
@@ -35,17 +34,17 @@ impl Home {
 
     /// A contribution is on its way.
     pub(super) fn begin(&self) {
-        self.made.fetch_add(1, Ordering::AcqRel);
+        self.open.fetch_add(1, Ordering::AcqRel);
     }
 
     /// One has ended.
     pub(super) fn end(&self) {
-        self.ended.fetch_add(1, Ordering::AcqRel);
+        self.open.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// May one be under way?
     fn is_open(&self) -> bool {
-        self.ended.load(Ordering::Acquire) != self.made.load(Ordering::Acquire)
+        self.open.load(Ordering::Acquire) != 0
     }
 }
 
@@ -112,7 +111,7 @@ impl Client {
             |tensor: &Tensor| self.0.members.with_map(|map| map.lane_of(ChunkId::new(tensor.key().0, 0)));
         let home = |tensor: Tensor| {
             let lane = lane_of(&tensor).unwrap_or_default();
-            Home { tensor, lane, made: AtomicU64::new(0), ended: AtomicU64::new(0) }
+            Home { tensor, lane, open: AtomicU64::new(0) }
         };
         let parts = tensors.into_iter().map(home).collect();
         let homes = Arc::new(Homes { spread, parts, stepped: Mutex::default() });

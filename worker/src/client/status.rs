@@ -6,10 +6,11 @@ use crate::engine::{LaneStats, OldestOp, Traffic};
 use crate::runtime::{LaneHandle, LaneMessage, LaneReport, Links};
 use daemon::flight::Flight;
 use daemon::lanes::{self, Reports};
+use daemon::metrics::{Scraped, Series};
 use daemon::port::PortWatch;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts};
+use prometheus::{GaugeVec, IntGaugeVec, Opts};
 use proto_common::ids::Rank;
 use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::message::{LinkReport, MemberReport, Wait, WaitCause};
@@ -201,15 +202,12 @@ fn describe(oldest: &OldestOp, flight: &Flight) -> String {
     format!("{} of {}, waiting for server {}{why}", oldest.what, flight.label(oldest.key), servers.join(", "))
 }
 
-type Read = fn(&Collected) -> u64;
-
 /// Which driver each link uses; as many series as there are servers.
 const LINK: &str = "gradwire_worker_link_info";
 /// What the trainer reports; at most 16 series, because a name stays.
 const METRIC: &str = "gradwire_worker_metric";
 
-/// Name, help, and where the count is.
-const COUNTERS: [(&str, &str, Read); 20] = [
+const COUNTERS: [Series<Collected>; 20] = [
     ("gradwire_worker_batches_total", "Batches sent to servers.", |c| c.stats.batches),
     ("gradwire_worker_parts_total", "Chunks sent, repeats included.", |c| c.stats.parts),
     ("gradwire_worker_sent_bytes_total", "Payload bytes sent.", |c| c.stats.sent_bytes),
@@ -260,8 +258,7 @@ const COUNTERS: [(&str, &str, Read); 20] = [
     ),
 ];
 
-/// As [`COUNTERS`], of what goes up and down.
-const GAUGES: [(&str, &str, Read); 2] = [
+const GAUGES: [Series<Collected>; 2] = [
     (
         "gradwire_worker_registration_cache_bytes",
         "Bytes of trainers' own buffers that stay registered.",
@@ -270,8 +267,7 @@ const GAUGES: [(&str, &str, Read); 2] = [
     ("gradwire_worker_in_flight_operations", "Operations in flight.", |c| c.in_flight),
 ];
 
-/// Waits, which are read in milliseconds and told in seconds, Prometheus' unit.
-const WAITS: [(&str, &str, Read); 2] = [
+const WAITS: [Series<Collected>; 2] = [
     (
         "gradwire_worker_longest_stall_seconds",
         "The longest that a contribution took from its submission to its answer.",
@@ -282,26 +278,20 @@ const WAITS: [(&str, &str, Read); 2] = [
     }),
 ];
 
-/// Counters and gauges, filled when they are scraped: the data path only counts in its own memory.
+/// What is told of all lanes, and series whose labels are known only when they are scraped.
 pub(super) struct WorkerMetrics {
     late: Arc<Late>,
-    counters: Vec<(IntCounter, Read)>,
-    gauges: Vec<(IntGauge, Read)>,
-    waits: Vec<(Gauge, Read)>,
+    lanes: Scraped<Collected>,
     links: IntGaugeVec,
     reported: GaugeVec,
 }
 
 impl WorkerMetrics {
     pub(super) fn new(late: Arc<Late>) -> Result<Self, prometheus::Error> {
-        let counter = |(name, help, read)| Ok((IntCounter::new(name, help)?, read));
-        let gauge = |(name, help, read)| Ok((IntGauge::new(name, help)?, read));
-        let wait = |(name, help, read)| Ok((Gauge::new(name, help)?, read));
+        let looked = late.clone();
         Ok(Self {
             late,
-            counters: COUNTERS.into_iter().map(counter).collect::<Result<_, prometheus::Error>>()?,
-            gauges: GAUGES.into_iter().map(gauge).collect::<Result<_, prometheus::Error>>()?,
-            waits: WAITS.into_iter().map(wait).collect::<Result<_, prometheus::Error>>()?,
+            lanes: Scraped::new(move || looked.collect(), &COUNTERS, &GAUGES, &WAITS)?,
             links: IntGaugeVec::new(
                 Opts::new(LINK, "1 for the driver in use to each server."),
                 &["server", "driver"],
@@ -316,29 +306,12 @@ impl WorkerMetrics {
 
 impl Collector for WorkerMetrics {
     fn desc(&self) -> Vec<&Desc> {
-        let counters = self.counters.iter().flat_map(|(counter, _)| counter.desc());
-        let gauges = self.gauges.iter().flat_map(|(gauge, _)| gauge.desc());
-        let waits = self.waits.iter().flat_map(|(wait, _)| wait.desc());
         let own = self.links.desc().into_iter().chain(self.reported.desc());
-        counters.chain(gauges).chain(waits).chain(own).collect()
+        self.lanes.desc().into_iter().chain(own).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let all = self.late.collect();
-        let mut families = Vec::new();
-        for (counter, read) in &self.counters {
-            // A lane that has told nothing yet must not make a counter go back.
-            counter.inc_by(read(&all).saturating_sub(counter.get()));
-            families.extend(counter.collect());
-        }
-        for (gauge, read) in &self.gauges {
-            gauge.set(i64::try_from(read(&all)).unwrap_or(i64::MAX));
-            families.extend(gauge.collect());
-        }
-        for (wait, read) in &self.waits {
-            wait.set(read(&all) as f64 / 1e3);
-            families.extend(wait.collect());
-        }
+        let mut families = self.lanes.collect();
         // Servers come and go.
         self.links.reset();
         for (server, choice) in self.late.links.all() {

@@ -4,7 +4,7 @@
 use super::buffer::copy_in;
 use super::registrations::Way;
 use super::{Client, Element, Ended, Handle, Source, Target, Tensor, TensorBuffer};
-use crate::engine::PartSpec;
+use crate::engine::{PartSpec, Submit};
 use crate::error::{ClientError, OpError};
 use crate::runtime::{OpBuffers, Submission};
 use fabric::{Exclusive, Span, UserBuffer};
@@ -282,17 +282,32 @@ impl Client {
         let tensor_lanes = coded.map_or(tensor.lanes(), |coded| &coded.lanes);
         let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
         let timeout_ms = self.operation_ms();
-        let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         let mut numbers = tensor.numbers();
         let ((operation, round), exact) = (numbers.next(kind, tensor.seen()), numbers.exactly(kind));
         tensor.begin_telling(&mut buffers);
         numbers.encode(round, &mut buffers);
         buffers.busy = Some(tensor.viewing().busy());
+        let by_chunk = buffers.versions.is_some();
         let state = self.0.states.take(lanes, buffers);
         let reading = tensor.viewing().reading(operation);
         if view {
             state.will_show(tensor.begin_view(operation));
         }
+        let submit = Submit {
+            op: self.0.next_op.fetch_add(1, Ordering::Relaxed),
+            kind,
+            dtype: tensor.spec().dtype,
+            payload: source.is_some(),
+            placement: self.placement_of(tensor, source.as_ref()),
+            operation,
+            view,
+            exact,
+            reading,
+            round,
+            priority,
+            timeout_ms,
+            by_chunk,
+        };
         let mut used = 0u64;
         for (index, (lane, parts)) in self.0.lanes.iter().zip(tensor_lanes).enumerate() {
             if parts.is_empty() {
@@ -301,17 +316,7 @@ impl Client {
             used |= 1 << index;
             let submission = Submission {
                 state: state.clone(),
-                op,
-                kind,
-                dtype: tensor.spec().dtype,
-                placement: self.placement_of(tensor, source.as_ref()),
-                operation,
-                view,
-                exact,
-                reading,
-                round,
-                priority,
-                timeout_ms,
+                submit,
                 parts: match &source {
                     Some(source) if tensor.spec().dynamic => shortened(parts, source.len()),
                     _ => parts.clone(),

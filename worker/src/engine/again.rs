@@ -24,7 +24,7 @@ impl LaneEngine {
             op.failed = true;
             self.stats.failed += 1;
             out.list.push(Command::Failed {
-                op: op.id,
+                op: op.submit.op,
                 error: OpError::Refused { subject: Subject::default(), chunk, server, status },
             });
         }

@@ -40,9 +40,9 @@ impl LaneEngine {
         out: &mut Commands,
     ) {
         let Some(op) = self.ops.get(part.op) else { return };
-        let (id, mut spec) = (op.id, part.spec);
+        let (id, mut spec) = (op.submit.op, part.spec);
         let mut close = |reason: &str| out.list.push(Command::Close { server, reason: reason.to_owned() });
-        if op.kind != OpKind::Call {
+        if op.submit.kind != OpKind::Call {
             return close("it answered an operation that is not a call as a call");
         }
         match (block.status, block.data, block.landing.map(|landing| landing.bytes)) {
@@ -80,7 +80,8 @@ impl LaneEngine {
 
     /// There is no room of so many bytes for a call's reply: it has failed, and its server is told to let go of that.
     pub fn give_up(&mut self, op: u64, bytes: u64, out: &mut Commands) {
-        let part = self.parts.iter().find(|(_, part)| self.ops.get(part.op).is_some_and(|of| of.id == op));
+        let part =
+            self.parts.iter().find(|(_, part)| self.ops.get(part.op).is_some_and(|of| of.submit.op == op));
         let Some((index, part)) = part.map(|(index, part)| (index, *part)) else { return };
         // It goes out once more, as its number only.
         if let Some(part) = self.parts.get_mut(index) {
@@ -92,6 +93,6 @@ impl LaneEngine {
         let (app, server) = called(part.spec.id).unwrap_or((0, part.spec.server));
         let waited_ms = self.now_ms.saturating_sub(op.since_ms);
         let error = OpError::Call { app, server, waited_ms, fault: CallFault::NoRoom { bytes } };
-        out.list.push(Command::Failed { op: op.id, error });
+        out.list.push(Command::Failed { op: op.submit.op, error });
     }
 }

@@ -23,16 +23,16 @@ impl LaneEngine {
         let error = match block.status {
             Status::Done | Status::Late => return None,
             Status::BadValue => {
-                let (round, dtype) = (of.map_or(version, |op| op.round), block.dtype);
+                let (round, dtype) = (of.map_or(version, |op| op.submit.round), block.dtype);
                 OpError::BadValue { subject, chunk, round, dtype }
             }
             Status::VersionGone => {
-                let wanted = of.map_or(version, |op| op.round);
+                let wanted = of.map_or(version, |op| op.submit.round);
                 OpError::VersionGone { subject, chunk, wanted, version }
             }
             Status::Torn => OpError::Torn { subject, chunk, server, version },
             status => {
-                let (since, made) = of.map_or((self.now_ms, 0), |op| (op.since_ms, op.round));
+                let (since, made) = of.map_or((self.now_ms, 0), |op| (op.since_ms, op.submit.round));
                 let (waited_ms, round) = (self.now_ms.saturating_sub(since), version.saturating_add(1));
                 let ranks = listed(block, payload);
                 match status {
@@ -67,9 +67,9 @@ pub(super) fn late(
 ) -> OpError {
     let subject = Subject::default();
     match told {
-        Some(Told::Waits { chunk, .. }) if op.kind == OpKind::Call => crowded(chunk, waited_ms),
+        Some(Told::Waits { chunk, .. }) if op.submit.kind == OpKind::Call => crowded(chunk, waited_ms),
         Some(Told::Waits { chunk, missing }) => {
-            OpError::Deadline { subject, chunk, round: op.round, waited_ms, missing }
+            OpError::Deadline { subject, chunk, round: op.submit.round, waited_ms, missing }
         }
         Some(Told::Elsewhere { chunk, server }) => OpError::Elsewhere { subject, chunk, server, waited_ms },
         None if !down.is_empty() => OpError::Unconnected { subject, key, servers: down, waited_ms },

@@ -106,8 +106,8 @@ impl LaneEngine {
         let part = self.parts.get(index)?;
         let op = self.ops.get(part.op)?;
         let spec = part.spec;
-        let lands = op.kind.lands() && !op.view;
-        let is_call = op.kind == OpKind::Call;
+        let lands = op.submit.kind.lands() && !op.submit.view;
+        let is_call = op.submit.kind == OpKind::Call;
         let landing =
             (lands || is_call).then_some(Landing { region: 0, offset: spec.offset, bytes: spec.bytes });
         let (offset, bytes) = spec.payload();
@@ -116,23 +116,23 @@ impl LaneEngine {
         let waited = self.now_ms.saturating_sub(op.since_ms);
         let block = Block {
             id: spec.id,
-            op: op.kind,
-            dtype: op.dtype,
+            op: op.submit.kind,
+            dtype: op.submit.dtype,
             codec: spec.coded.map_or(0, |coded| coded.codec),
             status: Status::None,
-            operation: op.operation,
-            first_open: first_open.unwrap_or(op.operation),
-            round: op.round,
-            bytes: if op.payload { bytes } else { 0 },
+            operation: op.submit.operation,
+            first_open: first_open.unwrap_or(op.submit.operation),
+            round: op.submit.round,
+            bytes: if op.submit.payload { bytes } else { 0 },
             data: self.way(op, &spec),
             landing,
-            view: op.view,
-            exact: op.exact,
+            view: op.submit.view,
+            exact: op.submit.exact,
             reading: chunk.map_or(Reading::default(), |chunk| chunk.reading),
-            timeout_ms: op.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
+            timeout_ms: op.submit.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
             token: self.parts.token(index),
         };
-        Some(PartBlock { op: op.id, offset, block: part.as_sent(block) })
+        Some(PartBlock { op: op.submit.op, offset, block: part.as_sent(block) })
     }
 
     /// Is it its chunk's turn, and this part's? Not if an earlier one came back since it was put in the queue.
@@ -154,7 +154,7 @@ impl LaneEngine {
         let spec = part.spec;
         part.state = State::Sent(data);
         let asked = matches!(data, BlockData::Announced { .. });
-        let carries = !asked && self.ops.get(part.op).is_some_and(|op| op.payload);
+        let carries = !asked && self.ops.get(part.op).is_some_and(|op| op.submit.payload);
         self.stats.parts += 1;
         let sent_bytes = if carries { spec.payload().1 } else { 0 };
         self.stats.sent_bytes += sent_bytes;

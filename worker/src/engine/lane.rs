@@ -202,41 +202,30 @@ impl LaneEngine {
             let Some(op) = self.ops.remove(index) else { continue };
             if !op.failed {
                 self.stats.failed += 1;
-                out.list.push(Command::Failed { op: op.id, error: error.clone() });
+                out.list.push(Command::Failed { op: op.submit.op, error: error.clone() });
             }
-            out.list.push(Command::Done { op: op.id, version: 0 });
+            out.list.push(Command::Done { op: op.submit.op, version: 0 });
         }
     }
 
-    /// A new operation's share of this lane.
-    pub fn submit(&mut self, submit: &Submit<'_>, now_ms: u64, out: &mut Commands) {
+    /// A new operation, and its chunks on this lane.
+    pub fn submit(&mut self, submit: &Submit, parts: &[PartSpec], now_ms: u64, out: &mut Commands) {
         self.now_ms = now_ms;
-        if submit.parts.is_empty() {
+        if parts.is_empty() {
             out.list.push(Command::Done { op: submit.op, version: u64::MAX });
             return;
         }
         let op = self.ops.insert(Op {
-            id: submit.op,
-            kind: submit.kind,
-            dtype: submit.dtype,
-            payload: submit.payload,
-            placement: submit.placement,
-            operation: submit.operation,
-            view: submit.view,
-            exact: submit.exact,
-            round: submit.round,
-            priority: submit.priority,
-            timeout_ms: submit.timeout_ms,
+            submit: *submit,
             since_ms: now_ms,
-            remaining: submit.parts.len() as u32,
+            remaining: parts.len() as u32,
             version: u64::MAX,
-            by_chunk: submit.by_chunk,
             late: 0,
             landed: None,
             failed: false,
             told: None,
         });
-        for spec in submit.parts {
+        for spec in parts {
             self.order += 1;
             let chunk = self.chunks.entry(spec.id).or_default();
             let server = chunk.server(spec.server);
@@ -271,10 +260,10 @@ impl LaneEngine {
             return;
         }
         let op = part.and_then(|part| self.ops.get(part.op));
-        let may_go = op.is_some_and(|op| match op.kind {
-            OpKind::Release => chunk.has_window(op.operation.0, OPEN_SPAN_MAX),
-            OpKind::Call => chunk.has_window(op.operation.0, CALLS_IN_FLIGHT_MAX),
-            _ => chunk.sent < SENT_PER_CHUNK_MAX && chunk.has_window(op.operation.0, OPEN_SPAN_MAX),
+        let may_go = op.is_some_and(|op| match op.submit.kind {
+            OpKind::Release => chunk.has_window(op.submit.operation.0, OPEN_SPAN_MAX),
+            OpKind::Call => chunk.has_window(op.submit.operation.0, CALLS_IN_FLIGHT_MAX),
+            _ => chunk.sent < SENT_PER_CHUNK_MAX && chunk.has_window(op.submit.operation.0, OPEN_SPAN_MAX),
         });
         if !may_go {
             return;
@@ -285,7 +274,7 @@ impl LaneEngine {
 
     pub(super) fn place(&mut self, index: u32) {
         let Some(part) = self.parts.get(index) else { return };
-        let priority = self.ops.get(part.op).map_or(0, |op| op.priority);
+        let priority = self.ops.get(part.op).map_or(0, |op| op.submit.priority);
         let place = Place { priority, order: Reverse(part.order), part: index };
         if let Some(link) = self.links.get_mut(part.spec.server.0 as usize) {
             link.queue.push(place);
@@ -371,7 +360,8 @@ impl LaneEngine {
             self.changed_on_the_way(index, part, server, out);
             return;
         }
-        if block.op == OpKind::Call || self.ops.get(part.op).is_some_and(|op| op.kind == OpKind::Call) {
+        if block.op == OpKind::Call || self.ops.get(part.op).is_some_and(|op| op.submit.kind == OpKind::Call)
+        {
             self.call_answered(server, (index, part), block, out);
             return;
         }
@@ -398,14 +388,14 @@ impl LaneEngine {
     fn shown(&mut self, server: Rank, part: &Part, block: &Block, out: &mut Commands) -> bool {
         let Some(op) = self.ops.get(part.op) else { return true };
         match block.landing.filter(|landing| landing.bytes == part.spec.bytes) {
-            _ if block.view != op.view => {}
-            Some(at) if op.view => {
+            _ if block.view != op.submit.view => {}
+            Some(at) if op.submit.view => {
                 self.note_shown(server, part, block.round);
                 let Some(op) = self.ops.get(part.op) else { return true };
-                out.list.push(Command::Shown { op: op.id, server, offset: part.spec.offset, at });
+                out.list.push(Command::Shown { op: op.submit.op, server, offset: part.spec.offset, at });
                 return true;
             }
-            _ if !op.view => return true,
+            _ if !op.submit.view => return true,
             _ => {}
         }
         let reason = "its answer does not say where the weights lie that it was asked for".into();
@@ -439,7 +429,7 @@ impl LaneEngine {
         if let Some(link) = self.links.get_mut(spec.server.0 as usize) {
             link.sent_parts = link.sent_parts.saturating_sub(1);
         }
-        let operation = self.ops.get(part.op).map(|op| op.operation.0);
+        let operation = self.ops.get(part.op).map(|op| op.submit.operation.0);
         if let Some(chunk) = self.chunks.get_mut(&spec.id) {
             chunk.sent = chunk.sent.saturating_sub(1);
             chunk.tries = 0;
@@ -449,12 +439,12 @@ impl LaneEngine {
         let Some(op) = self.ops.get_mut(part.op) else { return };
         op.remaining -= 1;
         op.version = op.version.min(version);
-        if op.by_chunk {
-            out.list.push(Command::Version { op: op.id, offset: spec.offset, version });
+        if op.submit.by_chunk {
+            out.list.push(Command::Version { op: op.submit.op, offset: spec.offset, version });
         }
-        if op.kind.lands() && failure.is_none() {
-            self.stats.arrived(op.view, spec.bytes);
-            if let Some(from) = self.traffic.get_mut(spec.server.0 as usize).filter(|_| !op.view) {
+        if op.submit.kind.lands() && failure.is_none() {
+            self.stats.arrived(op.submit.view, spec.bytes);
+            if let Some(from) = self.traffic.get_mut(spec.server.0 as usize).filter(|_| !op.submit.view) {
                 from.landed_bytes += spec.bytes;
             }
         }
@@ -463,23 +453,23 @@ impl LaneEngine {
         {
             op.failed = true;
             self.stats.failed += 1;
-            out.list.push(Command::Failed { op: op.id, error });
+            out.list.push(Command::Failed { op: op.submit.op, error });
         }
         if op.remaining == 0
             && let Some(op) = self.ops.remove(part.op)
         {
-            self.stats.ended(op.kind == OpKind::Call, op.failed, op.version);
-            if op.kind.contributes() {
+            self.stats.ended(op.submit.kind == OpKind::Call, op.failed, op.version);
+            if op.submit.kind.contributes() {
                 let took_ms = self.now_ms.saturating_sub(op.since_ms);
                 self.stats.longest_ms = self.stats.longest_ms.max(took_ms);
             }
             if let Some((bytes, newest)) = op.landed {
-                out.list.push(Command::Landed { op: op.id, bytes, newest });
+                out.list.push(Command::Landed { op: op.submit.op, bytes, newest });
             }
             if op.late > 0 {
-                out.list.push(Command::Late { op: op.id, chunks: op.late });
+                out.list.push(Command::Late { op: op.submit.op, chunks: op.late });
             }
-            out.list.push(Command::Done { op: op.id, version: op.version });
+            out.list.push(Command::Done { op: op.submit.op, version: op.version });
         }
     }
 
@@ -501,7 +491,9 @@ impl LaneEngine {
         let overdue: Vec<u32> = self
             .ops
             .iter()
-            .filter(|(_, op)| !op.failed && now_ms >= op.since_ms + u64::from(op.timeout_ms) + GRACE_MS)
+            .filter(|(_, op)| {
+                !op.failed && now_ms >= op.since_ms + u64::from(op.submit.timeout_ms) + GRACE_MS
+            })
             .map(|(index, _)| index)
             .collect();
         for index in overdue {
@@ -515,7 +507,7 @@ impl LaneEngine {
             let waited_ms = now_ms - op.since_ms;
             let told = op.told.take().filter(|_| told).map(|told| *told);
             let error = late(op, told, (key, servers, down), waited_ms);
-            out.list.push(Command::Failed { op: op.id, error });
+            out.list.push(Command::Failed { op: op.submit.op, error });
         }
         for (server, link) in self.links.iter_mut().enumerate() {
             if link.up && now_ms >= link.last_use_ms + IDLE_MS && !link.credits.is_empty() {

@@ -48,7 +48,7 @@ impl LaneEngine {
     pub fn oldest(&self, now_ms: u64) -> Option<OldestOp> {
         let (index, op) = self.ops.iter().min_by_key(|(_, op)| op.since_ms)?;
         let (servers, key) = self.owing(index);
-        let what = match op.kind {
+        let what = match op.submit.kind {
             OpKind::Push => "push",
             OpKind::Pull => "pull",
             OpKind::PushPull => "push_pull",

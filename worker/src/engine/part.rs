@@ -40,9 +40,9 @@ impl PartSpec {
     }
 }
 
-/// An operation's share of this lane. Operations of one key come in the order of their numbers.
+/// An operation as every lane hears of it. Operations of one key come in the order of their numbers.
 #[derive(Clone, Copy, Debug)]
-pub struct Submit<'a> {
+pub struct Submit {
     /// The caller's id of the operation, unique among live ones.
     pub op: u64,
     /// What it does.
@@ -69,29 +69,15 @@ pub struct Submit<'a> {
     pub timeout_ms: u32,
     /// The version of each chunk is to be told, and not of all the least only.
     pub by_chunk: bool,
-    /// Its chunks on this lane.
-    pub parts: &'a [PartSpec],
 }
 
 /// An operation in progress.
 #[derive(Clone, Debug)]
 pub(super) struct Op {
-    pub(super) id: u64,
-    pub(super) kind: OpKind,
-    pub(super) dtype: Dtype,
-    pub(super) payload: bool,
-    pub(super) placement: Placement,
-    pub(super) operation: Operation,
-    pub(super) view: bool,
-    pub(super) exact: bool,
-    pub(super) round: u64,
-    pub(super) priority: i32,
-    pub(super) timeout_ms: u32,
+    pub(super) submit: Submit,
     pub(super) since_ms: u64,
     pub(super) remaining: u32,
     pub(super) version: u64,
-    /// The version of each chunk is to be told.
-    pub(super) by_chunk: bool,
     /// Parts that came too late for their round.
     pub(super) late: u32,
     /// Bytes that landed and the newest version, where servers say how many: of dynamic tensors.

@@ -34,10 +34,10 @@ impl LaneEngine {
         let slot = BlockData::Inline { offset: 0 };
         let Some(link) = self.links.get(spec.server.0 as usize) else { return slot };
         // Servers check what is encoded in slots only.
-        if !op.payload || spec.bytes == 0 || spec.coded.is_some() || link.slots_only {
+        if !op.submit.payload || spec.bytes == 0 || spec.coded.is_some() || link.slots_only {
             return slot;
         }
-        let keep = match (op.placement, link.buffers.get(&spec.id)) {
+        let keep = match (op.submit.placement, link.buffers.get(&spec.id)) {
             // Placed anew: the buffer is asked for once more, for one landing, and is the server's again after that.
             (placement, Some(KeyBuffer::Granted { keep: true, .. })) if placement != Placement::Static => {
                 false

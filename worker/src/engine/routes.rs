@@ -91,7 +91,7 @@ impl LaneEngine {
     /// A server's life is over, and its channel was closed. Calls to it end: nobody else knows of them.
     pub fn server_gone(&mut self, server: Rank, out: &mut Commands) {
         self.forget_shown(server);
-        let is_call = |part: &Part| self.ops.get(part.op).is_some_and(|op| op.kind == OpKind::Call);
+        let is_call = |part: &Part| self.ops.get(part.op).is_some_and(|op| op.submit.kind == OpKind::Call);
         let calls = self.parts.iter().filter(|(_, part)| part.spec.server == server && is_call(part));
         for (index, part) in calls.map(|(index, part)| (index, *part)).collect::<Vec<_>>() {
             let waited_ms = self.ops.get(part.op).map_or(0, |op| self.now_ms.saturating_sub(op.since_ms));

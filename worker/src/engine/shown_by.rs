@@ -6,7 +6,7 @@ use super::command::PartBlock;
 use super::lane::{ChunkQueue, LaneEngine};
 use super::link::Link;
 use super::part::Part;
-use proto_common::batch::{BatchRoom, Block, BlockData, Kept, OpKind, Reading, Status};
+use proto_common::batch::{BatchRoom, Block, Kept, OpKind, Reading, Status};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
 
@@ -51,24 +51,8 @@ impl ShownBy {
 
 impl Farewell {
     fn block(self) -> PartBlock {
-        let block = Block {
-            id: self.id,
-            op: OpKind::Release,
-            dtype: Dtype::F32,
-            codec: 0,
-            status: Status::None,
-            operation: Operation(0),
-            first_open: Operation(0),
-            round: 0,
-            bytes: 0,
-            data: BlockData::Inline { offset: 0 },
-            landing: None,
-            view: false,
-            exact: false,
-            reading: self.reading,
-            timeout_ms: 0,
-            token: NO_PART,
-        };
+        let bare = Block::bare(self.id, OpKind::Release, Dtype::F32, Operation(0));
+        let block = Block { reading: self.reading, token: NO_PART, ..bare };
         PartBlock { op: NO_PART, offset: 0, block }
     }
 }
@@ -109,7 +93,7 @@ impl ChunkQueue {
 impl LaneEngine {
     /// A part is answered with where its weights lie.
     pub(super) fn note_shown(&mut self, server: Rank, part: &Part, version: u64) {
-        let operation = self.ops.get(part.op).map(|op| op.operation);
+        let operation = self.ops.get(part.op).map(|op| op.submit.operation);
         if let (Some(operation), Some(chunk)) = (operation, self.chunks.get_mut(&part.spec.id)) {
             chunk.note_shown(server, operation, version);
         }

@@ -30,13 +30,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 /// An answer may come this much after the deadline that the scheduler keeps itself.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What the control plane tells the client on its own account.
-#[derive(Clone, Debug)]
-pub(crate) enum ControlEvent {
-    /// The job cannot go on.
-    Fatal(OpError),
-}
-
 /// What the control thread is started with.
 pub(crate) struct ControlStart {
     pub(crate) settings: Settings,
@@ -45,7 +38,8 @@ pub(crate) struct ControlStart {
     pub(crate) members: Members,
     pub(crate) http: HttpState,
     pub(crate) report: Box<dyn FnMut() -> MemberReport + Send>,
-    pub(crate) on_event: Box<dyn Fn(ControlEvent) + Send>,
+    /// Hears why the job cannot go on.
+    pub(crate) on_fatal: Box<dyn Fn(OpError) + Send>,
     pub(crate) told: Told,
     pub(crate) flight: Flight,
 }
@@ -291,7 +285,7 @@ async fn session(
     (ready, posts): (&Ready, &Posts),
     shared: &Mutex<Shared>,
 ) {
-    let ControlStart { settings, security, mut register, members, http, report, on_event, told, flight } =
+    let ControlStart { settings, security, mut register, members, http, report, on_fatal, told, flight } =
         start;
     let scheduler = &settings.scheduler;
     told.notify.status(&format!("looking for the scheduler at {}:{}", scheduler.host, scheduler.port));
@@ -347,7 +341,7 @@ async fn session(
     };
     let why = error.to_string();
     // First: whoever is let go of by what is lost asks how it ended.
-    fatal(error, shared, &*on_event);
+    fatal(error, shared, &*on_fatal);
     posts.lose(&why);
     // Go on only to end in order.
     while let Some(outgoing) = queue.recv().await {
@@ -494,13 +488,13 @@ fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-fn fatal(error: OpError, shared: &Mutex<Shared>, on_event: &dyn Fn(ControlEvent)) {
+fn fatal(error: OpError, shared: &Mutex<Shared>, on_fatal: &dyn Fn(OpError)) {
     {
         let mut shared = lock(shared);
         shared.fatal.get_or_insert(error.clone());
         shared.asked.clear();
     }
-    on_event(ControlEvent::Fatal(error));
+    on_fatal(error);
 }
 
 /// A request that could not be sent is answered here.

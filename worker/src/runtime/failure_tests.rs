@@ -4,7 +4,7 @@
 use super::lane::LaneDriver;
 use super::rig;
 use super::{OpState, ServerInbox, Submission};
-use crate::engine::PartSpec;
+use crate::engine::{PartSpec, Submit};
 use crate::error::OpError;
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use fabric::{
@@ -158,7 +158,8 @@ impl Rigged {
             _ => (buffer(), buffer()),
         };
         let base = rig::submission(op, OpState::new(1));
-        Submission { kind, placement, parts: [part].into(), source, target, ..base }
+        let submit = Submit { kind, placement, payload: source.is_some(), ..base.submit };
+        Submission { submit, parts: [part].into(), source, target, ..base }
     }
 
     /// One of each kind, on chunks of their own.
@@ -181,7 +182,7 @@ impl Rigged {
         let (ended, ends) = channel();
         let states: Vec<_> = submissions.iter().map(|submission| submission.state.clone()).collect();
         for submission in submissions {
-            let (ended, open, op) = (ended.clone(), self.open.clone(), submission.op);
+            let (ended, open, op) = (ended.clone(), self.open.clone(), submission.submit.op);
             let told = move |result| ended.send((op, result, open.load(Ordering::SeqCst))).unwrap();
             submission.state.on_end(Box::new(told));
             self.driver.submit(submission, self.net.now_us() / 1_000);
@@ -236,7 +237,7 @@ fn what_cannot_be_sent_ends_every_operation_with_the_reason() {
             continue;
         }
         submissions[wrong].source = Some(rigged.pool.allocate(BYTES / 2).unwrap().span());
-        if submissions[wrong].placement == Placement::RendezvousRead {
+        if submissions[wrong].submit.placement == Placement::RendezvousRead {
             // It is read where it lies: not in the region that servers can read.
             let elsewhere = Region::allocate(4 << 20, "elsewhere").unwrap();
             submissions[wrong].source = Some(elsewhere.span(2 << 20, BYTES).unwrap());

@@ -66,9 +66,9 @@ impl LaneFlight {
     /// An operation begins.
     pub(super) fn begin(&self, submission: &Submission) -> About {
         About {
-            kind: submission.kind,
+            kind: submission.submit.kind,
             first: submission.parts.first().map_or_else(ChunkId::default, |part| part.id),
-            round: submission.round,
+            round: submission.submit.round,
             bytes: submission.parts.iter().map(|part| part.bytes).sum(),
             began_ns: self.recorder.now_ns(),
             sent_ns: Cell::new(0),

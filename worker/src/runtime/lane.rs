@@ -9,7 +9,7 @@ use self::fences::{Fences, Lent};
 use super::flight::{About, LaneFlight};
 use super::link::{Link, ServerInbox};
 use super::op::{OpState, Submission};
-use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock, Submit};
+use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock};
 use crate::error::OpError;
 use daemon::flight::{Flight, Kind};
 use fabric::{
@@ -315,36 +315,20 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         if let Some(error) = &self.failed {
             return submission.state.lane_done(Err(error.clone()), Fenced::answered());
         }
-        let submit = Submit {
-            op: submission.op,
-            kind: submission.kind,
-            dtype: submission.dtype,
-            payload: submission.source.is_some(),
-            placement: submission.placement,
-            operation: submission.operation,
-            view: submission.view,
-            exact: submission.exact,
-            reading: submission.reading,
-            round: submission.round,
-            priority: submission.priority,
-            timeout_ms: submission.timeout_ms,
-            by_chunk: submission.state.tells_chunks(),
-            parts: &submission.parts,
-        };
-        let Submission { state, source, target, op, .. } = &submission;
         let about = self.flight.begin(&submission);
+        let Submission { state, submit, parts, source, target } = submission;
         let live = Live {
-            state: state.clone(),
-            source: source.clone(),
-            target: target.clone(),
+            state,
+            source,
+            target,
             about,
-            lent: Lent::of(submission.kind, submission.placement),
+            lent: Lent::of(submit.kind, submit.placement),
             granted: false,
             fences: Vec::new(),
             failure: None,
         };
-        self.live.insert(*op, live);
-        self.engine.submit(&submit, now_ms, &mut self.commands);
+        self.live.insert(submit.op, live);
+        self.engine.submit(&submit, &parts, now_ms, &mut self.commands);
         self.execute();
     }
 

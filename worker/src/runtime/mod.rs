@@ -22,7 +22,7 @@ mod states;
 mod thread;
 
 pub(crate) use bootstrap::Connector;
-pub(crate) use control::{Control, ControlEvent, ControlStart, Requests, Roster, Told};
+pub(crate) use control::{Control, ControlStart, Requests, Roster, Told};
 pub use lane::{LaneConfig, LaneDriver, LaneError};
 pub use link::ServerInbox;
 pub(crate) use links::Links;

@@ -3,13 +3,10 @@
 use super::shown::{Busy, Shown};
 use super::spares::Spare;
 use crate::client::Piece;
-use crate::engine::PartSpec;
+use crate::engine::{PartSpec, Submit};
 use crate::error::OpError;
 use fabric::{Exclusive, Fenced, PeerWritable, Span, UserBuffer, View};
-use proto_common::batch::{OpKind, Reading};
-use proto_common::element::Dtype;
-use proto_common::ids::{Operation, Version};
-use proto_common::plan::Placement;
+use proto_common::ids::Version;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -101,8 +98,6 @@ pub struct OpState {
     newest: AtomicU64,
     /// Chunks whose contribution came too late for their round.
     late_chunks: AtomicU32,
-    /// Each chunk's version is asked for.
-    tells_chunks: bool,
     progress: Mutex<Progress>,
     changed: Condvar,
 }
@@ -116,7 +111,6 @@ impl OpState {
 
     /// Its buffers are the operation's until it has ended.
     pub(super) fn fresh(lanes: u32, buffers: OpBuffers) -> Self {
-        let tells_chunks = buffers.versions.is_some();
         let progress = Progress { buffers, ..Progress::default() };
         let told = AtomicBool::new(lanes == 0);
         Self {
@@ -125,7 +119,6 @@ impl OpState {
             landed_bytes: AtomicU64::new(0),
             newest: AtomicU64::new(0),
             late_chunks: AtomicU32::new(0),
-            tells_chunks,
             progress: Mutex::new(progress),
             changed: Condvar::new(),
         }
@@ -166,11 +159,6 @@ impl OpState {
         if let Some(shown) = &mut self.lock().buffers.shown {
             shown.pieces.push((offset, view));
         }
-    }
-
-    /// Is each chunk's version asked for?
-    pub(crate) fn tells_chunks(&self) -> bool {
-        self.tells_chunks
     }
 
     /// A lane tells a chunk's version, before it ends its part.
@@ -319,28 +307,8 @@ fn outcome(progress: &Progress) -> Result<Version, OpError> {
 pub struct Submission {
     /// Shared with the caller.
     pub state: Arc<OpState>,
-    /// Unique among live operations.
-    pub op: u64,
-    /// What it does.
-    pub kind: OpKind,
-    /// Element type.
-    pub dtype: Dtype,
-    /// How its payload travels.
-    pub placement: Placement,
-    /// Its number on the key.
-    pub operation: Operation,
-    /// Weights are to be read where they lie.
-    pub view: bool,
-    /// A pull is to bring the version `round`, and not a later one.
-    pub exact: bool,
-    /// What the trainer still reads of what was shown to it.
-    pub reading: Reading,
-    /// The round it contributes to, or the least version wanted.
-    pub round: u64,
-    /// Higher goes first.
-    pub priority: i32,
-    /// Time it has.
-    pub timeout_ms: u32,
+    /// What it is.
+    pub submit: Submit,
     /// The chunks of the tensor on this lane.
     pub parts: Arc<[PartSpec]>,
     /// The payload, all of the tensor; encoded where its chunks are.
@@ -389,7 +357,6 @@ mod tests {
         let buffers =
             OpBuffers { versions: Some(Vec::new()), seen: Some(seen.clone()), ..OpBuffers::default() };
         let state = OpState::fresh(2, buffers);
-        assert!(state.tells_chunks() && !OpState::new(1).tells_chunks());
         for (offset, version) in [(8, 7), (0, 6)] {
             state.chunk_version(offset, Version(version));
             state.late(1);

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "test code: a panic is a failed test")]
 
 use super::{LaneConfig, LaneDriver, OpState, Submission};
-use crate::engine::{EngineConfig, PartSpec};
+use crate::engine::{EngineConfig, PartSpec, Submit};
 use fabric::{CompletionQueue, LaneQueue, Pool, Region};
 use proto_common::batch::{OpKind, Reading};
 use proto_common::element::Dtype;
@@ -36,21 +36,20 @@ pub(crate) fn driver_over<Q: CompletionQueue>(
 /// A push of one chunk to server 0.
 pub(crate) fn submission(op: u64, state: Arc<OpState>) -> Submission {
     let part = PartSpec { id: ChunkId::new(op, 0), server: Rank(0), offset: 0, bytes: 4, coded: None };
-    Submission {
-        view: false,
-        exact: false,
-        reading: Reading::default(),
-        state,
+    let submit = Submit {
         op,
         kind: OpKind::Push,
         dtype: Dtype::F32,
+        payload: false,
         placement: Placement::Slot,
         operation: Operation(1),
+        view: false,
+        exact: false,
+        reading: Reading::default(),
         round: 1,
         priority: 0,
         timeout_ms: 600_000,
-        parts: [part].into(),
-        source: None,
-        target: None,
-    }
+        by_chunk: false,
+    };
+    Submission { state, submit, parts: [part].into(), source: None, target: None }
 }

@@ -5,23 +5,6 @@ use proto_common::error::ExitCode;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Whose fault an error is; the binary maps it to an exit code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blame {
-    /// The command line does not fit itself or the data.
-    Usage,
-    /// A data or model file holds something wrong.
-    Data,
-    /// An input file cannot be opened.
-    NoInput,
-    /// Output cannot be written.
-    Output,
-    /// The cluster refused, failed or is not there.
-    Cluster,
-    /// Training went wrong numerically.
-    Training,
-}
-
 /// Everything that ends training or evaluation early.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
@@ -102,29 +85,17 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// Whose fault this is.
-    pub fn blame(&self) -> Blame {
-        match self {
-            Self::Row { .. } | Self::File { .. } => Blame::Data,
-            Self::Open { .. } | Self::Read { .. } => Blame::NoInput,
-            Self::Write { .. } | Self::Stdout(_) => Blame::Output,
-            Self::Setting { .. } => Blame::Usage,
-            Self::Diverged { .. } => Blame::Training,
-            Self::Exchange(_) => Blame::Cluster,
-        }
-    }
-
     /// What the process exits with.
     pub fn exit_code(&self) -> ExitCode {
-        match (self.blame(), self) {
-            (_, Self::Exchange(error)) => match error.downcast_ref::<ClientError>() {
+        match self {
+            Self::Exchange(error) => match error.downcast_ref::<ClientError>() {
                 Some(error) => error.exit_code(),
                 None => daemon::exit::code_of(error),
             },
-            (Blame::Usage, _) => ExitCode::Usage,
-            (Blame::Data | Blame::NoInput, _) => ExitCode::BadData,
-            (Blame::Output, _) => ExitCode::Io,
-            (Blame::Cluster | Blame::Training, _) => ExitCode::Failure,
+            Self::Setting { .. } => ExitCode::Usage,
+            Self::Row { .. } | Self::File { .. } | Self::Open { .. } | Self::Read { .. } => ExitCode::BadData,
+            Self::Write { .. } | Self::Stdout(_) => ExitCode::Io,
+            Self::Diverged { .. } => ExitCode::Failure,
         }
     }
 

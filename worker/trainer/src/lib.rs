@@ -13,7 +13,6 @@ pub mod cluster;
 pub mod data;
 pub mod error;
 pub mod exchange;
-pub mod jitter;
 pub mod layers;
 pub mod mlp;
 pub mod model;
@@ -28,5 +27,5 @@ pub mod steps;
 pub mod svg;
 
 pub use args::{EvalArgs, TrainArgs};
-pub use error::{Blame, TrainError};
+pub use error::TrainError;
 pub use run::{eval, train};

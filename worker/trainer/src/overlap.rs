@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::exchange::{Exchange, How, NamedTensor, Traffic};
+use crate::rng::Rng;
 
 /// Whether communication hides behind computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -38,13 +39,15 @@ pub struct Overlapped {
     /// Tensors whose gradients are complete and held back.
     held: Vec<usize>,
     spent: Spent,
+    /// For tests of determinism: each gradient goes out up to so many microseconds late. Results must not change by it.
+    jitter: Option<(Rng, u64)>,
 }
 
 impl Overlapped {
     /// Keeps time around `inner`, and holds back its gradients where `mode` says so.
-    pub fn new(inner: Box<dyn Exchange>, mode: Overlap) -> Self {
+    pub fn new(inner: Box<dyn Exchange>, mode: Overlap, jitter: Option<(Rng, u64)>) -> Self {
         let overlaps = mode != Overlap::Off;
-        Self { inner, mode, overlaps, tensors: 0, held: Vec::new(), spent: Spent::default() }
+        Self { inner, mode, overlaps, tensors: 0, held: Vec::new(), spent: Spent::default(), jitter }
     }
 
     /// The epoch is over: whether communication overlapped with computing in it, and what it cost. Where the next one
@@ -66,6 +69,10 @@ impl Overlapped {
 
     fn send(&mut self, i: usize) -> anyhow::Result<()> {
         let since = Instant::now();
+        if let Some((rng, limit_us)) = &mut self.jitter {
+            // Sleep: tests ask for the delay itself, so there is no event to wait for.
+            std::thread::sleep(Duration::from_micros(rng.below(*limit_us + 1)));
+        }
         let sent = self.inner.start(i);
         self.spent.sending += since.elapsed();
         sent

@@ -90,7 +90,7 @@ impl Rig {
         let data = csv::read(path, &b"0.1,0.2,0\n0.3,0.1,1\n"[..], shape, &csv::Options::default()).unwrap();
         let calls = Calls::default();
         let recorder = Recorder { inner: Reference::new(1), calls: calls.clone(), delay };
-        let mut exchange = Overlapped::new(Box::new(recorder), mode);
+        let mut exchange = Overlapped::new(Box::new(recorder), mode, None);
         let optimizer = Optimizer::sgd(0.1, 0.9, 0.0);
         exchange.init(&layers.initial(1), &How::by(optimizer)).unwrap();
         Self { mlp: Mlp::new(&layers, 2), data, exchange, calls }

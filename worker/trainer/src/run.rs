@@ -14,13 +14,13 @@ use crate::cluster;
 use crate::data::{self, Dataset, Shape};
 use crate::error::TrainError;
 use crate::exchange::{Exchange, How, NamedTensor, Traffic};
-use crate::jitter::Jittered;
 use crate::layers::Layers;
 use crate::mlp::{Mlp, evaluate};
 use crate::model::{self, Model, weights_sha256};
 use crate::overlap::Overlapped;
 use crate::reference::Reference;
 use crate::report::{Epoch, Report, say};
+use crate::rng::{Rng, STREAM_JITTER};
 use crate::shard::{self, EpochPlan};
 use crate::svg;
 
@@ -48,16 +48,15 @@ pub fn train(
     let rows = load_rows(args)?;
     let resumed = args.resume.as_deref().map(model::load).transpose()?;
     let done = resumed.as_ref().map_or(Ok(0), |model| check_resumed(args, model))?;
-    let mut exchange: Box<dyn Exchange> = if args.reference {
+    let exchange: Box<dyn Exchange> = if args.reference {
         Box::new(Reference::new(args.workers))
     } else {
         cluster::connect(settings().map_err(TrainError::Exchange)?, args.poison)?
     };
-    if args.jitter_us > 0 {
-        exchange = Box::new(Jittered::new(exchange, args.seed, args.jitter_us));
-    }
     let tensors = resumed.map_or_else(|| args.layers.initial(args.seed), |model| model.tensors);
-    let exchange = Overlapped::new(exchange, args.overlap);
+    let rng = Rng::new(args.seed, STREAM_JITTER + u64::from(exchange.rank()));
+    let exchange =
+        Overlapped::new(exchange, args.overlap, Some((rng, args.jitter_us)).filter(|(_, us)| *us > 0));
     train_with(args, &rows, &tensors, done, exchange, out)
 }
 

@@ -317,6 +317,32 @@ pub struct Block {
     pub token: u64,
 }
 
+impl Block {
+    /// A block that says no more than this; an answer, where a status is added.
+    #[inline]
+    #[must_use]
+    pub fn bare(id: ChunkId, op: OpKind, dtype: Dtype, operation: Operation) -> Self {
+        Self {
+            id,
+            op,
+            dtype,
+            codec: 0,
+            status: Status::None,
+            operation,
+            first_open: operation,
+            round: 0,
+            bytes: 0,
+            data: BlockData::Inline { offset: 0 },
+            landing: None,
+            view: false,
+            exact: false,
+            reading: Reading::default(),
+            timeout_ms: 0,
+            token: 0,
+        }
+    }
+}
+
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct RawBlock {

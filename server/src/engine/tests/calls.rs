@@ -27,7 +27,7 @@ fn call(operation: u64) -> Block {
 }
 
 fn take(rig: &Rig, call: u64, bytes: u64) -> Command {
-    Command::CallTake {
+    Command::CallTake(CallTaken {
         call,
         peer: Rank(0),
         app: APP,
@@ -35,7 +35,7 @@ fn take(rig: &Rig, call: u64, bytes: u64) -> Command {
         frame_bytes: 32,
         region: REGION,
         bytes,
-    }
+    })
 }
 
 impl Rig {
@@ -295,7 +295,7 @@ impl Play {
     fn execute(&mut self, commands: Vec<Command>) {
         for command in commands {
             match command {
-                Command::CallTake { call, frame_bytes, bytes, .. } => {
+                Command::CallTake(CallTaken { call, frame_bytes, bytes, .. }) => {
                     // Frames are as long as their operation's number.
                     assert_eq!(self.open[&frame_bytes].0, bytes);
                     self.operations.insert(call, frame_bytes);

@@ -132,7 +132,7 @@ impl Observer {
             }
             Command::Results { .. } | Command::Notice { .. } | Command::Size { .. } => {}
             Command::Relieve { .. } => panic!("nobody asks for it: {command:?}"),
-            Command::CallTake { .. }
+            Command::CallTake(..)
             | Command::CallDeliver { .. }
             | Command::CallCancel { .. }
             | Command::CallLand { .. }

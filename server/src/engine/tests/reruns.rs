@@ -23,7 +23,7 @@ fn call(operation: u64) -> Block {
 
 fn taken(commands: &[Command]) -> Vec<u64> {
     let take = |command: &Command| match command {
-        Command::CallTake { call, .. } => *call,
+        Command::CallTake(taken) => taken.call,
         other => panic!("nothing but calls to take: {other:?}"),
     };
     commands.iter().map(take).collect()

@@ -64,8 +64,7 @@ fn a_checkpoint_fails_where_a_home_moves_whose_rows_are_still_copied() {
         (lane(&SimNet::new(1, SimFaults::default()), 0), CheckpointSettings::default());
     let own = (Rank(0), Incarnation(1), CHUNK_BYTES);
     let settings = CheckpointSettings { memory_bytes: 4 << 20, ..settings };
-    let mut saver =
-        Saver::over(None, &settings, own, (Duration::from_secs(9), None), Box::new(|| ())).unwrap();
+    let mut saver = Saver::start(None, &settings, own, (Duration::from_secs(9), None), || ()).unwrap();
     lane.set_checkpoints(saver.lane(0), None);
     take(&mut lane, 1, ALONE);
     fill(&mut lane, 1000);

@@ -7,7 +7,7 @@ use super::{Lab, landings};
 use crate::rigs::sim::{PLACEMENTS, bits_hash};
 use fabric::Exclusive;
 use fabric::sim::Rng;
-use gradwire_worker::engine::PartSpec;
+use gradwire_worker::engine::{PartSpec, Submit};
 use gradwire_worker::runtime::{OpState, Submission};
 use proto_common::batch::{OpKind, Reading};
 use proto_common::element::Dtype;
@@ -270,11 +270,10 @@ impl Lab {
         trainer.next_op += 1;
         let exact = trainer.stage == Stage::Resuming && self.shape.mode == Mode::Sync;
         let (op, priority) = (trainer.next_op, trainer.rng.below(4) as i32);
-        let submission = |parts: Vec<PartSpec>| Submission {
+        let submit = Submit {
             view: false,
             exact,
             reading: Reading::default(),
-            state: state.clone(),
             op,
             kind,
             dtype: Dtype::F32,
@@ -283,9 +282,15 @@ impl Lab {
             round,
             priority,
             timeout_ms: OPERATION_MS,
+            payload: source.is_some(),
+            by_chunk: false,
+        };
+        let submission = |parts: Vec<PartSpec>| Submission {
+            state: state.clone(),
             parts: parts.into(),
             source: source.as_ref().map(Exclusive::span),
             target: target.as_ref().map(Exclusive::span),
+            submit,
         };
         for (lane, parts) in worker.lanes.iter_mut().zip(lanes).filter(|(_, parts)| !parts.is_empty()) {
             lane.submit(submission(parts), clock_ms);

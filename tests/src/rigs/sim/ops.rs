@@ -7,7 +7,7 @@ use super::oracle::bits_hash;
 use super::shape::{CHUNK_BYTES, counts, needed};
 use fabric::Exclusive;
 use gradwire_worker::encoder::Encoder;
-use gradwire_worker::engine::{Coded, PartSpec};
+use gradwire_worker::engine::{Coded, PartSpec, Submit};
 use gradwire_worker::error::OpError;
 use gradwire_worker::runtime::{OpState, Submission};
 use proto_common::batch::{OpKind, Reading};
@@ -131,11 +131,10 @@ impl Cluster {
         let (operation, round) = (Operation(*operations), if kind == Kind::Init { 0 } else { *rounds });
         let state = OpState::new(1);
         self.next_op += 1;
-        let submission = Submission {
+        let submit = Submit {
             view: false,
             exact: false,
             reading: Reading::default(),
-            state: state.clone(),
             op: self.next_op,
             kind: kind.wire(),
             dtype: Dtype::F32,
@@ -144,9 +143,15 @@ impl Cluster {
             round,
             priority,
             timeout_ms: self.shape.timeout_ms,
+            payload: source.is_some(),
+            by_chunk: false,
+        };
+        let submission = Submission {
+            state: state.clone(),
             parts,
             source: source.as_ref().map(Exclusive::span),
             target: target.as_ref().map(Exclusive::span),
+            submit,
         };
         w.lane.submit(submission, now_ms);
         let index = w.ops.len();

@@ -31,7 +31,7 @@ fn each_server_gets_its_own_batch() {
 fn bytes_count_for_the_server_they_go_to_and_come_from() {
     let mut rig = Rig::new(4);
     let parts = [PartSpec { bytes: 3 * BYTES, ..part(1, 0) }];
-    rig.submit_as(Submit { parts: &parts, ..submit(OpKind::PushPull, 1) });
+    rig.submit_as(submit(OpKind::PushPull, 1), &parts);
     rig.push(1, &[part(2, 1)]);
     let sent = rig.sent();
     rig.results(0, &[done(&sent[0].blocks[0])], &[]);
@@ -101,7 +101,7 @@ fn a_bounded_number_of_batches_leaves_at_once() {
 fn a_block_says_what_the_operation_asks_for() {
     let mut rig = Rig::new(4);
     let parts = [PartSpec { offset: 4096, ..part(1, 0) }];
-    rig.submit_as(Submit { parts: &parts, ..submit(OpKind::PushPull, 1) });
+    rig.submit_as(submit(OpKind::PushPull, 1), &parts);
     rig.now_ms += 100;
     let sent = rig.sent();
     let block = sent[0].blocks[0];
@@ -136,7 +136,7 @@ fn an_encoded_contribution_travels_in_a_slot_by_its_own_length() {
         let mut rig = Rig::new(4);
         let coded = Some(Coded { codec: 3, offset: 192, bytes: 8 });
         let parts = [PartSpec { offset: 4096, coded, ..part(1, 0) }];
-        rig.submit_as(Submit { placement, parts: &parts, ..submit(OpKind::PushPull, 1) });
+        rig.submit_as(Submit { placement, ..submit(OpKind::PushPull, 1) }, &parts);
         let goes_out = |rig: &mut Rig| {
             let mut out = Commands::default();
             rig.engine.flush(1, rig.now_ms, &mut out);
@@ -159,8 +159,8 @@ fn an_encoded_contribution_travels_in_a_slot_by_its_own_length() {
 #[test]
 fn operations_without_a_payload_carry_none() {
     let mut rig = Rig::new(4);
-    rig.submit_as(Submit { parts: &[part(1, 0)], ..submit(OpKind::Pull, 1) });
-    rig.submit_as(Submit { parts: &[part(2, 0)], ..submit(OpKind::Init, 1) });
+    rig.submit_as(submit(OpKind::Pull, 1), &[part(1, 0)]);
+    rig.submit_as(submit(OpKind::Init, 1), &[part(2, 0)]);
     let sent = rig.sent();
     assert_eq!(sent[0].blocks.iter().map(|block| block.bytes).collect::<Vec<_>>(), [0, 0]);
     assert!(sent[0].blocks[0].landing.is_some() && sent[0].blocks[1].landing.is_none());
@@ -171,7 +171,7 @@ fn operations_without_a_payload_carry_none() {
 fn an_operation_without_parts_on_this_lane_is_done_at_once() {
     let mut rig = Rig::new(1);
     let mut out = Commands::default();
-    rig.engine.submit(&Submit { op: 9, ..submit(OpKind::Push, 1) }, 0, &mut out);
+    rig.engine.submit(&Submit { op: 9, ..submit(OpKind::Push, 1) }, &[], 0, &mut out);
     assert_eq!(out.list, [Command::Done { op: 9, version: u64::MAX }]);
 }
 

@@ -14,9 +14,8 @@ fn call_part(app: u32, server: u32, room: u64) -> PartSpec {
 
 impl Rig {
     fn call(&mut self, operation: u64, part: PartSpec) -> u64 {
-        let submit =
-            Submit { parts: &[part], payload: true, round: 1_000, ..submit(OpKind::Call, operation) };
-        self.submit_as(submit)
+        let submit = Submit { payload: true, round: 1_000, ..submit(OpKind::Call, operation) };
+        self.submit_as(submit, &[part])
     }
 }
 

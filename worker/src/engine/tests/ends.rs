@@ -109,7 +109,7 @@ fn parts_that_come_too_late_end_well_and_are_counted() {
 fn each_chunk_s_version_is_told_where_it_is_asked_for() {
     let mut rig = Rig::new(4);
     let parts = [part(1, 0), PartSpec { id: ChunkId::new(1, 1), offset: BYTES, ..part(1, 1) }];
-    let op = rig.submit_as(Submit { by_chunk: true, parts: &parts, ..submit(OpKind::Pull, 1) });
+    let op = rig.submit_as(Submit { by_chunk: true, ..submit(OpKind::Pull, 1) }, &parts);
     let sent = rig.sent();
     let version = |offset, version| Command::Version { op, offset, version };
     assert_eq!(rig.results(1, &[reply(&sent[1].blocks[0], Status::Done, 8)], &[]), [version(BYTES, 8)]);
@@ -140,7 +140,7 @@ fn silence_ends_with_the_servers_that_owe_an_answer() {
 fn the_oldest_operation_is_told_with_its_servers() {
     let mut rig = Rig::new(0);
     assert_eq!(rig.engine.oldest(0), None);
-    rig.submit_as(Submit { parts: &[part(4, 1)], ..submit(OpKind::Pull, 1) });
+    rig.submit_as(submit(OpKind::Pull, 1), &[part(4, 1)]);
     rig.now_ms += 10;
     rig.push(1, &[part(1, 0)]);
     let told = |rig: &Rig| rig.engine.oldest(1_050).map(|oldest| oldest.cause);
@@ -164,7 +164,7 @@ fn the_oldest_operation_is_told_with_its_servers() {
 fn what_is_shown_is_not_counted_as_landed() {
     let mut rig = Rig::new(1);
     for (operation, view, counts) in [(1, false, (BYTES, 0)), (2, true, (BYTES, BYTES))] {
-        rig.submit_as(Submit { view, parts: &[part(4, 1)], ..submit(OpKind::Pull, operation) });
+        rig.submit_as(Submit { view, ..submit(OpKind::Pull, operation) }, &[part(4, 1)]);
         let block = rig.sent()[0].blocks[0];
         let landing = view.then_some(Landing { region: 1, offset: 0, bytes: BYTES });
         // Its credit comes back with it.
@@ -294,7 +294,7 @@ fn a_list_longer_than_any_server_of_ours_sends_is_cut() {
 fn a_pull_of_a_dynamic_tensor_tells_how_much_landed() {
     let mut rig = Rig::new(4);
     let parts = [part(1, 0), PartSpec { id: ChunkId::new(1, 1), offset: BYTES, ..part(1, 1) }];
-    let op = rig.submit_as(Submit { parts: &parts, ..submit(OpKind::Pull, 1) });
+    let op = rig.submit_as(submit(OpKind::Pull, 1), &parts);
     let sent = rig.sent();
     let landed = |sent: &Sent, bytes| Block {
         landing: Some(Landing { region: 0, offset: 0, bytes }),
@@ -313,7 +313,7 @@ fn a_pull_of_a_dynamic_tensor_tells_how_much_landed() {
 fn an_empty_contribution_travels_in_its_batch() {
     let mut rig = Rig::new(4);
     let parts = [PartSpec { bytes: 0, ..part(1, 0) }];
-    rig.submit_as(Submit { placement: Placement::RendezvousRead, parts: &parts, ..submit(OpKind::Push, 1) });
+    rig.submit_as(Submit { placement: Placement::RendezvousRead, ..submit(OpKind::Push, 1) }, &parts);
     let block = rig.sent()[0].blocks[0];
     assert_eq!((block.bytes, block.data), (0, BlockData::Inline { offset: 0 }));
 }

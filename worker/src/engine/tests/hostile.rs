@@ -103,9 +103,8 @@ fn play(rig: &mut Rig, numbers: &mut [u64; 4], event: &Event, out: &mut Commands
             let (op, operation) = (rig.next_op, numbers[*key as usize]);
             let (priority, timeout_ms) = (*priority, *timeout_ms);
             let placement = PLACEMENTS[operation as usize % 4];
-            let submit =
-                Submit { op, priority, timeout_ms, placement, parts: &parts, ..submit(kind, operation) };
-            rig.engine.submit(&submit, rig.now_ms, out);
+            let submit = Submit { op, priority, timeout_ms, placement, ..submit(kind, operation) };
+            rig.engine.submit(&submit, &parts, rig.now_ms, out);
         }
         Event::Flush(batches) => rig.engine.flush(*batches, rig.now_ms, out),
         Event::Results { server, blocks, wire, grants } => {

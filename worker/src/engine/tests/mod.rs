@@ -102,16 +102,16 @@ impl Rig {
     }
 
     /// A push of these parts; its number on the key, its id.
-    fn submit_as(&mut self, submit: Submit<'_>) -> u64 {
+    fn submit_as(&mut self, submit: Submit, parts: &[PartSpec]) -> u64 {
         let mut out = Commands::default();
         self.next_op += 1;
-        self.engine.submit(&Submit { op: self.next_op, ..submit }, self.now_ms, &mut out);
+        self.engine.submit(&Submit { op: self.next_op, ..submit }, parts, self.now_ms, &mut out);
         assert_eq!(out.list, [], "submitting sends nothing yet");
         self.next_op
     }
 
     fn push(&mut self, operation: u64, parts: &[PartSpec]) -> u64 {
-        self.submit_as(Submit { parts, ..submit(OpKind::Push, operation) })
+        self.submit_as(submit(OpKind::Push, operation), parts)
     }
 
     fn sorted(out: &Commands) -> Happened {
@@ -208,8 +208,8 @@ impl Rig {
     }
 }
 
-/// A push without parts, to be filled in.
-fn submit(kind: OpKind, operation: u64) -> Submit<'static> {
+/// An operation to be filled in.
+fn submit(kind: OpKind, operation: u64) -> Submit {
     Submit {
         view: false,
         exact: false,
@@ -224,7 +224,6 @@ fn submit(kind: OpKind, operation: u64) -> Submit<'static> {
         priority: 0,
         timeout_ms: 5_000,
         by_chunk: false,
-        parts: &[],
     }
 }
 

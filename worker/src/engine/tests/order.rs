@@ -5,7 +5,7 @@ use crate::subject::Subject;
 use proto_common::batch::{Kept, Reading};
 
 fn with_priority(rig: &mut Rig, operation: u64, key: u64, priority: i32) -> u64 {
-    rig.submit_as(Submit { priority, parts: &[part(key, 0)], ..submit(OpKind::Push, operation) })
+    rig.submit_as(Submit { priority, ..submit(OpKind::Push, operation) }, &[part(key, 0)])
 }
 
 #[test]
@@ -34,11 +34,11 @@ fn with_one_credit_left_the_first_layer_overtakes_the_last_but_no_operation_its_
     let layer = |key| [chunk(key, 0), chunk(key, 1), chunk(key, 2)];
     let mut rig = Rig::new(1);
     // As a backward pass submits: the last layer, and while that is on its way the first one.
-    rig.submit_as(Submit { priority: -9, parts: &layer(9), ..submit(OpKind::PushPull, 1) });
+    rig.submit_as(Submit { priority: -9, ..submit(OpKind::PushPull, 1) }, &layer(9));
     let mut sent = rig.sent();
-    rig.submit_as(Submit { priority: 0, parts: &layer(1), ..submit(OpKind::PushPull, 1) });
+    rig.submit_as(Submit { priority: 0, ..submit(OpKind::PushPull, 1) }, &layer(1));
     // More urgent, but of a key that has an earlier operation: it waits for its turn on each chunk.
-    rig.submit_as(Submit { priority: 9, parts: &layer(9), ..submit(OpKind::PushPull, 2) });
+    rig.submit_as(Submit { priority: 9, ..submit(OpKind::PushPull, 2) }, &layer(9));
     let mut went = Vec::new();
     while let Some(batch) = sent.pop() {
         assert!(sent.is_empty(), "one credit, one batch");
@@ -87,7 +87,7 @@ fn what_follows_a_part_that_came_back_waits_for_it() {
     let mut rig = Rig::new(4);
     rig.push(1, &[part(1, 0)]);
     let first = rig.sent()[0].blocks[0];
-    rig.submit_as(Submit { priority: 9, parts: &[part(1, 0)], ..submit(OpKind::Push, 2) });
+    rig.submit_as(Submit { priority: 9, ..submit(OpKind::Push, 2) }, &[part(1, 0)]);
     rig.results(0, &[reply(&first, Status::Retry, 0)], &[]);
     assert_eq!(rig.sent(), [], "operation 2 was about to go: it would only be a gap");
     rig.now_ms += 2;
@@ -201,7 +201,7 @@ fn what_ends_a_view_is_not_held_up_by_those_that_may_wait_for_it() {
         "as many as there may be"
     );
     let parts = [part(1, 0)];
-    rig.submit_as(Submit { payload: false, parts: &parts, ..submit(OpKind::Release, 5) });
+    rig.submit_as(Submit { payload: false, ..submit(OpKind::Release, 5) }, &parts);
     rig.push(6, &[part(1, 0)]);
     let sent = rig.sent();
     assert_eq!(sent.iter().map(|batch| batch.blocks.len()).sum::<usize>(), 1);
@@ -212,15 +212,11 @@ fn what_ends_a_view_is_not_held_up_by_those_that_may_wait_for_it() {
 fn a_part_that_is_sent_again_says_what_is_read_now() {
     let mut rig = Rig::new(4);
     let parts = [part(1, 0)];
-    rig.submit_as(Submit { reading: reading(1), parts: &parts, ..submit(OpKind::Push, 1) });
+    rig.submit_as(Submit { reading: reading(1), ..submit(OpKind::Push, 1) }, &parts);
     let first = rig.sent();
     assert_eq!(first[0].blocks[0].reading, reading(1));
-    rig.submit_as(Submit {
-        reading: reading(2),
-        payload: false,
-        parts: &parts,
-        ..submit(OpKind::Release, 2)
-    });
+    let end = Submit { reading: reading(2), payload: false, ..submit(OpKind::Release, 2) };
+    rig.submit_as(end, &parts);
     rig.sent();
     let back = Block { status: Status::Retry, ..done(&first[0].blocks[0]) };
     rig.results(0, &[back], &grants(0..2));

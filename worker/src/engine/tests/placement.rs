@@ -7,7 +7,7 @@ const WHERE: Landing = Landing { region: 3, offset: 4096, bytes: BYTES };
 impl Rig {
     fn push_by(&mut self, placement: Placement, operation: u64) -> u64 {
         let parts = [PartSpec { offset: 128, ..part(1, 0) }];
-        self.submit_as(Submit { placement, parts: &parts, ..submit(OpKind::Push, operation) })
+        self.submit_as(Submit { placement, ..submit(OpKind::Push, operation) }, &parts)
     }
 
     /// The one block that goes out, and the buffer that is written before it.
@@ -65,7 +65,7 @@ fn many_references_share_a_batch_however_long_they_are() {
     for key in 1..=5 {
         let parts = [PartSpec { bytes: 4096, ..part(key, 0) }];
         let placement = Placement::RendezvousRead;
-        rig.submit_as(Submit { placement, parts: &parts, ..submit(OpKind::Push, 1) });
+        rig.submit_as(Submit { placement, ..submit(OpKind::Push, 1) }, &parts);
     }
     let sent = rig.sent();
     assert_eq!(sent.len(), 1);
@@ -229,7 +229,7 @@ fn what_carries_a_checksum_travels_in_slots() {
 fn nothing_without_payload_is_placed() {
     let mut rig = Rig::new(4);
     let parts = [part(1, 0)];
-    rig.submit_as(Submit { placement: Placement::Static, parts: &parts, ..submit(OpKind::Pull, 1) });
+    rig.submit_as(Submit { placement: Placement::Static, ..submit(OpKind::Pull, 1) }, &parts);
     assert!(in_slot(&rig.goes_out().0));
 }
 

@@ -188,8 +188,8 @@ impl World {
             self.open.entry(part.id).or_default().insert(*number);
         }
         let timeout_ms = u32::MAX;
-        let submit = Submit { priority, placement, timeout_ms, parts: &parts, ..submit(kind, *number) };
-        self.rig.submit_as(submit);
+        let submit = Submit { priority, placement, timeout_ms, ..submit(kind, *number) };
+        self.rig.submit_as(submit, &parts);
     }
 
     fn flush(&mut self, batches: usize) {

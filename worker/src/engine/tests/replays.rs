@@ -92,7 +92,7 @@ fn what_comes_while_the_channel_is_down_is_ignored() {
 fn priorities_hold_after_a_replay() {
     let mut rig = Rig::new(4);
     rig.push(1, &[part(1, 0)]);
-    rig.submit_as(Submit { priority: 3, parts: &[part(2, 0)], ..submit(OpKind::Push, 1) });
+    rig.submit_as(Submit { priority: 3, ..submit(OpKind::Push, 1) }, &[part(2, 0)]);
     rig.sent();
     rig.engine.server_down(Rank(0));
     rig.up(0, 4);

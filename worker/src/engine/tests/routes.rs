@@ -38,7 +38,7 @@ fn nothing_goes_out_before_all_that_was_sent_is_answered() {
     moved(&mut rig, 1);
     rig.push(3, &[part(1, 0)]);
     // Not even what may else always go.
-    rig.submit_as(Submit { parts: &[part(1, 0)], ..submit(OpKind::Release, 4) });
+    rig.submit_as(submit(OpKind::Release, 4), &[part(1, 0)]);
     assert_eq!(rig.sent(), []);
     assert_eq!(rig.results(0, &[done(&sent[0].blocks[0])], &[]).len(), 1);
     assert_eq!(rig.sent(), []);
@@ -140,7 +140,7 @@ fn a_third_server_s_end_concerns_only_what_waits_for_it() {
 fn an_announcement_is_made_anew_at_the_new_server() {
     let mut rig = Rig::new(4);
     let submit = Submit { placement: Placement::Static, ..submit(OpKind::Push, 1) };
-    rig.submit_as(Submit { parts: &[part(1, 0)], ..submit });
+    rig.submit_as(submit, &[part(1, 0)]);
     let announced = rig.sent()[0].blocks[0];
     assert_eq!(announced.data, BlockData::Announced { keep: true });
     moved(&mut rig, 1);
@@ -152,7 +152,7 @@ fn an_announcement_is_made_anew_at_the_new_server() {
     // Nor is the buffer of the first one used when the chunk comes back to it.
     rig.results(1, &[done(&again[0].blocks[0])], &[]);
     moved(&mut rig, 0);
-    rig.submit_as(Submit { operation: Operation(2), round: 2, parts: &[part(1, 0)], ..submit });
+    rig.submit_as(Submit { operation: Operation(2), round: 2, ..submit }, &[part(1, 0)]);
     assert_eq!(rig.sent()[0].blocks[0].data, BlockData::Announced { keep: true });
 }
 
@@ -166,7 +166,7 @@ fn what_is_granted_for_an_announcement_of_before_a_move_there_and_back_is_not_wr
     for meanwhile in [&back as &dyn Fn(&mut Rig), &newer_scheduler] {
         let mut rig = Rig::new(4);
         let submit = Submit { placement: Placement::Static, ..submit(OpKind::Push, 1) };
-        rig.submit_as(Submit { parts: &[part(1, 0)], ..submit });
+        rig.submit_as(submit, &[part(1, 0)]);
         let announced = rig.sent()[0].blocks[0];
         meanwhile(&mut rig);
         let landing = Some(Landing { region: 1, offset: 0, bytes: BYTES });
@@ -185,7 +185,7 @@ fn a_key_buffer_at_the_server_before_is_not_written_again() {
     let mut rig = Rig::new(8);
     let push = |rig: &mut Rig, operation| {
         let submit = Submit { placement: Placement::Static, ..submit(OpKind::Push, operation) };
-        rig.submit_as(Submit { parts: &[part(1, 0)], ..submit });
+        rig.submit_as(submit, &[part(1, 0)]);
         rig.flush().sent.remove(0).blocks[0]
     };
     let announced = push(&mut rig, 1);
@@ -208,7 +208,7 @@ fn whoever_waited_in_vain_is_told_for_whom() {
             .find_map(|command| if let Command::Failed { error, .. } = command { Some(error) } else { None })
     };
     let mut rig = Rig::new(60);
-    rig.submit_as(Submit { timeout_ms: 100, parts: &[part(1, 0)], ..submit(OpKind::Push, 1) });
+    rig.submit_as(Submit { timeout_ms: 100, ..submit(OpKind::Push, 1) }, &[part(1, 0)]);
     let block = rig.sent()[0].blocks[0];
     rig.now_ms += 500;
     rig.results(0, &[reply(&block, Status::Reroute, 0)], &[]);
@@ -224,7 +224,7 @@ fn whoever_waited_in_vain_is_told_for_whom() {
     );
 
     let mut rig = Rig::new(4);
-    rig.submit_as(Submit { timeout_ms: 100, parts: &[part(1, 0)], ..submit(OpKind::Push, 1) });
+    rig.submit_as(Submit { timeout_ms: 100, ..submit(OpKind::Push, 1) }, &[part(1, 0)]);
     rig.engine.server_down(Rank(0));
     let error = fail(&mut rig).expect("failed");
     assert_eq!(
@@ -256,7 +256,7 @@ fn calls_to_a_dead_server_end_with_its_name_and_the_next_life_gets_the_next_ones
     let call = |rig: &mut Rig, operation: u64, server: u32| {
         let part = PartSpec { id: call_id(7, Rank(server)), ..part(0, server) };
         let submit = submit(OpKind::Call, operation);
-        rig.submit_as(Submit { payload: true, parts: &[part], ..submit })
+        rig.submit_as(Submit { payload: true, ..submit }, &[part])
     };
     let (first, other) = (call(&mut rig, 1, 0), call(&mut rig, 1, 1));
     rig.sent();

@@ -12,8 +12,8 @@ fn reading(from: u64, kept: Kept) -> Reading {
 
 /// A pull of a view, of version 5 unless it is said otherwise, answered by the server that has the chunk.
 fn view(rig: &mut Rig, operation: u64, reading: Reading, server: u32) {
-    let whole = Submit { view: true, reading, parts: &[part(1, 0)], ..submit(OpKind::Pull, operation) };
-    rig.submit_as(whole);
+    let whole = Submit { view: true, reading, ..submit(OpKind::Pull, operation) };
+    rig.submit_as(whole, &[part(1, 0)]);
     let sent = rig.sent();
     let [Sent { server: to, blocks, .. }] = &sent[..] else { panic!("{sent:?}") };
     assert_eq!((*to, blocks.len()), (server, 1));
@@ -24,7 +24,7 @@ fn view(rig: &mut Rig, operation: u64, reading: Reading, server: u32) {
 
 /// A push that says what is read; what goes out: server, operation, what is not read any more.
 fn push(rig: &mut Rig, operation: u64, reading: Reading) -> Vec<(u32, u64, Reading)> {
-    rig.submit_as(Submit { reading, parts: &[part(1, 0)], ..submit(OpKind::Push, operation) });
+    rig.submit_as(Submit { reading, ..submit(OpKind::Push, operation) }, &[part(1, 0)]);
     let sent = rig.sent();
     let blocks = sent.iter().flat_map(|sent| sent.blocks.iter().map(|block| (sent.server, *block)));
     blocks.map(|(server, block)| (server, block.operation.0, block.reading)).collect()
@@ -81,7 +81,7 @@ fn what_a_server_shows_again_is_not_given_up_with_what_it_showed_before() {
     rig.engine.remap(&[(ID, Rank(1))]);
     rig.engine.remap(&[(ID, Rank(0))]);
     let first = reading(2, Kept::Version(Version(5)));
-    rig.submit_as(Submit { view: true, reading: first, parts: &[part(1, 0)], ..submit(OpKind::Pull, 2) });
+    rig.submit_as(Submit { view: true, reading: first, ..submit(OpKind::Pull, 2) }, &[part(1, 0)]);
     let sent = rig.sent();
     let landing = Some(Landing { region: 0, offset: 0, bytes: BYTES });
     let answer = Block { view: true, landing, ..reply(&sent[0].blocks[0], Status::Done, 9) };
@@ -146,11 +146,7 @@ fn without_a_credit_one_is_asked_for() {
     rig.engine.remap(&[(ID, Rank(1))]);
     // The one that came with the view.
     assert_eq!(rig.tick(300).len(), 2, "idle credits go back");
-    rig.submit_as(Submit {
-        parts: &[part(1, 0)],
-        reading: reading(2, Kept::None),
-        ..submit(OpKind::Push, 2)
-    });
+    rig.submit_as(Submit { reading: reading(2, Kept::None), ..submit(OpKind::Push, 2) }, &[part(1, 0)]);
     let happened = rig.flush();
     assert_eq!(happened.sent, []);
     let want = Command::Notice { server: Rank(0), notice: Notice::Want(1) };

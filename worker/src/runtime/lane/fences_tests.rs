@@ -60,7 +60,7 @@ fn rigged(device: &dyn Device, kind: OpKind, placement: Placement) -> Rigged {
     driver.queue_mut().lend(near, &written, Access::ReadWrite, 0).unwrap();
     let state = OpState::new(1);
     let mut submission = rig::submission(1, state.clone());
-    (submission.kind, submission.placement) = (kind, placement);
+    (submission.submit.kind, submission.submit.placement) = (kind, placement);
     let span = ours.span(0, 4).unwrap();
     match placement {
         Placement::RendezvousRead => submission.source = Some(span),

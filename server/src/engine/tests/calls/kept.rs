@@ -50,9 +50,7 @@ fn a_reply_whose_result_is_not_sent_makes_no_way() {
 
 fn without_region(take: Command) -> Command {
     match take {
-        Command::CallTake { call, peer, app, from, frame_bytes, bytes, .. } => {
-            Command::CallTake { call, peer, app, from, frame_bytes, region: 0, bytes }
-        }
+        Command::CallTake(taken) => Command::CallTake(CallTaken { region: 0, ..taken }),
         other => other,
     }
 }

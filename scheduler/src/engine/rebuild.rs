@@ -495,13 +495,8 @@ impl Engine {
         let told = self.declarations.restore(map, is_known, &servers, &mut self.epoch).unwrap_or_default();
         for update in told {
             let (epoch, change) = (update.epoch, MapChange::Ranges(update.ranges.clone()));
-            let (servers, workers) =
-                (self.present(|id| id.role == Role::Server), self.present(|id| id.role == Role::Worker));
-            out.push(Command::Send { to: servers, message: Box::new(FromScheduler::Assign(update)) });
-            out.push(Command::Send {
-                to: workers,
-                message: Box::new(FromScheduler::Remap { epoch, change }),
-            });
+            out.push(self.to_all(Role::Server, FromScheduler::Assign(update)));
+            out.push(self.to_all(Role::Worker, FromScheduler::Remap { epoch, change }));
         }
         out.retain(|command| !matches!(command, Command::Send { to, .. } if to.is_empty()));
     }

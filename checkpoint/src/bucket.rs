@@ -5,7 +5,7 @@ use crate::error::CheckpointError;
 use crate::store::Store;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path as Key;
-use object_store::{MultipartUpload, ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
+use object_store::{ListResult, MultipartUpload, ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -64,13 +64,14 @@ impl Bucket {
 
     /// Does it on the store's own thread, and waits: callers may be on any thread, also on one of another runtime. The client
     /// gives each request its deadline, and repeats it so often.
-    fn wait<T: Send + 'static>(
+    fn wait<T: Send + 'static, W: Future<Output = object_store::Result<T>> + Send + 'static>(
         &self,
         what: &'static str,
-        key: &Key,
-        work: impl Future<Output = object_store::Result<T>> + Send + 'static,
+        key: Key,
+        work: impl FnOnce(Arc<AmazonS3>, Key) -> W,
     ) -> Result<Option<T>, CheckpointError> {
         let failed = |source: io::Error| CheckpointError::io(what, format!("{}: {key}", self.place))(source);
+        let work = work(self.store.clone(), key.clone());
         let runtime = self.runtime.as_ref().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         let (done, result) = sync_channel(1);
         runtime.spawn(async move { drop(done.send(work.await)) });
@@ -82,8 +83,20 @@ impl Bucket {
         }
     }
 
-    fn missing(&self, name: &str, file: &str) -> CheckpointError {
-        CheckpointError::corrupt(&format!("{}/{name}/{file}", self.place), "it is not there")
+    fn list(&self, prefix: Key) -> Result<Option<ListResult>, CheckpointError> {
+        self.wait(
+            "list",
+            prefix,
+            |store, prefix| async move { store.list_with_delimiter(Some(&prefix)).await },
+        )
+    }
+
+    fn corrupt(&self, name: &str, file: &str, why: &str) -> CheckpointError {
+        CheckpointError::corrupt(&format!("{}/{name}/{file}", self.place), why)
+    }
+
+    fn no_bucket(&self) -> CheckpointError {
+        CheckpointError::BadPlace { place: self.place.clone(), why: "there is no such bucket".into() }
     }
 }
 
@@ -128,10 +141,7 @@ impl Store for Bucket {
     }
 
     fn names(&self) -> Result<Vec<String>, CheckpointError> {
-        let (store, prefix) = (self.store.clone(), self.prefix.clone());
-        let listed =
-            self.wait("list", &self.prefix, async move { store.list_with_delimiter(Some(&prefix)).await })?;
-        let prefixes = listed.map_or_else(Vec::new, |listed| listed.common_prefixes);
+        let prefixes = self.list(self.prefix.clone())?.map_or_else(Vec::new, |listed| listed.common_prefixes);
         let mut names: Vec<String> =
             prefixes.iter().filter_map(|path| path.filename()).map(str::to_owned).collect();
         names.sort_unstable();
@@ -139,10 +149,7 @@ impl Store for Bucket {
     }
 
     fn files(&self, name: &str) -> Result<Vec<(String, u64)>, CheckpointError> {
-        let (store, prefix) = (self.store.clone(), self.prefix.clone().join(name));
-        let within = prefix.clone();
-        let listed =
-            self.wait("list", &prefix, async move { store.list_with_delimiter(Some(&within)).await })?;
+        let listed = self.list(self.prefix.clone().join(name))?;
         let objects = listed.map_or_else(Vec::new, |listed| listed.objects);
         let file = |meta: &object_store::ObjectMeta| Some((meta.location.filename()?.to_owned(), meta.size));
         let mut files: Vec<(String, u64)> = objects.iter().filter_map(file).collect();
@@ -151,25 +158,20 @@ impl Store for Bucket {
     }
 
     fn bytes(&self, name: &str, file: &str) -> Result<Option<u64>, CheckpointError> {
-        let (store, key) = (self.store.clone(), self.key(name, file));
-        let at = key.clone();
-        Ok(self.wait("look at", &key, async move { store.head(&at).await })?.map(|meta| meta.size))
+        let key = self.key(name, file);
+        let found = self.wait("look at", key, |store, key| async move { store.head(&key).await })?;
+        Ok(found.map(|meta| meta.size))
     }
 
     fn read(&self, name: &str, file: &str, offset: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
         if into.is_empty() {
             return Ok(());
         }
-        let (store, key, range) =
-            (self.store.clone(), self.key(name, file), offset..offset + into.len() as u64);
-        let at = key.clone();
-        let found = self.wait("read", &key, async move { store.get_range(&at, range).await })?;
-        let found = found.ok_or_else(|| self.missing(name, file))?;
+        let (key, range) = (self.key(name, file), offset..offset + into.len() as u64);
+        let found = self.wait("read", key, |store, key| async move { store.get_range(&key, range).await })?;
+        let found = found.ok_or_else(|| self.corrupt(name, file, "it is not there"))?;
         if found.len() != into.len() {
-            return Err(CheckpointError::corrupt(
-                &format!("{}/{name}/{file}", self.place),
-                "it is too short",
-            ));
+            return Err(self.corrupt(name, file, "it is too short"));
         }
         into.copy_from_slice(&found);
         Ok(())
@@ -184,33 +186,23 @@ impl Store for Bucket {
     fn put(&self, name: &str, file: &str, staged: &Path) -> Result<(), CheckpointError> {
         let unread = || CheckpointError::io("read", staged.display().to_string());
         let mut from = std::fs::File::open(staged).map_err(unread())?;
-        let (store, key) = (self.store.clone(), self.key(name, file));
-        let at = key.clone();
-        let sent = self.wait("send", &key, async move {
-            let upload = store.put_multipart(&at).await?;
+        let sent = self.wait("send", self.key(name, file), |store, key| async move {
+            let upload = store.put_multipart(&key).await?;
             send_pieces(upload, &mut from).await
         })?;
-        sent.ok_or_else(|| CheckpointError::BadPlace {
-            place: self.place.clone(),
-            why: "there is no such bucket".into(),
-        })?;
+        sent.ok_or_else(|| self.no_bucket())?;
         std::fs::remove_file(staged).map_err(CheckpointError::io("remove", staged.display().to_string()))
     }
 
     fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let (store, key, bytes) = (self.store.clone(), self.key(name, file), bytes.to_vec());
-        let at = key.clone();
-        let put = self.wait("send", &key, async move { store.put(&at, bytes.into()).await })?;
-        put.map(drop).ok_or_else(|| CheckpointError::BadPlace {
-            place: self.place.clone(),
-            why: "there is no such bucket".into(),
-        })
+        let (key, bytes) = (self.key(name, file), bytes.to_vec());
+        let put = self.wait("send", key, |store, key| async move { store.put(&key, bytes.into()).await })?;
+        put.map(drop).ok_or_else(|| self.no_bucket())
     }
 
     fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {
-        let (store, key) = (self.store.clone(), self.key(name, file));
-        let at = key.clone();
-        self.wait("remove", &key, async move { store.delete(&at).await }).map(drop)
+        let key = self.key(name, file);
+        self.wait("remove", key, |store, key| async move { store.delete(&key).await }).map(drop)
     }
 
     fn forget(&self, name: &str) -> Result<bool, CheckpointError> {

@@ -69,11 +69,12 @@ pub struct Removed {
 }
 
 impl Removed {
-    /// Removes it. One that cannot go keeps no other from it.
-    fn add(&mut self, store: &dyn Store, name: &str) {
-        match remove(store, name) {
-            Ok(true) => self.gone.push(name.into()),
-            Ok(false) => self.left.push(name.into()),
+    /// What came of removing one. One that cannot go keeps no other from it.
+    fn add(&mut self, name: &str, removed: Result<Option<bool>, CheckpointError>) {
+        match removed {
+            Ok(Some(true)) => self.gone.push(name.into()),
+            Ok(Some(false)) => self.left.push(name.into()),
+            Ok(None) => {}
             Err(error) => self.failed = self.failed.take().or(Some(error)),
         }
     }
@@ -91,12 +92,7 @@ impl Removed {
             if round_of(name).is_none_or(|round| round >= before) {
                 continue;
             }
-            match remove_incomplete(store, name, &stays) {
-                Ok(Some(true)) => self.gone.push(name.clone()),
-                Ok(Some(false)) => self.left.push(name.clone()),
-                Ok(None) => {}
-                Err(error) => self.failed = self.failed.take().or(Some(error)),
-            }
+            self.add(name, remove_incomplete(store, name, &stays));
         }
     }
 }
@@ -150,7 +146,7 @@ pub fn retain(
     let mut removed = Removed::default();
     let too_old = complete.iter().filter(is_older).take(too_many);
     for old in too_old.filter(|manifest| !is_written(&manifest.name)) {
-        removed.add(store, &old.name);
+        removed.add(&old.name, remove(store, &old.name).map(Some));
     }
     removed.add_incomplete(store, &all, newest.round, |name| is_needed(name) || is_written(name));
     clean(store, newest)?;

@@ -5,11 +5,13 @@ use ::checkpoint::{CheckpointError, Listed, Manifest, Store, is_name, list, open
 use clap::{Args, Subcommand};
 use daemon::exit::Failure;
 use proto_common::error::ExitCode;
+use proto_common::plan::size;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::Arc;
+use time::OffsetDateTime;
 
 /// Inspect checkpoints (list, show, verify, delete), or request one from a running job (save)
 ///
@@ -72,10 +74,7 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), anyhow::Error> {
         What::Save(args) => return crate::save::run(args),
     };
     let text = text.map_err(|error| Failure::new(error.exit_code(), error))?;
-    match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        written => written?,
-    }
+    crate::common::print(&text)?;
     match damaged {
         0 => Ok(()),
         _ => Err(Failure::message(ExitCode::BadData, format!("damaged checkpoints: {damaged}")).into()),
@@ -255,30 +254,13 @@ fn delete(one: &One) -> Text {
     })
 }
 
-fn size(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut value, mut unit) = (bytes as f64, 0);
-    while value >= 1024.0 && unit + 1 < units.len() {
-        (value, unit) = (value / 1024.0, unit + 1);
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
-}
-
-/// A time in UTC, by the civil calendar.
+/// A time in UTC; as it is where no calendar goes so far.
 fn time(unix_ms: u64) -> String {
-    let seconds = unix_ms / 1000;
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years begin in March here, so that leap days come last; eras have 400 of them.
-    let shifted = days + 719_468;
-    let (era, day) = (shifted / 146_097, shifted % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let year = era * 400 + year + carry;
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    let seconds = (unix_ms / 1000) as i64;
+    OffsetDateTime::from_unix_timestamp(seconds).map_or_else(
+        |_| format!("{seconds} s"),
+        |at| format!("{}T{:02}:{:02}:{:02}Z", at.date(), at.hour(), at.minute(), at.second()),
+    )
 }
 
 #[cfg(test)]

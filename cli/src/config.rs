@@ -1,6 +1,7 @@
 //! `gradwire config`: checks settings before anything is started with them, shows which are in force and where each came from,
 //! and prints a sample file. What settings mean stands with their types; nothing is written down twice.
 
+use crate::common::{environment_of_no_role, print, role};
 use clap::{Args, Subcommand};
 use daemon::exit::Failure;
 use daemon::security::{Security, role_of};
@@ -9,7 +10,6 @@ use proto_common::config::is_pem;
 use proto_common::error::ExitCode;
 use proto_common::ids::Role;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// Columns of a sample file's comments.
@@ -55,20 +55,13 @@ struct ShowArgs {
     common: CommonArgs,
 }
 
-fn role(word: &str) -> Result<Role, String> {
-    role_of(word).ok_or_else(|| "use scheduler, server or worker".into())
-}
-
 pub(crate) fn run(args: &ConfigArgs) -> Result<(), anyhow::Error> {
     let (text, code) = match &args.what {
         What::Check(args) => check(args),
         What::Show(args) => (show(args)?, ExitCode::Ok),
         What::Sample => (sample(), ExitCode::Ok),
     };
-    match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        written => written?,
-    }
+    print(&text)?;
     match code {
         ExitCode::Ok => Ok(()),
         code => Err(Failure::message(code, "invalid settings").into()),
@@ -117,10 +110,7 @@ fn roles(file: &Path, given: Option<Role>) -> Vec<Role> {
 }
 
 fn show(args: &ShowArgs) -> Result<String, anyhow::Error> {
-    let mut env = daemon::process::environment();
-    // It would say what this process is.
-    env.retain(|(name, _)| name != "DMLC_ROLE");
-    let loaded = args.common.load(args.role, &env)?;
+    let loaded = args.common.load(args.role, &environment_of_no_role())?;
     let mut text = String::new();
     for (key, value) in values(&loaded) {
         let origin = loaded.origins.get(&key);

@@ -2,6 +2,7 @@
 //! codes; as text, or as the page `docs/environment.md`. Prints what the types and tables say; nothing is written down
 //! twice.
 
+use crate::common::unless_closed;
 use clap::Args;
 use daemon::settings::peers::variables;
 use daemon::settings::reference;
@@ -18,11 +19,7 @@ pub(crate) struct EnvArgs {
 
 pub(crate) fn run(args: &EnvArgs) -> Result<(), anyhow::Error> {
     let out = &mut io::stdout().lock();
-    let printed = if args.markdown { page(out) } else { print(out) };
-    match printed {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
-    }
+    Ok(unless_closed(if args.markdown { page(out) } else { print(out) })?)
 }
 
 fn print(out: &mut impl Write) -> io::Result<()> {

@@ -8,6 +8,7 @@ mod certs;
 #[cfg(feature = "chaos")]
 mod chaos;
 mod checkpoint;
+mod common;
 mod config;
 mod doctor;
 mod env;

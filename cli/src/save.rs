@@ -1,10 +1,11 @@
 //! `gradwire checkpoint save`: asks a scheduler for a checkpoint of the job that is running, and waits for it. It must not
 //! write files: servers do.
 
+use crate::common::{environment_of_no_role, print, role};
 use clap::Args;
 use daemon::control::{Connection, FrameError, code_of_refusal};
 use daemon::exit::{Failure, WithCode as _};
-use daemon::security::{Security, role_of};
+use daemon::security::Security;
 use daemon::settings::CommonArgs;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
@@ -35,26 +36,15 @@ pub(crate) struct SaveArgs {
     common: CommonArgs,
 }
 
-fn role(name: &str) -> Result<Role, String> {
-    role_of(name).ok_or_else(|| "use scheduler, server or worker".into())
-}
-
 pub(crate) fn run(args: &SaveArgs) -> Result<(), anyhow::Error> {
-    let mut env = daemon::process::environment();
-    // An operator has no role that it could be checked against.
-    env.retain(|(name, _)| name != "DMLC_ROLE");
-    let settings = args.common.load_with(args.role, &env, &[])?.settings;
+    let settings = args.common.load(args.role, &environment_of_no_role())?.settings;
     if args.common.log.is_some() {
         daemon::logging::init(args.role, &settings.log)?;
     }
     let security = Security::open(&settings, None)?;
     let within = Duration::from_secs(args.timeout_s);
     let name = daemon::process::run_to_end(save((&settings, &security), within)).code(ExitCode::Io)??;
-    let text = if args.json { json!({ "name": name }).to_string() } else { name };
-    match writeln!(io::stdout().lock(), "{text}") {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
-    }
+    Ok(print(&if args.json { json!({ "name": name }).to_string() } else { name })?)
 }
 
 /// The scheduler that settings name, as errors say it.

@@ -37,23 +37,14 @@ struct Args {
     common: CommonArgs,
 }
 
-const MANUAL: Manual = Manual {
-    examples: &[(
-        "gradwire-scheduler",
-        &[
-            (
-                "gradwire-scheduler --servers 2 --workers 4",
-                "A job of two servers and four workers, on the port in the settings",
-            ),
-            (
-                "gradwire-scheduler --scheduler 127.0.0.1:9092 --job 7 --resume",
-                "Restart after a failure, with the same port, job and cluster.* settings",
-            ),
-        ],
-    )],
-    role: Some(Role::Scheduler),
-    others: Vec::new,
-};
+const EXAMPLES: &str = "\
+gradwire-scheduler:
+  gradwire-scheduler --servers 2 --workers 4
+      A job of two servers and four workers, on the port in the settings
+  gradwire-scheduler --scheduler 127.0.0.1:9092 --job 7 --resume
+      Restart after a failure, with the same port, job and cluster.* settings";
+
+const MANUAL: Manual = Manual { examples: EXAMPLES, role: Some(Role::Scheduler), others: Vec::new };
 
 fn main() -> std::process::ExitCode {
     let args: Args = match daemon::manual::parse(&MANUAL) {

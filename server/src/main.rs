@@ -17,20 +17,14 @@ struct Args {
     common: CommonArgs,
 }
 
-const MANUAL: Manual = Manual {
-    examples: &[(
-        "gradwire-server",
-        &[
-            ("gradwire-server --scheduler 127.0.0.1:9092", "A server of the job whose scheduler is there"),
-            (
-                "gradwire-server --scheduler 127.0.0.1:9092 --job 7",
-                "One more, while job 7 runs, up to cluster.servers_max",
-            ),
-        ],
-    )],
-    role: Some(Role::Server),
-    others: Vec::new,
-};
+const EXAMPLES: &str = "\
+gradwire-server:
+  gradwire-server --scheduler 127.0.0.1:9092
+      A server of the job whose scheduler is there
+  gradwire-server --scheduler 127.0.0.1:9092 --job 7
+      One more, while job 7 runs, up to cluster.servers_max";
+
+const MANUAL: Manual = Manual { examples: EXAMPLES, role: Some(Role::Server), others: Vec::new };
 
 fn main() -> std::process::ExitCode {
     let args: Args = match daemon::manual::parse(&MANUAL) {

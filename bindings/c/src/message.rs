@@ -6,7 +6,7 @@ use crate::client::{GradwireGroup, group as group_of};
 use crate::error::{Failure, GradwireCode, guard, guard_or, remember};
 use daemon::post::{Answering, Post, PostAnswer, Posts};
 use proto_common::ids::{MemberId, Rank, Role};
-use proto_common::message::{NodeGroup, PostError, PostMessage, PostTo, WaitError};
+use proto_common::message::{PostError, PostMessage, PostTo, WaitError};
 use std::ffi::{c_char, c_void};
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError};
@@ -71,21 +71,15 @@ fn number_of(role: Role) -> u32 {
 
 /// The receivers for a group and a rank.
 fn receivers(group: u32, rank: u32) -> Result<PostTo, Failure> {
-    let NodeGroup { scheduler, servers, workers } = group_of(group)?;
+    let all = group_of(group)?;
     if rank == GRADWIRE_EVERYONE {
-        return Ok(PostTo::Group { scheduler, servers, workers });
+        return Ok(PostTo::Group(all));
     }
-    let role = match (scheduler, servers, workers) {
-        (true, false, false) => Role::Scheduler,
-        (false, true, false) => Role::Server,
-        (false, false, true) => Role::Worker,
-        _ => {
-            return Err(Failure::argument(
-                "a rank needs exactly one group; pass one group, or GRADWIRE_EVERYONE",
-            ));
-        }
-    };
-    Ok(PostTo::One(MemberId { role, rank: Rank(rank) }))
+    let role =
+        [Role::Scheduler, Role::Server, Role::Worker].into_iter().find(|role| number_of(*role) == group);
+    let several =
+        || Failure::argument("a rank needs exactly one group; pass one group, or GRADWIRE_EVERYONE");
+    Ok(PostTo::One(MemberId { role: role.ok_or_else(several)?, rank: Rank(rank) }))
 }
 
 impl From<PostError> for Failure {

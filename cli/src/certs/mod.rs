@@ -15,7 +15,6 @@ use file::{EVERYBODY, OWNER_ONLY, make, put, trust};
 use proto_common::error::ExitCode;
 use proto_common::ids::{JobId, Role};
 use std::fs;
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 const CA: &str = "ca.pem";
@@ -116,10 +115,7 @@ pub(crate) fn run(args: &CertsArgs) -> Result<(), anyhow::Error> {
         What::Issue(args) => issue(args)?,
         What::Show(args) => show::show(args)?,
     };
-    match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
-    }
+    Ok(crate::common::print(&text)?)
 }
 
 fn init(args: &InitArgs) -> Result<String, Failure> {

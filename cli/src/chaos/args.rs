@@ -1,6 +1,8 @@
 //! What `gradwire chaos` is told. It names and bounds flags; what follows from them is decided by those who read them.
 
 use super::schedule::{Kind, Menu};
+use crate::common::role;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use daemon::settings::Transport;
 use proto_common::ids::Role;
@@ -59,8 +61,9 @@ pub(crate) struct ChaosArgs {
     #[arg(long, value_name = "N", conflicts_with = "kills", value_parser = clap::value_parser!(u32).range(1..=10_080))]
     pub(super) minutes: Option<u32>,
     /// Roles to inject faults into.
-    #[arg(long, value_name = "ROLE,…", value_delimiter = ',', default_value = "scheduler,server,worker")]
-    pub(super) roles: Vec<Victims>,
+    #[arg(long, value_name = "ROLE,…", value_delimiter = ',', default_value = "scheduler,server,worker",
+        value_parser = roles())]
+    pub(super) roles: Vec<Role>,
     /// Kinds of faults. Partitions need root, and tcp (or verbs) between the namespaces; the scheduler is never partitioned.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "kill")]
     pub(super) faults: Vec<Kind>,
@@ -132,22 +135,8 @@ pub(crate) struct ChaosArgs {
     pub(super) train: Vec<OsString>,
 }
 
-/// A role on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Victims {
-    Scheduler,
-    Server,
-    Worker,
-}
-
-impl Victims {
-    pub(super) fn role(self) -> Role {
-        match self {
-            Self::Scheduler => Role::Scheduler,
-            Self::Server => Role::Server,
-            Self::Worker => Role::Worker,
-        }
-    }
+fn roles() -> impl TypedValueParser<Value = Role> {
+    PossibleValuesParser::new(["scheduler", "server", "worker"]).try_map(|word| role(&word))
 }
 
 /// What a death is to lead to.
@@ -160,10 +149,9 @@ pub(crate) enum Expect {
 impl ChaosArgs {
     /// What may happen to whom.
     pub(super) fn menu(&self) -> Menu {
-        let roles = self.roles.iter().map(|victims| victims.role()).collect();
         Menu {
             faults: self.faults.clone(),
-            roles,
+            roles: self.roles.clone(),
             away_ms: self.away_ms,
             silence_ms: self.silence_ms,
             servers: self.servers,
@@ -199,7 +187,7 @@ impl ChaosArgs {
     /// The words that repeat one run of these.
     pub(super) fn replay(&self, seed: u64, kills: u32) -> String {
         let names = |words: Vec<String>| words.join(",");
-        let roles = names(self.roles.iter().map(|role| name_of(*role)).collect());
+        let roles = names(self.roles.iter().map(Role::to_string).collect());
         let faults = names(self.faults.iter().map(|fault| name_of(*fault)).collect());
         let (transport, expect) = (name_of(self.transport), name_of(self.expect));
         // Whom a soak spares is a matter of time.

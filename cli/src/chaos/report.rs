@@ -3,6 +3,7 @@
 use super::schedule::{Kind, Strike};
 use proto_common::ids::Role;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// One fault, and how long it took until training had gone on.
@@ -75,42 +76,28 @@ pub(super) fn times(runs: &[RunReport]) -> Vec<Times> {
         (Kind::Partition, true) => "partition, longer than silence",
         (Kind::Drain, _) => "drain",
     };
-    let (mut times, mut own): (Vec<Times>, Vec<Vec<f64>>) = Default::default();
+    let mut all = BTreeMap::<_, (Vec<f64>, Vec<f64>)>::new();
     for recovery in runs.iter().flat_map(|run| &run.recoveries) {
-        let (fault, role) = (name(&recovery.strike), recovery.strike.role);
-        let known = times.iter().position(|times| times.fault == fault && times.role == role);
-        let at = known.unwrap_or_else(|| {
-            let (fault, all_ms) = (fault.to_owned(), Vec::new());
-            let none = 0.0;
-            times.push(Times {
-                fault,
-                role,
-                count: 0,
-                median_ms: none,
-                worst_ms: none,
-                own_median_ms: none,
-                own_worst_ms: none,
-                all_ms,
-            });
-            own.push(Vec::new());
-            times.len() - 1
-        });
-        if let (Some(times), Some(own)) = (times.get_mut(at), own.get_mut(at)) {
-            times.all_ms.push(recovery.recovered_ms);
-            own.push(recovery.own_ms());
-        }
+        let (times, own) = all.entry((name(&recovery.strike), recovery.strike.role)).or_default();
+        times.push(recovery.recovered_ms);
+        own.push(recovery.own_ms());
     }
-    for (times, own) in times.iter_mut().zip(&mut own) {
+    let summaries = all.into_iter().map(|((fault, role), (mut all_ms, mut own))| {
+        all_ms.sort_by(f64::total_cmp);
         own.sort_by(f64::total_cmp);
-        times.own_median_ms = median(own);
-        times.own_worst_ms = own.last().copied().unwrap_or(0.0);
-        times.all_ms.sort_by(f64::total_cmp);
-        times.count = times.all_ms.len();
-        times.median_ms = median(&times.all_ms);
-        times.worst_ms = times.all_ms.last().copied().unwrap_or(0.0);
-    }
-    times.sort_by(|a, b| (&a.fault, a.role).cmp(&(&b.fault, b.role)));
-    times
+        let worst = |sorted: &[f64]| sorted.last().copied().unwrap_or(0.0);
+        Times {
+            fault: fault.to_owned(),
+            role,
+            count: all_ms.len(),
+            median_ms: median(&all_ms),
+            worst_ms: worst(&all_ms),
+            own_median_ms: median(&own),
+            own_worst_ms: worst(&own),
+            all_ms,
+        }
+    });
+    summaries.collect()
 }
 
 /// Of sorted values; 0 of none.

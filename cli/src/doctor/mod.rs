@@ -10,11 +10,12 @@ mod scheduler;
 mod table;
 mod transport;
 
+use crate::common::{environment_of_no_role, role};
 use check::code_of;
 use clap::Args;
 use daemon::devices::Lacking;
 use daemon::exit::{Failure, WithCode as _};
-use daemon::security::{Security, role_of};
+use daemon::security::Security;
 use daemon::settings::{CommonArgs, Loaded, Override};
 use proto_common::error::ExitCode;
 use proto_common::ids::Role;
@@ -65,17 +66,10 @@ const EXIT_CODES: &str = "Exit codes: 0 when all that is needed works (warnings 
 doctor of this release, or the scheduler would refuse this process (another release or job), 74 an address or port cannot be used or refuses, 75 a transport that would be used or is \
 required does not work, 78 bad settings or addresses. A doctor that listens (--listen) ends with 0 on SIGTERM or SIGINT. Deadlines: every step takes at most deadlines.handshake_ms.";
 
-fn role(name: &str) -> Result<Role, String> {
-    role_of(name).ok_or_else(|| "use scheduler, server or worker".into())
-}
-
 pub(crate) fn run(args: &DoctorArgs) -> Result<u8, anyhow::Error> {
-    let mut env = daemon::process::environment();
-    // The doctor has no role of its own that it could be checked against.
-    env.retain(|(name, _)| name != "DMLC_ROLE");
     let address = args.listen.flatten();
     let bind = address.map(|address| Override::new("--listen", "node.bind", address.ip().to_string()));
-    let loaded = args.common.load_with(args.role, &env, bind.as_slice())?;
+    let loaded = args.common.load_with(args.role, &environment_of_no_role(), bind.as_slice())?;
     if args.common.log.is_some() {
         daemon::logging::init(args.role, &loaded.settings.log)?;
     }

@@ -3,6 +3,7 @@
 
 mod input;
 
+use crate::common::{environment_of_no_role, print};
 use clap::{Args, ValueEnum as _};
 use daemon::exit::Failure;
 use daemon::settings::{Override, PLACEMENTS, SettingsError, Transport, load_settings};
@@ -15,7 +16,7 @@ use proto_common::plan::{Facts, Planned, Subject, plan, size};
 use proto_common::transport::Driver;
 use serde_json::json;
 use std::fmt::Write as _;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 /// Show the placement that each tensor of a list would get, and why, without a cluster
@@ -84,10 +85,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), anyhow::Error> {
     let subjects: Vec<Subject> = listed.iter().map(|listed| listed.subject.clone()).collect();
     let planned = plan(&subjects, &facts);
     let text = if args.json { as_json(&listed, &planned, &facts) } else { table(&listed, &planned, &facts) };
-    match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
+    Ok(print(&text)?)
 }
 
 fn wrong(path: &Path, error: &str) -> Failure {
@@ -126,9 +124,7 @@ fn facts(args: &PlanArgs) -> Result<Facts, SettingsError> {
 
 /// What a worker started here would have, with what the flags say.
 fn settings(args: &PlanArgs) -> Result<Settings, SettingsError> {
-    let mut env = daemon::process::environment();
-    // A plan has no role that it could be checked against.
-    env.retain(|(name, _)| name != "DMLC_ROLE");
+    let env = environment_of_no_role();
     let flags = [
         ("--workers", "cluster.workers", args.workers.map(|workers| workers.to_string())),
         ("--servers", "cluster.servers", args.servers.map(|servers| servers.to_string())),

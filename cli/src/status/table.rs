@@ -88,12 +88,8 @@ pub(crate) fn quarantine(member: &MemberStatus) -> Option<String> {
 }
 
 fn members(status: &ClusterStatus) -> String {
-    let mut rows = vec![
-        vec!["MEMBER", "PID", "STATE", "ROUND", "IN FLIGHT", "HEARD", "DATA", "HTTP"]
-            .into_iter()
-            .map(str::to_owned)
-            .collect(),
-    ];
+    let heading = ["MEMBER", "PID", "STATE", "ROUND", "IN FLIGHT", "HEARD", "DATA", "HTTP"];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
     for member in &status.members {
         rows.push(vec![
             id(member).to_string(),

@@ -21,14 +21,12 @@ const GENERATE: &str = "generate";
 /// What clap adds by itself has no page and needs no example.
 const HELP: &str = "help";
 
-/// A line that can be typed, and what it does.
-pub type Example = (&'static str, &'static str);
-
 /// What a program's pages say beside its command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Manual {
-    /// By command, such as `gradwire launch`: its examples, which `--help` shows, too.
-    pub examples: &'static [(&'static str, &'static [Example])],
+    /// Examples, which `--help` shows, too: after a command and a colon, indented, lines that can be typed, each with a line
+    /// below that says what it does.
+    pub examples: &'static str,
     /// A daemon's role: its settings file is named after it.
     pub role: Option<Role>,
     /// Pages that are no command's, as (file name, text).
@@ -36,8 +34,10 @@ pub struct Manual {
 }
 
 impl Manual {
-    fn examples_of(&self, path: &str) -> &'static [Example] {
-        self.examples.iter().find(|(of, _)| *of == path).map_or(&[], |(_, examples)| examples)
+    fn examples_of(&self, path: &str) -> Vec<(&'static str, &'static str)> {
+        let after = self.examples.lines().skip_while(|line| line.strip_suffix(':') != Some(path)).skip(1);
+        let lines: Vec<_> = after.take_while(|line| line.starts_with(' ')).map(str::trim).collect();
+        lines.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect()
     }
 }
 
@@ -172,11 +172,11 @@ pub fn unfit(command: &Command, manual: &Manual) -> Vec<String> {
         }
         known.push(path);
     }
-    for (path, examples) in manual.examples {
+    for path in manual.examples.lines().filter_map(|line| line.strip_suffix(':')) {
         if !known.iter().any(|known| known == path) {
             wrong.push(format!("examples of {path}, which is no command"));
         }
-        for (line, _) in *examples {
+        for (line, _) in manual.examples_of(path) {
             // What a shell makes of it is not looked at, but for a variable before it.
             let words = line
                 .split_whitespace()

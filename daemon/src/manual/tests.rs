@@ -27,7 +27,7 @@ enum Below {
 }
 
 const MANUAL: Manual = Manual {
-    examples: &[("thing make", &[("X=1 thing make --count 3", "Makes `three`")])],
+    examples: "thing make:\n  X=1 thing make --count 3\n      Makes `three`",
     role: Some(Role::Server),
     others: || vec![("thing.toml.5", "text".into())],
 };
@@ -94,9 +94,9 @@ fn examples_stand_in_the_help_and_are_tried() {
     let help = command().find_subcommand_mut("make").unwrap().render_long_help().to_string();
     assert!(help.contains("Examples:\n  X=1 thing make --count 3\n"), "{help}");
     assert_eq!(unfit(&command(), &MANUAL), Vec::<String>::new());
-    let others = Manual { examples: &[("thing take", &[("thing make --number 3", "")])], ..MANUAL };
+    let others = Manual { examples: "thing take:\n  thing make --number 3\n      Does", ..MANUAL };
     let wrong = unfit(&command(), &others).join("\n");
     assert!(wrong.contains("thing make has no example") && wrong.contains("which is no command"), "{wrong}");
-    let others = Manual { examples: &[("thing make", &[("thing make --number 3", "")])], ..MANUAL };
+    let others = Manual { examples: "thing make:\n  thing make --number 3\n      Does", ..MANUAL };
     assert!(unfit(&command(), &others).join("\n").contains("--number"));
 }

@@ -430,7 +430,7 @@ impl Rig {
         }
         let role = program.pick(&[Role::Server, Role::Worker, Role::Scheduler]);
         let to = match program.below(2) {
-            0 => PostTo::Group { scheduler: program.one_in(2), servers: true, workers: program.one_in(2) },
+            0 => PostTo::Group(NodeGroup { scheduler: program.one_in(2), servers: true, workers: program.one_in(2) }),
             _ => PostTo::One(MemberId { role, rank: Rank(program.below(3)) }),
         };
         let message = PostMessage { app: 1, head: 2, body: vec![0; program.below(9) as usize] };

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use zerocopy::TryFromBytes;
 
 /// Type of a tensor's elements. The number is the wire id and never changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, TryFromBytes)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Dtype {
@@ -50,18 +51,8 @@ impl Dtype {
 
     /// The type with this wire id.
     #[must_use]
-    pub const fn from_wire(id: u8) -> Option<Self> {
-        Some(match id {
-            1 => Self::F32,
-            2 => Self::F64,
-            3 => Self::F16,
-            4 => Self::Bf16,
-            5 => Self::I8,
-            6 => Self::U8,
-            7 => Self::I32,
-            8 => Self::I64,
-            _ => return None,
-        })
+    pub fn from_wire(id: u8) -> Option<Self> {
+        Self::try_read_from_bytes(&[id]).ok()
     }
 }
 

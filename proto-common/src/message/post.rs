@@ -1,7 +1,8 @@
 //! Small messages between programs of a cluster, which the scheduler forwards: a few bytes to a member or a group. The
 //! receiver's handler answers each one.
 
-use crate::ids::{MemberId, Role};
+use super::to_scheduler::NodeGroup;
+use crate::ids::MemberId;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -20,14 +21,7 @@ pub enum PostTo {
     /// One member, or the scheduler.
     One(MemberId),
     /// All members of these roles, including the sender if it has one of them.
-    Group {
-        /// The scheduler.
-        scheduler: bool,
-        /// Servers.
-        servers: bool,
-        /// Workers.
-        workers: bool,
-    },
+    Group(NodeGroup),
 }
 
 impl PostTo {
@@ -36,11 +30,7 @@ impl PostTo {
     pub fn holds(&self, id: MemberId) -> bool {
         match *self {
             Self::One(one) => one == id,
-            Self::Group { scheduler, servers, workers } => match id.role {
-                Role::Scheduler => scheduler,
-                Role::Server => servers,
-                Role::Worker => workers,
-            },
+            Self::Group(group) => group.holds(id.role),
         }
     }
 }

@@ -67,8 +67,8 @@ impl Register {
     pub const LAST: Rank = Rank(u32::MAX);
 }
 
-/// The members that a barrier waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// The members of these roles: for whom a barrier waits, or who gets a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeGroup {
     /// The scheduler, if it is part of a program. A separate scheduler is not waited for.
     pub scheduler: bool,
@@ -85,6 +85,16 @@ impl NodeGroup {
     pub const SERVERS: Self = Self { scheduler: false, servers: true, workers: false };
     /// All members except the scheduler.
     pub const ALL: Self = Self { scheduler: false, servers: true, workers: true };
+
+    /// Whether members with this role are part of it.
+    #[must_use]
+    pub fn holds(self, role: Role) -> bool {
+        match role {
+            Role::Scheduler => self.scheduler,
+            Role::Server => self.servers,
+            Role::Worker => self.workers,
+        }
+    }
 }
 
 /// One data-plane link as its worker sees it.

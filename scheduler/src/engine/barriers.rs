@@ -5,7 +5,7 @@
 use super::member::places;
 use super::{ConnectionId, SCHEDULER, deadline_ms};
 use daemon::status::BarrierStatus;
-use proto_common::ids::{MemberId, Role};
+use proto_common::ids::MemberId;
 use proto_common::limits::NAME_BYTES_MAX;
 use proto_common::message::{ClusterShape, NodeGroup, WaitError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,44 +59,20 @@ impl Arrival {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct BarrierKey {
-    name: String,
-    scheduler: bool,
-    servers: bool,
-    workers: bool,
-}
-
-impl BarrierKey {
-    fn new(name: String, group: NodeGroup) -> Self {
-        let NodeGroup { scheduler, servers, workers } = group;
-        Self { name, scheduler, servers, workers }
-    }
-
-    fn group(&self) -> NodeGroup {
-        let Self { scheduler, servers, workers, .. } = *self;
-        NodeGroup { scheduler, servers, workers }
-    }
-
-    fn holds(&self, id: MemberId) -> bool {
-        match id.role {
-            Role::Server => self.servers,
-            Role::Worker => self.workers,
-            Role::Scheduler => self.scheduler,
-        }
-    }
-}
+/// Its name and its group.
+type BarrierKey = (String, NodeGroup);
 
 /// What is wrong with a request, whatever others do.
-fn mistake(key: &BarrierKey, who: &Arrival) -> Option<String> {
-    if key.name.len() > NAME_BYTES_MAX {
+fn mistake((name, group): &BarrierKey, who: &Arrival) -> Option<String> {
+    if name.len() > NAME_BYTES_MAX {
         return Some(format!("the name is too long: at most {NAME_BYTES_MAX} bytes"));
     }
     if who.passed > PASSED_MAX {
         return Some(format!("no member can have passed a barrier {} times", who.passed));
     }
     let member = who.member;
-    (!key.holds(member)).then(|| format!("{member} is not part of the group; use a group that contains it"))
+    (!group.holds(member.role))
+        .then(|| format!("{member} is not part of the group; use a group that contains it"))
 }
 
 /// All barriers with someone waiting.
@@ -119,16 +95,16 @@ impl Barriers {
 
     /// Someone arrives; the last one opens the barrier for all.
     pub(super) fn enter(&mut self, who: Arrival, name: String, group: NodeGroup) -> Vec<Answer> {
-        let key = BarrierKey::new(name, group);
+        let key = (name, group);
         if let Some(reason) = mistake(&key, &who) {
-            return vec![who.refused(key.name, &reason)];
+            return vec![who.refused(key.0, &reason)];
         }
         // Those who came through it with the others may have left meanwhile.
         if who.passed < self.opened.get(&key).map_or(0, |(times, _)| *times) {
             return vec![who.answer(Ok(()))];
         }
         if let Some(reason) = self.obstacle(&key, &who) {
-            return vec![who.refused(key.name, &reason)];
+            return vec![who.refused(key.0, &reason)];
         }
         self.waiting.entry(key.clone()).or_default().insert(who.member, who);
         self.open_if_whole(key)
@@ -136,7 +112,8 @@ impl Barriers {
 
     fn open_if_whole(&mut self, key: BarrierKey) -> Vec<Answer> {
         let Some(arrived) = self.waiting.get(&key) else { return Vec::new() };
-        if self.expected(&key).any(|id| !arrived.contains_key(&id)) {
+        let (_, group) = key;
+        if comers(&self.expected, group).any(|id| !arrived.contains_key(&id)) {
             return Vec::new();
         }
         let passed = arrived.values().map(|arrival| arrival.passed).max().unwrap_or(0);
@@ -159,19 +136,18 @@ impl Barriers {
     /// A member says that it came through so often, under a scheduler before this one.
     pub(super) fn was_opened(&mut self, name: String, group: NodeGroup, times: u64) {
         if name.len() <= NAME_BYTES_MAX && times <= PASSED_MAX {
-            self.count(BarrierKey::new(name, group), times);
+            self.count((name, group), times);
         }
     }
 
     /// How often each was opened.
     pub(super) fn all_opened(&self) -> Vec<(String, NodeGroup, u64)> {
-        let show = |(key, (times, _)): (&BarrierKey, &(u64, u64))| (key.name.clone(), key.group(), *times);
-        self.opened.iter().map(show).collect()
+        self.opened.iter().map(|((name, group), (times, _))| (name.clone(), *group, *times)).collect()
     }
 
     fn obstacle(&self, key: &BarrierKey, who: &Arrival) -> Option<String> {
         let member = who.member;
-        if let Some(left) = self.left.iter().find(|left| key.holds(**left)) {
+        if let Some(left) = self.left.iter().find(|left| key.1.holds(left.role)) {
             return Some(format!("{left} has left the job and cannot come"));
         }
         match self.waiting.get(key).map(|arrived| arrived.get(&member)) {
@@ -190,16 +166,16 @@ impl Barriers {
     /// passes in the same moment.
     pub(super) fn expire(&mut self, now_ms: u64) -> Vec<Answer> {
         let mut answers = Vec::new();
-        for (key, arrived) in &mut self.waiting {
+        for ((name, group), arrived) in &mut self.waiting {
             if arrived.values().all(|arrival| arrival.deadline_ms > now_ms) {
                 continue;
             }
             let missing: Vec<MemberId> =
-                comers(&self.expected, key).filter(|id| !arrived.contains_key(id)).collect();
+                comers(&self.expected, *group).filter(|id| !arrived.contains_key(id)).collect();
             arrived.retain(|_, arrival| {
                 let due = arrival.deadline_ms <= now_ms;
                 if due {
-                    let (name, missing) = (key.name.clone(), missing.clone());
+                    let (name, missing) = (name.clone(), missing.clone());
                     let waited_ms = now_ms.saturating_sub(arrival.since_ms);
                     answers.push(arrival.answer(Err(WaitError::Deadline { name, waited_ms, missing })));
                 }
@@ -214,12 +190,12 @@ impl Barriers {
     pub(super) fn leave(&mut self, id: MemberId) -> Vec<Answer> {
         self.left.insert(id);
         let mut answers = Vec::new();
-        self.waiting.retain(|key, arrived| {
-            if !key.holds(id) {
+        self.waiting.retain(|(name, group), arrived| {
+            if !group.holds(id.role) {
                 return true;
             }
             let reason = format!("{id} has left the job and cannot come");
-            answers.extend(arrived.values().map(|arrival| arrival.refused(key.name.clone(), &reason)));
+            answers.extend(arrived.values().map(|arrival| arrival.refused(name.clone(), &reason)));
             false
         });
         answers
@@ -228,7 +204,8 @@ impl Barriers {
     /// A member is not waited for any more, and the others go on without it.
     pub(super) fn without(&mut self, id: MemberId) -> Vec<Answer> {
         self.expected.remove(&id);
-        let keys: Vec<BarrierKey> = self.waiting.keys().filter(|key| key.holds(id)).cloned().collect();
+        let keys: Vec<BarrierKey> =
+            self.waiting.keys().filter(|(_, group)| group.holds(id.role)).cloned().collect();
         keys.into_iter().flat_map(|key| self.open_if_whole(key)).collect()
     }
 
@@ -251,17 +228,13 @@ impl Barriers {
     }
 
     pub(super) fn status(&self, now_ms: u64) -> Vec<BarrierStatus> {
-        let show = |(key, arrived): (&BarrierKey, &BTreeMap<MemberId, Arrival>)| BarrierStatus {
-            name: key.name.clone(),
+        let show = |((name, group), arrived): (&BarrierKey, &BTreeMap<MemberId, Arrival>)| BarrierStatus {
+            name: name.clone(),
             arrived: arrived.keys().copied().collect(),
-            missing: self.expected(key).filter(|id| !arrived.contains_key(id)).collect(),
+            missing: comers(&self.expected, *group).filter(|id| !arrived.contains_key(id)).collect(),
             waited_ms: arrived.values().map(|a| now_ms.saturating_sub(a.since_ms)).max().unwrap_or(0),
         };
         self.waiting.iter().map(show).collect()
-    }
-
-    fn expected<'a>(&'a self, key: &'a BarrierKey) -> impl Iterator<Item = MemberId> + use<'a> {
-        comers(&self.expected, key)
     }
 
     pub(super) fn has_program(&self) -> bool {
@@ -275,9 +248,6 @@ impl Barriers {
 }
 
 /// Whom a barrier waits for.
-fn comers<'a>(
-    expected: &'a BTreeSet<MemberId>,
-    key: &'a BarrierKey,
-) -> impl Iterator<Item = MemberId> + use<'a> {
-    expected.iter().copied().filter(|id| key.holds(*id))
+fn comers(expected: &BTreeSet<MemberId>, group: NodeGroup) -> impl Iterator<Item = MemberId> {
+    expected.iter().copied().filter(move |id| group.holds(id.role))
 }

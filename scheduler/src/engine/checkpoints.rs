@@ -3,7 +3,7 @@
 
 use super::ordered::Ordered;
 use super::queued::Finished;
-use super::{Command, ConnectionId, Note, deadline_ms, send};
+use super::{Command, ConnectionId, Note, deadline_ms, send, send_to};
 use daemon::status::CheckpointStatus;
 use leftovers::Leftovers;
 use pending::complete;
@@ -428,7 +428,7 @@ impl Checkpoints {
 
 pub(super) fn order(servers: &[ConnectionId], order: CheckpointOrder, out: &mut Vec<Command>) {
     if !servers.is_empty() {
-        out.push(Command::Send { to: servers.to_vec(), message: Box::new(FromScheduler::Checkpoint(order)) });
+        out.push(send_to(servers.to_vec(), FromScheduler::Checkpoint(order)));
     }
 }
 

@@ -1,7 +1,7 @@
 //! A worker that comes in between rounds: servers are asked from which round of each tensor on it could count, and told the
 //! highest of what they say. It must not know what a round is.
 
-use super::{Command, Engine, send};
+use super::{Command, Engine, send, send_to};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, Key, MemberId, Rank, Role};
 use proto_common::message::{Coming, FromScheduler, RefusalReason, RoundsPart, RoundsSoFar};
@@ -56,11 +56,7 @@ impl Engine {
         }
         let unheard = |server: Rank| (server, RoundsSoFar::default());
         let servers = self.servers().there.into_iter().map(unheard).collect();
-        let to = self.present(|id| id.role == Role::Server);
-        out.push(Command::Send {
-            to,
-            message: Box::new(FromScheduler::AskRounds { rank: id.rank, incarnation }),
-        });
+        out.push(self.to_all(Role::Server, FromScheduler::AskRounds { rank: id.rank, incarnation }));
         let asked = Asked { incarnation, servers, deadline_ms, rounds: BTreeMap::new() };
         self.comings.0.insert(id.rank, asked);
     }
@@ -113,8 +109,7 @@ impl Engine {
     fn count_from(&self, rank: Rank, out: &mut Vec<Command>) {
         let Some(asked) = self.comings.0.get(&rank).filter(|asked| asked.servers.is_empty()) else { return };
         let to = self.present(|id| id.role == Role::Server || id.rank == rank);
-        let message = |message| Command::Send { to: to.clone(), message: Box::new(message) };
-        out.extend(told(rank, asked).map(message));
+        out.extend(told(rank, asked).map(|message| send_to(to.clone(), message)));
     }
 
     /// Servers did not say in time from which round on a worker could count: it is taken out, and nothing is held for it.

@@ -94,6 +94,11 @@ fn flips_of(before: &[KeyRange], after: &[KeyRange]) -> Option<u64> {
     (flipped > 0).then_some(flipped as u64)
 }
 
+/// Are so many chunks from `first` on in the range?
+fn holds(range: &KeyRange, first: ChunkId, chunks: u32) -> bool {
+    range.first.chunk <= first.chunk && first.chunk.0 - range.first.chunk.0 + chunks <= range.chunks
+}
+
 /// Another server serves a range from now on; the one before keeps the copy, where there are copies.
 fn hand_over(range: &mut KeyRange, to: Rank, replicas: u32) {
     range.backup = (replicas > 0).then_some(range.server);
@@ -113,11 +118,11 @@ impl Draft<'_> {
         self.servers.there.difference(&self.servers.draining).copied()
     }
 
-    /// Those of them that copies can be made at: who has refused least.
-    fn takers(&self) -> Vec<Rank> {
+    /// Those of them that copies can be made at: who of those that `may` has refused least.
+    fn takers(&self, may: impl Fn(Rank) -> bool) -> Vec<Rank> {
         let refusals = |rank: &Rank| self.shards.refusals(*rank);
-        let least = self.stay().filter_map(|rank| refusals(&rank)).min();
-        self.stay().filter(|rank| least.is_some() && refusals(rank) == least).collect()
+        let least = self.stay().filter(|rank| may(*rank)).filter_map(|rank| refusals(&rank)).min();
+        self.stay().filter(|rank| may(*rank) && least.is_some() && refusals(rank) == least).collect()
     }
 
     /// What servers serve that wish to go, goes to its backup, or is copied to where it is to go.
@@ -127,7 +132,7 @@ impl Draft<'_> {
                 self.edit(range.first, range.chunks, |range, replicas| hand_over(range, backup, replicas));
                 continue;
             }
-            let to = self.takers().into_iter().min_by_key(|rank| self.loads.of(*rank).total());
+            let to = self.takers(|_| true).into_iter().min_by_key(|rank| self.loads.of(*rank).total());
             if let Some(to) = to {
                 self.seed(range, *bytes, to, Why::Move);
             }
@@ -147,11 +152,7 @@ impl Draft<'_> {
                 continue;
             }
             // Another one first, where somebody has refused; who serves it is no choice.
-            let may = |rank: &Rank| Some(*rank) != range.backup && *rank != range.server;
-            let refusals = |rank: &Rank| self.shards.refusals(*rank);
-            let least = self.stay().filter(may).filter_map(|rank| refusals(&rank)).min();
-            let others: Vec<Rank> =
-                self.stay().filter(|rank| may(rank) && least.is_some() && refusals(rank) == least).collect();
+            let others = self.takers(|rank| Some(rank) != range.backup && rank != range.server);
             match self.loads.pick(range.server, others.into_iter()) {
                 Some(to) => {
                     complete = false;
@@ -208,11 +209,7 @@ impl Draft<'_> {
     /// A move to where the copy is costs nothing; others are copied first, as far as there is room.
     fn carry_out(&mut self, one: &Move, why: Why) {
         let ranges = self.shards.map.ranges_of(one.first.key);
-        let holds = |range: &&KeyRange| {
-            range.first.chunk <= one.first.chunk
-                && one.first.chunk.0 - range.first.chunk.0 + one.chunks <= range.chunks
-        };
-        let Some(whole) = ranges.iter().find(holds) else { return };
+        let Some(whole) = ranges.iter().find(|range| holds(range, one.first, one.chunks)) else { return };
         let part = KeyRange { first: one.first, chunks: one.chunks, ..*whole };
         if why == Why::Move && part.backup == Some(one.to) {
             self.edit(one.first, one.chunks, |range, replicas| hand_over(range, one.to, replicas));
@@ -245,10 +242,7 @@ impl Draft<'_> {
     fn edit(&mut self, first: ChunkId, chunks: u32, change: impl FnOnce(&mut KeyRange, u32)) {
         let map = &self.shards.map;
         let ranges = self.edited.entry(first.key).or_insert_with(|| map.ranges_of(first.key).to_vec());
-        let holds = |range: &KeyRange| {
-            range.first.chunk <= first.chunk && first.chunk.0 - range.first.chunk.0 + chunks <= range.chunks
-        };
-        let Some(at) = ranges.iter().position(holds) else { return };
+        let Some(at) = ranges.iter().position(|range| holds(range, first, chunks)) else { return };
         let whole = ranges[at];
         let before = first.chunk.0 - whole.first.chunk.0;
         let after = whole.chunks - before - chunks;

@@ -2,7 +2,10 @@
 //! the death that ends the job is the one that everybody reports.
 
 use super::rebuild::later;
-use super::{Command, ConnectionId, Engine, Note, Outcome, Phase, declared, let_go, refuse, release, send};
+use super::report::cut_to;
+use super::{
+    Command, ConnectionId, Engine, Note, Outcome, Phase, declared, let_go, refuse, release, send, send_to,
+};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{MemberId, Rank, Role};
@@ -15,14 +18,8 @@ const REASON_BYTES_MAX: usize = 2048;
 /// What the end of a job waits for: checkpoints under way, then those that lack their manifest only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Saving {
-    until_ms: u64,
+    pub(super) until_ms: u64,
     only_manifests: bool,
-}
-
-impl Saving {
-    pub(super) fn until_ms(self) -> u64 {
-        self.until_ms
-    }
 }
 
 impl Engine {
@@ -50,11 +47,7 @@ impl Engine {
 
     /// A member says that it fails.
     pub(super) fn failing(&mut self, now_ms: u64, id: MemberId, mut reason: String, out: &mut Vec<Command>) {
-        let mut end = reason.len().min(REASON_BYTES_MAX);
-        while !reason.is_char_boundary(end) {
-            end -= 1;
-        }
-        reason.truncate(end);
+        cut_to(&mut reason, REASON_BYTES_MAX);
         self.fault(now_ms, id, reason, out);
     }
 
@@ -206,18 +199,13 @@ impl Engine {
         let to = self.present(|_| true);
         match &outcome {
             Outcome::Done { reason } => {
-                let message = Box::new(FromScheduler::Shutdown { reason: reason.clone() });
-                out.push(Command::Send { to, message });
+                out.push(send_to(to, FromScheduler::Shutdown { reason: reason.clone() }));
             }
-            Outcome::Died(death) => {
-                let message = Box::new(FromScheduler::MemberDied(death.clone()));
-                out.push(Command::Send { to, message });
-            }
+            Outcome::Died(death) => out.push(send_to(to, FromScheduler::MemberDied(death.clone()))),
             Outcome::Unusable(unusable) => {
                 let cause = DeathCause::Failed { reason: unusable.reason.clone() };
                 let member = MemberId { role: Role::Scheduler, rank: Rank(0) };
-                let message = Box::new(FromScheduler::MemberDied(Death { member, cause }));
-                out.push(Command::Send { to, message });
+                out.push(send_to(to, FromScheduler::MemberDied(Death { member, cause })));
             }
             // Members wait on, for one with the right settings.
             Outcome::Misconfigured(_) => {}

@@ -12,7 +12,7 @@ pub(super) fn places(shape: &ClusterShape) -> impl Iterator<Item = MemberId> + u
 }
 
 /// A registered member.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Member {
     pub(super) connection: ConnectionId,
     pub(super) incarnation: Incarnation,
@@ -52,48 +52,25 @@ impl Member {
             host: register.host,
             host_identity: Some(register.offer.host),
             heard_ms: now_ms,
-            report: MemberReport::default(),
-            report_ms: None,
-            rates: Vec::new(),
-            pace: Pace::default(),
-            links_ready: false,
-            draining: false,
-            left: false,
-            gone: false,
+            ..Self::default()
         }
     }
 
     /// One that was there before this scheduler, and has not come.
     pub(super) fn absent(entry: &message::Member, now_ms: u64) -> Self {
-        let mut member = Self::departed(now_ms);
-        member.incarnation = entry.incarnation;
-        member.data_address.clone_from(&entry.data_address);
-        member.http_address.clone_from(&entry.http_address);
-        member.left = false;
-        member
+        Self {
+            incarnation: entry.incarnation,
+            data_address: entry.data_address.clone(),
+            http_address: entry.http_address.clone(),
+            left: false,
+            ..Self::departed(now_ms)
+        }
     }
 
     /// One that had left before this scheduler came.
     pub(super) fn departed(now_ms: u64) -> Self {
-        Self {
-            connection: ConnectionId(u64::MAX - 1),
-            incarnation: Incarnation::default(),
-            build: String::new(),
-            pid: 0,
-            data_address: None,
-            http_address: None,
-            host: None,
-            host_identity: None,
-            heard_ms: now_ms,
-            report: MemberReport::default(),
-            report_ms: None,
-            rates: Vec::new(),
-            pace: Pace::default(),
-            links_ready: false,
-            draining: false,
-            left: true,
-            gone: true,
-        }
+        let connection = ConnectionId(u64::MAX - 1);
+        Self { connection, heard_ms: now_ms, left: true, gone: true, ..Self::default() }
     }
 
     /// Replaces the report and works out the links' rates.

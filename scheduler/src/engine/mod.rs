@@ -55,7 +55,7 @@ pub use strangers::Standing;
 const TIMEOUT_MS_MAX: u64 = 24 * 3600 * 1000;
 
 /// A control connection, numbered by the runtime; never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 
 /// What the engine must know about its job. All durations in milliseconds.
@@ -347,7 +347,7 @@ impl Engine {
             self.declarations.next_deadline_ms(),
             self.posts.next_deadline_ms(),
             self.checkpoints.next_deadline_ms(),
-            self.saving.map(Saving::until_ms),
+            self.saving.map(|saving| saving.until_ms),
         ];
         waits.into_iter().flatten().fold(periodic.min(phase), u64::min)
     }
@@ -465,18 +465,10 @@ impl Engine {
         match step {
             Step::Answer(result) => out.push(send(from, FromScheduler::Declared { request, result })),
             Step::Wait => {}
-            Step::Assign(update) => {
-                // Every server gets it, also one that holds none of it: no worker may know an epoch that a
-                // server does not.
-                let to = self.present(|id| id.role == Role::Server);
-                out.push(Command::Send { to, message: Box::new(FromScheduler::Assign(update)) });
-            }
+            // Every server gets it, also one that holds none of it: no worker may know an epoch that a server does not.
+            Step::Assign(update) => out.push(self.to_all(Role::Server, FromScheduler::Assign(update))),
             Step::Change(epoch, change) => {
-                let to = self.present(|id| id.role == Role::Server);
-                out.push(Command::Send {
-                    to,
-                    message: Box::new(FromScheduler::ChangeRule { epoch, change }),
-                });
+                out.push(self.to_all(Role::Server, FromScheduler::ChangeRule { epoch, change }));
             }
         }
     }
@@ -486,6 +478,11 @@ impl Engine {
         let there =
             |(id, member): (&MemberId, &Member)| (!member.gone && wanted(*id)).then_some(member.connection);
         self.members.iter().filter_map(there).collect()
+    }
+
+    /// A message to all members of a role that are there.
+    fn to_all(&self, role: Role, message: FromScheduler) -> Command {
+        send_to(self.present(|id| id.role == role), message)
     }
 
     /// All places of the cluster, servers first.
@@ -505,7 +502,11 @@ fn let_go(connection: ConnectionId) -> [Command; 2] {
 }
 
 fn send(to: ConnectionId, message: FromScheduler) -> Command {
-    Command::Send { to: vec![to], message: Box::new(message) }
+    send_to(vec![to], message)
+}
+
+fn send_to(to: Vec<ConnectionId>, message: FromScheduler) -> Command {
+    Command::Send { to, message: Box::new(message) }
 }
 
 fn refuse(connection: ConnectionId, reason: RefusalReason, out: &mut Vec<Command>) {

@@ -2,7 +2,7 @@
 //! one has got there before it heard of it, another one is named, further on. It must not know how parts come together.
 
 use super::checkpoints::{ASKERS_MAX, Asker, Checkpoints, Wanted, answer, order};
-use super::{Command, ConnectionId, Engine, Phase, deadline_ms, refuse};
+use super::{Command, ConnectionId, Engine, Phase, deadline_ms, refuse, send_to};
 use proto_common::ids::{Epoch, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{
@@ -146,7 +146,7 @@ impl Checkpoints {
         }
         let mut to: Vec<ConnectionId> = askers.iter().map(|asker| asker.connection).collect();
         to.dedup();
-        out.push(Command::Send { to, message: Box::new(FromScheduler::CheckpointGoes(now)) });
+        out.push(send_to(to, FromScheduler::CheckpointGoes(now)));
         self.ordered.told = now;
     }
 

@@ -2,7 +2,7 @@
 //! what it owes; what is beyond them is refused to its sender at once.
 
 use super::barriers::Arrival;
-use super::{Command, ConnectionId, Engine, Phase, deadline_ms, send};
+use super::{Command, ConnectionId, Engine, Phase, deadline_ms, send, send_to};
 use proto_common::ids::{MemberId, Rank, Role};
 use proto_common::message::{
     FromScheduler, POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError,
@@ -210,7 +210,7 @@ impl Engine {
         }
         if !told.is_empty() {
             let message = FromScheduler::Posted { ticket, from: sender, message, timeout_ms };
-            out.push(Command::Send { to: told, message: Box::new(message) });
+            out.push(send_to(told, message));
         }
     }
 

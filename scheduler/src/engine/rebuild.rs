@@ -95,7 +95,7 @@ pub(super) struct Rebuild {
     answered: BTreeSet<Key>,
     /// The lives that those who told of tensors mean by a rank.
     lives: BTreeMap<ConnectionId, Lives>,
-    barriers: BTreeMap<(String, [bool; 3]), u64>,
+    barriers: BTreeMap<(String, NodeGroup), u64>,
     /// The checkpoint that the job began from, once somebody has said it.
     restore: Option<Option<String>>,
 }
@@ -179,9 +179,8 @@ impl Rebuild {
                 self.tensors.insert(told.spec.key, told);
             }
         }
-        for (name, NodeGroup { scheduler, servers, workers }, times) in std::mem::take(&mut arrival.barriers)
-        {
-            let most = self.barriers.entry((name, [scheduler, servers, workers])).or_default();
+        for (name, group, times) in std::mem::take(&mut arrival.barriers) {
+            let most = self.barriers.entry((name, group)).or_default();
             *most = times.max(*most);
         }
         self.lives.insert(from, lives_of(&members));
@@ -434,8 +433,8 @@ impl Engine {
         let (going, left) = rebuild.take_leaving();
         left.into_iter().for_each(|id| self.note(Note::Left(id)));
         let gone = self.seat(now_ms, &mut rebuild, out);
-        for ((name, [scheduler, servers, workers]), times) in std::mem::take(&mut rebuild.barriers) {
-            self.barriers.was_opened(name, NodeGroup { scheduler, servers, workers }, times);
+        for ((name, group), times) in std::mem::take(&mut rebuild.barriers) {
+            self.barriers.was_opened(name, group, times);
         }
         self.await_those(now_ms, &rebuild);
         // Workers that are not there may have been told of what these do not know.
@@ -496,13 +495,8 @@ impl Engine {
         let told = self.declarations.restore(map, is_known, &servers, &mut self.epoch).unwrap_or_default();
         for update in told {
             let (epoch, change) = (update.epoch, MapChange::Ranges(update.ranges.clone()));
-            let (servers, workers) =
-                (self.present(|id| id.role == Role::Server), self.present(|id| id.role == Role::Worker));
-            out.push(Command::Send { to: servers, message: Box::new(FromScheduler::Assign(update)) });
-            out.push(Command::Send {
-                to: workers,
-                message: Box::new(FromScheduler::Remap { epoch, change }),
-            });
+            out.push(self.to_all(Role::Server, FromScheduler::Assign(update)));
+            out.push(self.to_all(Role::Worker, FromScheduler::Remap { epoch, change }));
         }
         out.retain(|command| !matches!(command, Command::Send { to, .. } if to.is_empty()));
     }
@@ -539,9 +533,7 @@ impl Engine {
         let tensors: BTreeMap<Key, Told> = tensors.collect();
         let answered = tensors.keys().copied().filter(|key| self.declarations.is_ready(*key)).collect();
         let opened = self.barriers.all_opened().into_iter();
-        let barriers = opened.map(|(name, NodeGroup { scheduler, servers, workers }, times)| {
-            ((name, [scheduler, servers, workers]), times)
-        });
+        let barriers = opened.map(|(name, group, times)| ((name, group), times));
         let rebuild = Rebuild {
             since_ms: Some(now_ms),
             epoch: self.epoch,

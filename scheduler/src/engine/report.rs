@@ -32,7 +32,7 @@ fn cut_text(text: &mut String) {
 }
 
 /// Shortens at a character's border.
-fn cut_to(text: &mut String, bytes_max: usize) {
+pub(super) fn cut_to(text: &mut String, bytes_max: usize) {
     let mut end = text.len().min(bytes_max);
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -2,7 +2,7 @@
 
 use super::member::Member;
 use super::shards::Servers;
-use super::{Command, Engine, Note, Phase, send};
+use super::{Command, Engine, Note, Phase, send, send_to};
 use daemon::status::FailedStatus;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, MemberId, Rank, Role};
 use proto_common::message::{self, FromScheduler};
@@ -78,7 +78,7 @@ impl Engine {
         let there = self.members.iter().filter(|(_, member)| !member.gone);
         let members = there.map(|(id, member)| entry(*id, member)).collect();
         let roster = FromScheduler::Roster { epoch: self.epoch, members, left: self.left() };
-        out.push(Command::Send { to: self.present(|_| true), message: Box::new(roster) });
+        out.push(send_to(self.present(|_| true), roster));
     }
 
     /// Workers that have left in good order.
@@ -98,8 +98,7 @@ impl Engine {
 
     pub(super) fn tell_changes(&self, changes: Vec<(Epoch, MapChange)>, out: &mut Vec<Command>) {
         for (epoch, change) in changes {
-            let message = Box::new(FromScheduler::Remap { epoch, change });
-            out.push(Command::Send { to: self.present(|_| true), message });
+            out.push(send_to(self.present(|_| true), FromScheduler::Remap { epoch, change }));
         }
     }
 

@@ -6,13 +6,13 @@
 use daemon::post::{Post, PostAnswer, Posts};
 use gradwire_tests::rigs::bed::Bed;
 use proto_common::ids::{MemberId, Rank, Role};
-use proto_common::message::{POST_BODY_BYTES_MAX, PostError, PostMessage, PostReply, PostTo};
+use proto_common::message::{NodeGroup, POST_BODY_BYTES_MAX, PostError, PostMessage, PostReply, PostTo};
 use proto_common::transport::Driver;
 use std::time::{Duration, Instant};
 
 const APP: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
-const EVERYONE: PostTo = PostTo::Group { scheduler: true, servers: true, workers: true };
+const EVERYONE: PostTo = PostTo::Group(NodeGroup { scheduler: true, servers: true, workers: true });
 
 fn bed() -> (Bed, Vec<(MemberId, Posts)>) {
     let bed = Bed::new(Driver::Tcp, (2, 2), |_| {});
@@ -69,7 +69,7 @@ fn everyone_reaches_everyone_and_groups() {
         who.sort_unstable();
         assert_eq!(answers.iter().map(|answer| answer.from).collect::<Vec<_>>(), who);
         assert!(answers.iter().all(|answer| answer.of == 5 && answer.result.is_ok()), "{answers:?}");
-        let workers = PostTo::Group { scheduler: false, servers: false, workers: true };
+        let workers = PostTo::Group(NodeGroup::WORKERS);
         assert_eq!(ask(posts, workers, message(1, &[7; 1 << 20]), PATIENCE).len(), 2);
     }
     // In order, also those that nobody waits for one by one.

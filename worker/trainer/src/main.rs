@@ -38,29 +38,17 @@ enum Command {
     Eval(EvalArgs),
 }
 
-const MANUAL: Manual = Manual {
-    examples: &[
-        (
-            "gradwire-worker train",
-            &[
-                (
-                    "gradwire-worker train --scheduler 127.0.0.1:9092 --data digits.csv",
-                    "Trains with the others of the job",
-                ),
-                (
-                    "gradwire-worker train --reference --workers 2",
-                    "The same training in one process, without a cluster",
-                ),
-            ],
-        ),
-        (
-            "gradwire-worker eval",
-            &[("gradwire-worker eval --model model.safetensors", "Says how often a saved model is right")],
-        ),
-    ],
-    role: Some(Role::Worker),
-    others: Vec::new,
-};
+const EXAMPLES: &str = "\
+gradwire-worker train:
+  gradwire-worker train --scheduler 127.0.0.1:9092 --data digits.csv
+      Trains with the others of the job
+  gradwire-worker train --reference --workers 2
+      The same training in one process, without a cluster
+gradwire-worker eval:
+  gradwire-worker eval --model model.safetensors
+      Says how often a saved model is right";
+
+const MANUAL: Manual = Manual { examples: EXAMPLES, role: Some(Role::Worker), others: Vec::new };
 
 fn main() -> std::process::ExitCode {
     let cli: Cli = match daemon::manual::parse(&MANUAL) {

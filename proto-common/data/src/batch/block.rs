@@ -4,10 +4,10 @@ use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key, Operation, Version};
 use crate::limits::{BLOCK_BYTES, OPEN_SPAN_MAX};
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// The operation of a block. The number is the wire id and never changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes)]
 #[repr(u8)]
 pub enum OpKind {
     /// Contribute to a round; acknowledged when the round is published. Outside mode sync a contribution is applied by
@@ -44,26 +44,8 @@ pub enum OpKind {
 impl OpKind {
     /// The operation with this wire id.
     #[must_use]
-    pub const fn from_wire(id: u8) -> Option<Self> {
-        Some(match id {
-            1 => Self::Push,
-            2 => Self::Pull,
-            3 => Self::PushPull,
-            4 => Self::Init,
-            5 => Self::Release,
-            6 => Self::Call,
-            16 => Self::CopyCheck,
-            17 => Self::CopyUpdate,
-            18 => Self::CopyState,
-            19 => Self::CopyRules,
-            _ => return None,
-        })
-    }
-
-    /// Whether it is a record of a stream between servers. Workers send none.
-    #[must_use]
-    pub const fn is_record(self) -> bool {
-        matches!(self, Self::CopyCheck | Self::CopyUpdate | Self::CopyState | Self::CopyRules)
+    pub fn from_wire(id: u8) -> Option<Self> {
+        Self::try_read_from_bytes(&[id]).ok()
     }
 
     /// Whether it counts as a contribution to a round.
@@ -85,7 +67,7 @@ pub const RECORD_INITIALISED: u64 = 1;
 pub const RECORD_LEFT: u64 = 2;
 
 /// The result of an operation. The number is the wire id and never changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes)]
 #[repr(u8)]
 pub enum Status {
     /// In a request: no status yet.
@@ -155,34 +137,8 @@ pub enum Status {
 impl Status {
     /// The status with this wire id.
     #[must_use]
-    pub const fn from_wire(id: u8) -> Option<Self> {
-        Some(match id {
-            0 => Self::None,
-            1 => Self::Done,
-            2 => Self::Retry,
-            3 => Self::Reroute,
-            4 => Self::DeadlineWaiting,
-            5 => Self::UnknownChunk,
-            6 => Self::WrongShape,
-            7 => Self::Refused,
-            8 => Self::BadValue,
-            9 => Self::DeadlineReading,
-            10 => Self::Corrupt,
-            11 => Self::Granted,
-            12 => Self::Malformed,
-            13 => Self::DeadlineBehind,
-            14 => Self::Late,
-            15 => Self::NoHandler,
-            16 => Self::NoReply,
-            17 => Self::ReplyRoom,
-            18 => Self::CallRoom,
-            19 => Self::NoMemory,
-            20 => Self::VersionGone,
-            21 => Self::DeadlineCopies,
-            22 => Self::Torn,
-            23 => Self::DeadlineSaving,
-            _ => return None,
-        })
+    pub fn from_wire(id: u8) -> Option<Self> {
+        Self::try_read_from_bytes(&[id]).ok()
     }
 }
 

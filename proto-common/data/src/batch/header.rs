@@ -3,14 +3,14 @@
 use crate::ids::{Epoch, Incarnation, JobId, Lane, Rank};
 use crate::limits::HEADER_BYTES;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 pub(super) const MAGIC: [u8; 4] = *b"GWB1";
 /// Version of header, table and notices. Changes with any of their bytes.
 pub(super) const BATCH_VERSION: u16 = 4;
 
 /// The direction of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub enum BatchKind {
     /// A worker's operations, to a server.
@@ -109,12 +109,7 @@ impl BatchHeader {
 
     /// The typed form; `None` if kind or flags are unknown.
     pub(super) fn from_raw(raw: &RawHeader) -> Option<Self> {
-        let kind = match raw.kind {
-            1 => BatchKind::Request,
-            2 => BatchKind::Result,
-            3 => BatchKind::Record,
-            _ => return None,
-        };
+        let kind = BatchKind::try_read_from_bytes(&[raw.kind]).ok()?;
         if raw.flags & !FLAG_PAYLOAD_CHECKSUM != 0 || raw.reserved != [0; 12] {
             return None;
         }

@@ -46,29 +46,24 @@ impl fmt::Display for Stopped {
     }
 }
 
-impl Leftovers {
-    fn stopped(&self) -> Option<Stopped> {
-        let first = self.0.values().next().filter(|_| self.0.len() >= LEFT_MAX)?;
-        Some(Stopped { left: self.0.keys().copied().collect(), reason: first.reason.clone() })
-    }
-
-    /// These files are gone, or are not.
-    fn hear(&mut self, clearing: Clearing, result: Result<(), String>) {
+impl Checkpoints {
+    /// What was to be cleared away is gone, or is not, and why.
+    pub(in super::super) fn cleared(&mut self, clearing: Clearing, result: Result<(), String>) {
         let Clearing::GivenUp { round, files, restore } = clearing else { return };
         match result {
             Ok(()) => {
-                let Some(left) = self.0.get_mut(&round) else { return };
+                let Some(left) = self.left.0.get_mut(&round) else { return };
                 left.files.retain(|file| !files.contains(file));
                 left.is_tried = false;
                 if left.files.is_empty() {
-                    self.0.remove(&round);
+                    self.left.0.remove(&round);
                 }
             }
             // Of one without parts nothing is left.
             Err(_) if files.is_empty() => {}
             Err(reason) => {
                 let none = || Leftover { files: Vec::new(), restore, reason: String::new(), is_tried: false };
-                let left = self.0.entry(round).or_insert_with(none);
+                let left = self.left.0.entry(round).or_insert_with(none);
                 left.files.extend(files);
                 left.files.sort_unstable();
                 left.files.dedup();
@@ -76,17 +71,12 @@ impl Leftovers {
             }
         }
     }
-}
-
-impl Checkpoints {
-    /// What was to be cleared away is gone, or is not, and why.
-    pub(in super::super) fn cleared(&mut self, clearing: Clearing, result: Result<(), String>) {
-        self.left.hear(clearing, result);
-    }
 
     /// Why none is begun, where that is so.
     pub(super) fn stopped(&self) -> Option<Stopped> {
-        self.left.stopped()
+        let left = &self.left.0;
+        let first = left.values().next().filter(|_| left.len() >= LEFT_MAX)?;
+        Some(Stopped { left: left.keys().copied().collect(), reason: first.reason.clone() })
     }
 
     /// Before one of this round is begun: what is left is tried again. True where there is too much of it: who waits for it

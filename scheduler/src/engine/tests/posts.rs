@@ -7,7 +7,7 @@ use proto_common::message::{
 };
 
 const SCHEDULER: MemberId = MemberId { role: Role::Scheduler, rank: Rank(0) };
-const EVERYONE: PostTo = PostTo::Group { scheduler: true, servers: true, workers: true };
+const EVERYONE: PostTo = PostTo::Group(NodeGroup { scheduler: true, servers: true, workers: true });
 
 fn message(bytes: usize) -> PostMessage {
     PostMessage { app: 3, head: 5, body: vec![7; bytes] }
@@ -114,7 +114,7 @@ fn both_sides_of_each_bound() {
         &PostError::Busy,
         "by their number"
     );
-    let nobody = PostTo::Group { scheduler: false, servers: false, workers: false };
+    let nobody = PostTo::Group(NodeGroup { scheduler: false, servers: false, workers: false });
     assert_eq!(refusal(&rig.say(worker(0), post(1, nobody, 0))), &PostError::Nobody);
     assert_eq!(refusal(&rig.say(worker(0), post(1, PostTo::One(server(1)), 0))), &PostError::Nobody);
     // All of them end with their deadline, and there is room again.

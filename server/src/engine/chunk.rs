@@ -432,16 +432,6 @@ impl Chunk {
         self.held.contains(round, rank)
     }
 
-    /// Has this contribution to a round to come come? One that is still being read has not.
-    pub(super) fn has(&self, rank: Rank, round: u64) -> bool {
-        self.held.has_arrived(round, rank)
-    }
-
-    /// This operation's payload, where it is still in the worker's memory only.
-    pub(super) fn in_worker_memory(&mut self, rank: Rank, operation: Operation) -> Option<&mut Held> {
-        self.held.in_worker_memory(rank, operation)
-    }
-
     /// The round's first contribution is in this worker's memory only, which may be written again: it has not come.
     pub(super) fn forget_first(&mut self, rank: Rank) -> Option<Held> {
         let first = self.first.take_if(|first| first.rank == rank)?;
@@ -454,11 +444,6 @@ impl Chunk {
     /// Is the initial value being read, or to be read again? Nothing is folded, and nothing told, before it is there.
     pub(super) fn initialising(&self) -> bool {
         self.held.has_initial() || self.reopened.iter().any(|open| open.round == 0)
-    }
-
-    /// Is its payload being read at this moment?
-    pub(super) fn is_reading_initial(&self) -> bool {
-        self.held.has_initial()
     }
 
     pub(super) fn buffer_of(&self, rank: Rank) -> KeyBuffer {
@@ -489,7 +474,8 @@ impl Chunk {
         }
         let round = self.round();
         let absent = |rank: &Rank| {
-            self.is_turn(*rank, deterministic) && !self.contributed.contains(*rank) && !self.has(*rank, round)
+            let has_come = self.contributed.contains(*rank) || self.held.has_arrived(round, *rank);
+            self.is_turn(*rank, deterministic) && !has_come
         };
         self.expected.ranks().filter(absent).take(RANKS_LISTED_MAX).collect()
     }
@@ -565,11 +551,6 @@ impl RankSet {
 
     pub(super) fn len(&self) -> u32 {
         self.count
-    }
-
-    /// As it travels.
-    pub(super) fn words(&self) -> &[u64] {
-        &self.words
     }
 
     /// Becomes the set that has travelled; false, unchanged, where it has ranks that there are not, or none.

@@ -312,7 +312,7 @@ impl LaneEngine {
         let admitted = self.admit(batch);
         match &admitted {
             Ok(()) => self.stats.batches += 1,
-            Err(Some(reason)) => out.push(Command::Expel { peer: batch.peer, reason: reason.clone() }),
+            Err(Some(reason)) => out.expel(batch.peer, reason),
             Err(None) => self.stats.duplicates += 1,
         }
         admitted.is_ok()
@@ -381,7 +381,7 @@ impl LaneEngine {
             return true;
         }
         if let Some(reason) = self.misplaced(index, peer, block) {
-            out.push(Command::Expel { peer, reason });
+            out.expel(peer, reason);
             return false;
         }
         let fresh = match self.chunks[index as usize].number(peer, block.operation, block.first_open) {
@@ -431,8 +431,7 @@ impl LaneEngine {
             state.unanswered <= OPERATIONS_PER_WORKER_MAX
         });
         if !counts {
-            let reason = format!("it has more than {OPERATIONS_PER_WORKER_MAX} operations in flight");
-            out.push(Command::Expel { peer, reason });
+            out.expel(peer, format!("it has more than {OPERATIONS_PER_WORKER_MAX} operations in flight"));
         }
         counts
     }
@@ -568,7 +567,7 @@ fn copy_out(
     spills: &mut Vec<u32>,
     out: &mut Commands,
 ) -> bool {
-    let Some(held) = chunk.in_worker_memory(waiter.rank, waiter.operation) else { return true };
+    let Some(held) = chunk.held.in_worker_memory(waiter.rank, waiter.operation) else { return true };
     if !held.arrived {
         return false;
     }

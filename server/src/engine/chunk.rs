@@ -4,6 +4,7 @@
 use super::before::Before;
 use super::held::{Held, HeldSet};
 use super::keep::Keep;
+use super::lane::EngineConfig;
 use super::lengths::Lengths;
 use super::mode::Tally;
 use super::relief::Moved;
@@ -11,6 +12,7 @@ use super::role::Role;
 use super::saving::Saving;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
+use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
@@ -264,7 +266,8 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn new(spec: ChunkSpec, workers: u32, keep_previous: bool) -> Self {
+    pub(super) fn new(spec: ChunkSpec, config: &EngineConfig) -> Self {
+        let workers = config.workers;
         Self {
             spec,
             role: Some(Role::Primary { backup: None, seeding: None }),
@@ -282,7 +285,7 @@ impl Chunk {
             moved: Vec::new(),
             views: [Vec::new(), Vec::new()],
             versions: [0..=0, 0..=0],
-            before: Before::new(keep_previous),
+            before: Before::new(config.worker_loss == WorkerLoss::Wait),
             initialised: false,
             needed: Self::needed(&spec, workers, workers),
             tally: Tally::of(&spec, workers),

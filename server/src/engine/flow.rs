@@ -96,11 +96,11 @@ impl LaneEngine {
             self.free_retired(out);
         }
         self.drop_calls(out);
-        let (mut left, slot_bytes) = (batches, self.config.result_slot_bytes);
+        let mut left = batches;
         let mut dirty = std::mem::take(&mut self.dirty);
         dirty.retain(|rank| {
             let Some(Some(peer)) = self.peers.get_mut(rank.0 as usize) else { return false };
-            peer.dirty = !send_results(*rank, peer, slot_bytes, &mut left, out);
+            peer.dirty = !send_results(*rank, peer, &mut left, out);
             peer.dirty
         });
         self.dirty = dirty;

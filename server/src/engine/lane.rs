@@ -39,13 +39,10 @@ pub struct EngineConfig {
     pub deterministic: bool,
     /// Slots of the inbox.
     pub inbox_slots: u32,
-    /// Bytes of a slot of the workers' inboxes.
-    pub result_slot_bytes: u64,
     /// Spill blocks there are.
     pub spill_blocks: u32,
-    /// Keep the version before the one in force, for pulls that ask for exactly that one.
-    pub keep_previous: bool,
-    /// What a worker's death means for rounds.
+    /// What a worker's death means for rounds. Where they wait for it, the version before the one in force is kept, for pulls that
+    /// ask for exactly that one.
     pub worker_loss: WorkerLoss,
 }
 
@@ -221,7 +218,7 @@ impl LaneEngine {
         for spec in specs {
             if !self.index.contains_key(&spec.id) {
                 self.index.insert(spec.id, self.chunks.len() as u32);
-                self.chunks.push(Chunk::new(*spec, self.config.workers, self.config.keep_previous));
+                self.chunks.push(Chunk::new(*spec, &self.config));
                 if spec.optimizer.needs_norms() {
                     self.join_group(self.chunks.len() as u32 - 1);
                 }

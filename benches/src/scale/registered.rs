@@ -31,9 +31,7 @@ pub(crate) fn server_bytes(shape: &Shape) -> anyhow::Result<u64> {
         workers: shape.workers,
         deterministic: shape.is_deterministic,
         inbox_slots: settings.memory.inbox_slots,
-        result_slot_bytes: RESULT_SLOT_BYTES,
         spill_blocks: shape.spill_blocks(),
-        keep_previous: false,
         worker_loss: WorkerLoss::Stop,
     };
     let config = ServerConfig { engine, rank: Rank(0), chunk_bytes: shape.chunk_bytes };

@@ -11,7 +11,7 @@ use gradwire_server::engine::{
 use proto_common::batch::{BatchKind, BlockData, SlotGrant};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, Lane, Rank};
-use proto_common::limits::{RESULT_SLOT_BYTES, RESULTS_PER_LANE};
+use proto_common::limits::RESULTS_PER_LANE;
 use proto_common::shard_map::ShardMap;
 use std::collections::VecDeque;
 
@@ -48,9 +48,7 @@ impl Server {
             workers: shape.workers,
             deterministic: shape.is_deterministic,
             inbox_slots: shape.settings().memory.inbox_slots,
-            result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: shape.spill_blocks(),
-            keep_previous: false,
             worker_loss: WorkerLoss::Stop,
         });
         let mut specs = Vec::new();

@@ -81,6 +81,14 @@ impl LinkSender {
         let frame = Outgoing::Frame(frame_of(message)?);
         self.frames.send(frame).await.map_err(|_| LinkError::Closed)
     }
+
+    /// As [`LinkSender::send`], of the first one that waits, if one does.
+    pub async fn send_next(&self, message: Option<&ToScheduler>) -> Result<(), LinkError> {
+        match message {
+            Some(message) => self.send(message).await,
+            None => Ok(()),
+        }
+    }
 }
 
 /// A registered member's link to the scheduler.

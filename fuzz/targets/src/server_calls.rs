@@ -3,13 +3,12 @@
 //! once, in its worker's order; what is let go of is known, and nothing is kept for ever.
 
 use crate::{OWN_LIFE, PAYLOAD_BYTES, Program, header};
-use gradwire_server::engine::{BatchContext, CallAnswer, Command, Commands, EngineConfig, LaneEngine};
+use gradwire_server::engine::{BatchContext, CallAnswer, CallTaken, Command, Commands, EngineConfig, LaneEngine};
 use proto_common::batch::{BatchKind, Block, BlockData, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, call_id};
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{Epoch, Incarnation, Lane, Operation, Rank};
-use proto_common::limits::RESULT_SLOT_BYTES;
 use std::collections::BTreeMap;
 
 crate::programs!(Rig);
@@ -70,9 +69,7 @@ impl Rig {
             workers: WORKERS,
             deterministic: true,
             inbox_slots: 2 + program.below(6),
-            result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: 0,
-            keep_previous: false,
             worker_loss: WorkerLoss::Stop,
         };
         let mut engine = LaneEngine::new(config);

@@ -15,7 +15,6 @@ use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Lane, Operation, Rank};
-use proto_common::limits::RESULT_SLOT_BYTES;
 use proto_common::mode::Mode;
 use proto_common::optimizer::{Moments, Optimizer, Rule};
 use std::collections::VecDeque;
@@ -581,9 +580,7 @@ fn server(life: Incarnation) -> Server {
         workers: WORKERS as u32,
         deterministic: true,
         inbox_slots: 8,
-        result_slot_bytes: RESULT_SLOT_BYTES,
         spill_blocks: 4,
-        keep_previous: false,
         worker_loss: WorkerLoss::Stop,
     };
     Server {

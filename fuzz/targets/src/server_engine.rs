@@ -13,7 +13,6 @@ use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Lane, Operation, Rank};
-use proto_common::limits::RESULT_SLOT_BYTES;
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 
@@ -116,9 +115,7 @@ impl Rig {
             workers: 1 + u32::from(shape & 3),
             deterministic: shape & 4 == 0,
             inbox_slots: 1 + u32::from(shape >> 3 & 7),
-            result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: u32::from(shape >> 6),
-            keep_previous: false,
             worker_loss: WorkerLoss::Stop,
         };
         let mut engine = LaneEngine::new(config);

@@ -6,7 +6,7 @@ use super::lane::LaneEngine;
 use super::peer::Peer;
 use proto_common::batch::{BatchRoom, Block, BlockData, OpKind, Status};
 use proto_common::ids::Rank;
-use proto_common::limits::{GRANTS_PER_BATCH_MAX, RANKS_LISTED_MAX};
+use proto_common::limits::{GRANTS_PER_BATCH_MAX, RANKS_LISTED_MAX, RESULT_SLOT_BYTES};
 use std::ops::Range;
 
 /// `in_place`: worker and server read each other's memory where it lies.
@@ -182,13 +182,7 @@ pub(super) fn push_result(
 /// Packs results and grants into as many of the worker's slots as there are, at most `left` of them. Grants
 /// alone are sent only to a worker that is about to run out; otherwise they wait for a result to ride on.
 /// False when more could be sent.
-pub(super) fn send_results(
-    rank: Rank,
-    peer: &mut Peer,
-    slot_bytes: u64,
-    left: &mut usize,
-    out: &mut Commands,
-) -> bool {
+pub(super) fn send_results(rank: Rank, peer: &mut Peer, left: &mut usize, out: &mut Commands) -> bool {
     loop {
         let in_hand = peer.credits.saturating_sub(peer.grants.len() as u32);
         let urgent = !peer.grants.is_empty() && in_hand <= u32::from(peer.needy);
@@ -202,7 +196,7 @@ pub(super) fn send_results(
         let Some(slot) = peer.result_slots.take() else { return true };
         *left -= 1;
         let (first_result, first_grant) = (out.results.len(), out.grants.len());
-        let mut room = BatchRoom::new(slot_bytes);
+        let mut room = BatchRoom::new(RESULT_SLOT_BYTES);
         while let Some(result) = peer.results.front() {
             if !room.take(result.inline_bytes()) {
                 break;

@@ -69,7 +69,7 @@ impl LaneEngine {
     ) -> bool {
         let peer = batch.peer;
         let mut expel = |reason: &str| {
-            out.push(Command::Expel { peer, reason: reason.to_owned() });
+            out.expel(peer, reason);
             false
         };
         let (Some((app, _)), BlockData::Inline { offset }) = (called(block.id), block.data) else {

@@ -4,6 +4,7 @@
 use super::before::Before;
 use super::held::{Held, HeldSet};
 use super::keep::Keep;
+use super::lane::EngineConfig;
 use super::lengths::Lengths;
 use super::mode::Tally;
 use super::relief::Moved;
@@ -11,6 +12,7 @@ use super::role::Role;
 use super::saving::Saving;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
+use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
@@ -264,7 +266,8 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn new(spec: ChunkSpec, workers: u32, keep_previous: bool) -> Self {
+    pub(super) fn new(spec: ChunkSpec, config: &EngineConfig) -> Self {
+        let workers = config.workers;
         Self {
             spec,
             role: Some(Role::Primary { backup: None, seeding: None }),
@@ -282,7 +285,7 @@ impl Chunk {
             moved: Vec::new(),
             views: [Vec::new(), Vec::new()],
             versions: [0..=0, 0..=0],
-            before: Before::new(keep_previous),
+            before: Before::new(config.worker_loss == WorkerLoss::Wait),
             initialised: false,
             needed: Self::needed(&spec, workers, workers),
             tally: Tally::of(&spec, workers),
@@ -432,16 +435,6 @@ impl Chunk {
         self.held.contains(round, rank)
     }
 
-    /// Has this contribution to a round to come come? One that is still being read has not.
-    pub(super) fn has(&self, rank: Rank, round: u64) -> bool {
-        self.held.has_arrived(round, rank)
-    }
-
-    /// This operation's payload, where it is still in the worker's memory only.
-    pub(super) fn in_worker_memory(&mut self, rank: Rank, operation: Operation) -> Option<&mut Held> {
-        self.held.in_worker_memory(rank, operation)
-    }
-
     /// The round's first contribution is in this worker's memory only, which may be written again: it has not come.
     pub(super) fn forget_first(&mut self, rank: Rank) -> Option<Held> {
         let first = self.first.take_if(|first| first.rank == rank)?;
@@ -454,11 +447,6 @@ impl Chunk {
     /// Is the initial value being read, or to be read again? Nothing is folded, and nothing told, before it is there.
     pub(super) fn initialising(&self) -> bool {
         self.held.has_initial() || self.reopened.iter().any(|open| open.round == 0)
-    }
-
-    /// Is its payload being read at this moment?
-    pub(super) fn is_reading_initial(&self) -> bool {
-        self.held.has_initial()
     }
 
     pub(super) fn buffer_of(&self, rank: Rank) -> KeyBuffer {
@@ -489,7 +477,8 @@ impl Chunk {
         }
         let round = self.round();
         let absent = |rank: &Rank| {
-            self.is_turn(*rank, deterministic) && !self.contributed.contains(*rank) && !self.has(*rank, round)
+            let has_come = self.contributed.contains(*rank) || self.held.has_arrived(round, *rank);
+            self.is_turn(*rank, deterministic) && !has_come
         };
         self.expected.ranks().filter(absent).take(RANKS_LISTED_MAX).collect()
     }
@@ -565,11 +554,6 @@ impl RankSet {
 
     pub(super) fn len(&self) -> u32 {
         self.count
-    }
-
-    /// As it travels.
-    pub(super) fn words(&self) -> &[u64] {
-        &self.words
     }
 
     /// Becomes the set that has travelled; false, unchanged, where it has ranks that there are not, or none.

@@ -441,4 +441,8 @@ impl Commands {
     pub(super) fn push(&mut self, command: Command) {
         self.list.push(command);
     }
+
+    pub(super) fn expel(&mut self, peer: Rank, reason: impl Into<String>) {
+        self.push(Command::Expel { peer, reason: reason.into() });
+    }
 }

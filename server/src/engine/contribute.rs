@@ -87,7 +87,7 @@ impl LaneEngine {
         if !setter {
             return Ok(());
         }
-        if chunk.initialised || chunk.is_reading_initial() {
+        if chunk.initialised || chunk.held.has_initial() {
             self.pass_over(index, peer, from);
             return Ok(());
         }

@@ -18,9 +18,7 @@ impl LaneEngine {
         match self.ledger.check(peer, grant) {
             Ok(()) => return true,
             Err(Misuse::Stale) => self.stats.duplicates += 1,
-            Err(Misuse::NotGranted) => {
-                out.push(Command::Expel { peer, reason: "it wrote to a slot that was never granted".into() });
-            }
+            Err(Misuse::NotGranted) => out.expel(peer, "it wrote to a slot that was never granted"),
         }
         false
     }
@@ -39,16 +37,13 @@ impl LaneEngine {
                 Ok(()) => self.mark_dirty(peer),
                 Err(Misuse::Stale) => self.stats.duplicates += 1,
                 Err(Misuse::NotGranted) => {
-                    let reason = "it returned a slot of its inbox that we did not use".into();
-                    out.push(Command::Expel { peer, reason });
+                    out.expel(peer, "it returned a slot of its inbox that we did not use");
                 }
             },
             Notice::GivenBack(grant) => match self.ledger.redeem(peer, grant) {
                 Ok(()) => self.given_back(peer),
                 Err(Misuse::Stale) => self.stats.duplicates += 1,
-                Err(Misuse::NotGranted) => {
-                    out.push(Command::Expel { peer, reason: "it gave back a slot it never had".into() });
-                }
+                Err(Misuse::NotGranted) => out.expel(peer, "it gave back a slot it never had"),
             },
             Notice::Want(count) => self.want(peer, u32::from(count)),
             Notice::Probe => out.push(Command::Notice { peer, notice: Notice::ProbeReply }),
@@ -101,11 +96,11 @@ impl LaneEngine {
             self.free_retired(out);
         }
         self.drop_calls(out);
-        let (mut left, slot_bytes) = (batches, self.config.result_slot_bytes);
+        let mut left = batches;
         let mut dirty = std::mem::take(&mut self.dirty);
         dirty.retain(|rank| {
             let Some(Some(peer)) = self.peers.get_mut(rank.0 as usize) else { return false };
-            peer.dirty = !send_results(*rank, peer, slot_bytes, &mut left, out);
+            peer.dirty = !send_results(*rank, peer, &mut left, out);
             peer.dirty
         });
         self.dirty = dirty;

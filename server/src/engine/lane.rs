@@ -39,13 +39,10 @@ pub struct EngineConfig {
     pub deterministic: bool,
     /// Slots of the inbox.
     pub inbox_slots: u32,
-    /// Bytes of a slot of the workers' inboxes.
-    pub result_slot_bytes: u64,
     /// Spill blocks there are.
     pub spill_blocks: u32,
-    /// Keep the version before the one in force, for pulls that ask for exactly that one.
-    pub keep_previous: bool,
-    /// What a worker's death means for rounds.
+    /// What a worker's death means for rounds. Where they wait for it, the version before the one in force is kept, for pulls that
+    /// ask for exactly that one.
     pub worker_loss: WorkerLoss,
 }
 
@@ -221,7 +218,7 @@ impl LaneEngine {
         for spec in specs {
             if !self.index.contains_key(&spec.id) {
                 self.index.insert(spec.id, self.chunks.len() as u32);
-                self.chunks.push(Chunk::new(*spec, self.config.workers, self.config.keep_previous));
+                self.chunks.push(Chunk::new(*spec, &self.config));
                 if spec.optimizer.needs_norms() {
                     self.join_group(self.chunks.len() as u32 - 1);
                 }
@@ -312,7 +309,7 @@ impl LaneEngine {
         let admitted = self.admit(batch);
         match &admitted {
             Ok(()) => self.stats.batches += 1,
-            Err(Some(reason)) => out.push(Command::Expel { peer: batch.peer, reason: reason.clone() }),
+            Err(Some(reason)) => out.expel(batch.peer, reason),
             Err(None) => self.stats.duplicates += 1,
         }
         admitted.is_ok()
@@ -381,7 +378,7 @@ impl LaneEngine {
             return true;
         }
         if let Some(reason) = self.misplaced(index, peer, block) {
-            out.push(Command::Expel { peer, reason });
+            out.expel(peer, reason);
             return false;
         }
         let fresh = match self.chunks[index as usize].number(peer, block.operation, block.first_open) {
@@ -431,8 +428,7 @@ impl LaneEngine {
             state.unanswered <= OPERATIONS_PER_WORKER_MAX
         });
         if !counts {
-            let reason = format!("it has more than {OPERATIONS_PER_WORKER_MAX} operations in flight");
-            out.push(Command::Expel { peer, reason });
+            out.expel(peer, format!("it has more than {OPERATIONS_PER_WORKER_MAX} operations in flight"));
         }
         counts
     }
@@ -568,7 +564,7 @@ fn copy_out(
     spills: &mut Vec<u32>,
     out: &mut Commands,
 ) -> bool {
-    let Some(held) = chunk.in_worker_memory(waiter.rank, waiter.operation) else { return true };
+    let Some(held) = chunk.held.in_worker_memory(waiter.rank, waiter.operation) else { return true };
     if !held.arrived {
         return false;
     }

@@ -4,7 +4,7 @@
 use super::answers::{answer_block, push_result};
 use super::chunk::{Chunk, ChunkSpec, KeyBuffer, Lineage, Stage};
 use super::command::{Command, Commands, ResultBlock, Source};
-use super::lane::{EngineConfig, LaneEngine};
+use super::lane::LaneEngine;
 use super::norms::Group;
 use super::role::Role;
 use super::sabotage::BrokenRule;
@@ -99,8 +99,7 @@ impl LaneEngine {
     }
 
     fn put(&mut self, index: u32, spec: ChunkSpec, group: Option<u32>) {
-        let EngineConfig { workers, keep_previous, .. } = self.config;
-        let mut chunk = Chunk::new(spec, workers, keep_previous);
+        let mut chunk = Chunk::new(spec, &self.config);
         (chunk.group, chunk.since) = (group, self.epoch);
         match self.chunks.get_mut(index as usize) {
             Some(place) => *place = chunk,

@@ -99,11 +99,8 @@ impl LaneEngine {
     /// The home of rows under an index; none of other chunks.
     #[must_use]
     pub fn home(&self, index: u32) -> Option<ChunkId> {
-        self.chunks
-            .get(index as usize)
-            .map(|chunk| &chunk.spec)
-            .filter(|spec| spec.has_rows())
-            .map(|spec| spec.id)
+        let spec = &self.chunks.get(index as usize)?.spec;
+        spec.has_rows().then_some(spec.id)
     }
 
     /// Is a home here, as served or as a copy?

@@ -35,6 +35,28 @@ pub(super) struct Reception {
     pub(super) tries: Tries,
 }
 
+impl Reception {
+    /// Tells all lanes.
+    pub(super) fn tell(&self, message: impl Fn() -> LaneMessage) {
+        for (lane, _) in &self.lanes {
+            lane.send(message());
+        }
+    }
+
+    /// Asks all lanes, by their index.
+    pub(super) fn ask<T>(
+        &self,
+        message: impl Fn(usize, oneshot::Sender<T>) -> LaneMessage,
+    ) -> Vec<oneshot::Receiver<T>> {
+        let ask = |(index, (lane, _)): (usize, &(Mailbox<LaneMessage>, CqHandle))| {
+            let (reply, answer) = oneshot::channel();
+            lane.send(message(index, reply));
+            answer
+        };
+        self.lanes.iter().enumerate().map(ask).collect()
+    }
+}
+
 /// How often each peer has asked to be connected: where a try over one driver is given up and one over another
 /// follows, lanes that still have the earlier one before them must not end up with it.
 #[derive(Debug, Default)]

@@ -167,8 +167,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let slot_bytes = slot_bytes_for(config.chunk_bytes);
         let inbox = Cells::allocate(config.engine.inbox_slots, slot_bytes, "gradwire-inbox")?;
         let spill = Cells::allocate(config.engine.spill_blocks, config.chunk_bytes, "gradwire-spill")?;
-        let mut engine =
-            LaneEngine::new(EngineConfig { result_slot_bytes: RESULT_SLOT_BYTES, ..config.engine });
+        let mut engine = LaneEngine::new(config.engine);
         engine.limit_calls(CALL_BYTES_DEFAULT);
         Ok(Self {
             queue,

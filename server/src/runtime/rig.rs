@@ -26,9 +26,7 @@ pub(super) fn lane_over<Q: CompletionQueue>(
         workers,
         deterministic: true,
         inbox_slots,
-        result_slot_bytes: 0,
         spill_blocks: 4,
-        keep_previous: false,
         worker_loss: WorkerLoss::Stop,
     };
     let config = LaneConfig { engine, rank: Rank(rank), chunk_bytes };

@@ -24,11 +24,11 @@ use daemon::security::Security;
 use daemon::seldom::Seldom;
 use daemon::shutdown::Shutdown;
 use fabric::{CqHandle, Devices, Mailbox, oneshot};
-use proto_common::config::{DeadlineSettings, Settings, WorkerLoss};
+use proto_common::config::{DeadlineSettings, Settings};
 use proto_common::error::{Death, ExitCode};
 use proto_common::footprint::{self, Limit};
 use proto_common::ids::{Epoch, Incarnation, Lane, Rank, Role};
-use proto_common::limits::{PROTOCOL_VERSION, RESULT_SLOT_BYTES};
+use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{ClusterShape, MemberReport, RefusalReason, Register, Resume, Welcome};
 use proto_common::transport::{Driver, Offer};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -298,9 +298,7 @@ fn start_lanes(
             workers: shape.workers,
             deterministic: shape.deterministic,
             inbox_slots,
-            result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: footprint::spill_blocks(&settings.memory, shape.chunk_bytes),
-            keep_previous: shape.worker_loss == WorkerLoss::Wait,
             worker_loss: shape.worker_loss,
         };
         let mut lane =

@@ -15,7 +15,7 @@ use daemon::exit::Failure;
 use daemon::flight::Flight;
 use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
-use fabric::{Mailbox, oneshot};
+use fabric::oneshot;
 use proto_common::config::DeadlineSettings;
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{CheckpointNews, CheckpointOrder, FromScheduler, NotTaken, ToScheduler};
@@ -163,7 +163,7 @@ impl Serving<'_> {
                 }
                 event = self.link.events.recv() => self.heard(event),
                 Some(error) = self.lane_failures.recv() => Some(End::Failed(error.into())),
-                said = say(&sender, self.work.unsaid.front()), if !self.work.unsaid.is_empty() => {
+                said = sender.send_next(self.work.unsaid.front()), if !self.work.unsaid.is_empty() => {
                     // A lost link reports itself as an event.
                     let unsaid = self.work.unsaid.pop_front();
                     if let Err(error) = said {
@@ -251,9 +251,7 @@ impl Serving<'_> {
         if let CheckpointOrder::Save { round, .. } = order {
             self.work.saver.save(*round);
         }
-        for (lane, _) in &self.reception.lanes {
-            lane.send(LaneMessage::Checkpoint(order.clone()));
-        }
+        self.reception.tell(|| LaneMessage::Checkpoint(order.clone()));
         if let CheckpointOrder::Drop { round } = order {
             self.work.saver.drop_part(*round);
         }
@@ -341,9 +339,7 @@ impl Serving<'_> {
                 MemberCommand::HangUp { to } => {
                     self.work.dials.remove(&to).into_iter().for_each(|dial| dial.abort());
                     self.standing.hang_up(to);
-                    for (lane, _) in &self.reception.lanes {
-                        lane.send(LaneMessage::EndStream { to });
-                    }
+                    self.reception.tell(|| LaneMessage::EndStream { to });
                 }
                 MemberCommand::AskRounds { rank, incarnation } => self.ask_rounds(rank, incarnation),
                 MemberCommand::EndServer { rank } => {
@@ -380,12 +376,7 @@ impl Serving<'_> {
     }
 
     fn ask_rounds(&self, rank: Rank, incarnation: Incarnation) {
-        let ask = |(lane, _): &(Mailbox<LaneMessage>, _)| {
-            let (reply, answer) = oneshot::channel();
-            lane.send(LaneMessage::AskRounds { rank, incarnation, reply });
-            answer
-        };
-        let answers: Vec<_> = self.reception.lanes.iter().map(ask).collect();
+        let answers = self.reception.ask(|_, reply| LaneMessage::AskRounds { rank, incarnation, reply });
         let done = self.work.done.clone();
         tokio::spawn(async move {
             let lanes = blocking(move || answers_of(answers, ASSIGN_WITHIN)).await;
@@ -404,64 +395,38 @@ impl Serving<'_> {
     }
 }
 
-async fn say(
-    sender: &daemon::control::LinkSender,
-    message: Option<&ToScheduler>,
-) -> Result<(), daemon::control::LinkError> {
-    match message {
-        Some(message) => sender.send(message).await,
-        None => Ok(()),
-    }
-}
-
 type Answers = (u64, Vec<oneshot::Receiver<Result<(), NotTaken>>>);
 
 /// Tells the lanes their part of a command; where they are to answer, also what comes of it.
 fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers> {
-    let lanes = || reception.lanes.iter().map(|(lane, _)| lane);
-    let ask = |message: &dyn Fn(usize, oneshot::Sender<Result<(), NotTaken>>) -> LaneMessage| {
-        let tell = |(index, lane): (usize, &Mailbox<LaneMessage>)| {
-            let (reply, answer) = oneshot::channel();
-            lane.send(message(index, reply));
-            answer
-        };
-        lanes().enumerate().map(tell).collect::<Vec<_>>()
-    };
     match command {
         MemberCommand::Assign { number, epoch, lanes } => {
             let specs = |index: usize| lanes.get(index).cloned().unwrap_or_default();
-            let epoch = *epoch;
-            Some((*number, ask(&|index, reply| LaneMessage::Assign { epoch, specs: specs(index), reply })))
+            let assign = |index, reply| LaneMessage::Assign { epoch: *epoch, specs: specs(index), reply };
+            Some((*number, reception.ask(assign)))
         }
         MemberCommand::Roles { number, epoch, lanes } => {
             let chunks = |index: usize| lanes.get(index).cloned().unwrap_or_default();
-            let epoch = *epoch;
-            Some((*number, ask(&|index, reply| LaneMessage::Roles { epoch, chunks: chunks(index), reply })))
+            let roles = |index, reply| LaneMessage::Roles { epoch: *epoch, chunks: chunks(index), reply };
+            Some((*number, reception.ask(roles)))
         }
         // All are told, also where one refuses: a change that is asked for again is to find them as alike as they can be.
         MemberCommand::ChangeRule { number, change } => {
-            Some((*number, ask(&|_, reply| LaneMessage::ChangeRule { change: *change, reply })))
+            Some((*number, reception.ask(|_, reply| LaneMessage::ChangeRule { change: *change, reply })))
         }
         MemberCommand::EndServer { rank } => {
-            lanes().for_each(|lane| {
-                lane.send(LaneMessage::EndServer { rank: *rank });
-            });
+            reception.tell(|| LaneMessage::EndServer { rank: *rank });
             None
         }
         MemberCommand::Workers { epoch, present, left } => {
             let (epoch, present, left): (_, Arc<[_]>, Arc<[_]>) =
                 (*epoch, present[..].into(), left[..].into());
-            lanes().for_each(|lane| {
-                let (present, left) = (present.clone(), left.clone());
-                lane.send(LaneMessage::Workers { epoch, present, left });
-            });
+            reception.tell(|| LaneMessage::Workers { epoch, present: present.clone(), left: left.clone() });
             None
         }
         MemberCommand::CountFrom { rank, incarnation, rounds } => {
             let (rank, incarnation, rounds): (_, _, Arc<[_]>) = (*rank, *incarnation, rounds[..].into());
-            lanes().for_each(|lane| {
-                lane.send(LaneMessage::CountFrom { rank, incarnation, rounds: rounds.clone() });
-            });
+            reception.tell(|| LaneMessage::CountFrom { rank, incarnation, rounds: rounds.clone() });
             None
         }
         MemberCommand::Dial { .. }

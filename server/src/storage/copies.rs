@@ -28,6 +28,12 @@ macro_rules! on_sum {
 }
 
 impl Typed {
+    /// Bytes of the sum, and of what is kept.
+    pub(super) fn bytes(&self) -> u64 {
+        let kept: usize = self.kept().into_iter().map(<[u8]>::len).sum();
+        (on_sum!(self, sum => size_of_val(&sum[..])) + kept) as u64
+    }
+
     fn lend_sum(&mut self, pool: &Pool) -> Result<bool, PoolError> {
         on_sum!(self, sum => sum.lend(pool))
     }

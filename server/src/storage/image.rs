@@ -126,7 +126,7 @@ impl<'a> Image<'a> {
 
 impl Typed {
     /// What a chunk keeps beside its weights: the arrays of its rule, and exact weights.
-    fn kept(&self) -> [&[u8]; 3] {
+    pub(super) fn kept(&self) -> [&[u8]; 3] {
         fn bytes<'a, T: Element>([a, b]: &'a [Vec<T>; 2], master: &'a [T]) -> [&'a [u8]; 3] {
             [a.as_bytes(), b.as_bytes(), master.as_bytes()]
         }

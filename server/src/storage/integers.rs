@@ -25,10 +25,6 @@ impl<N: Integer> Integers<N> {
         Self { sum: Array::zeros(elements), left: false, of: PhantomData }
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        size_of_val(&self.sum[..]) as u64
-    }
-
     pub(super) fn reduce(&mut self, addend: Addend<Place<'_>>, bytes: usize) -> Result<(), OutOfBounds> {
         if let Onto::First(first) = addend.onto {
             self.fold(first, bytes, true)?;

@@ -85,19 +85,6 @@ impl Typed {
         }
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        match self {
-            Self::F32(sums) => sums.bytes(),
-            Self::F64(sums) => sums.bytes(),
-            Self::F16(master) => master.bytes(),
-            Self::Bf16(master) => master.bytes(),
-            Self::I8(integers) => integers.bytes(),
-            Self::U8(integers) => integers.bytes(),
-            Self::I32(integers) => integers.bytes(),
-            Self::I64(integers) => integers.bytes(),
-        }
-    }
-
     /// sum = what the contribution is added to + the contribution: of so many bytes.
     pub(super) fn reduce(&mut self, addend: Addend<Place<'_>>, bytes: usize) -> Result<(), OutOfBounds> {
         match self {
@@ -202,11 +189,6 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
         self.state = [0, 1].map(|i| vec![T::default(); if i < arrays { elements } else { 0 }]);
     }
 
-    fn bytes(&self) -> u64 {
-        let Self { sum, state: [first, second] } = self;
-        (size_of::<T>() * (sum.len() + first.len() + second.len())) as u64
-    }
-
     fn reduce<E: Element<Sum = T>>(
         &mut self,
         Addend { from, onto }: Addend<Place<'_>>,
@@ -267,10 +249,6 @@ pub(super) struct Master<E: Element> {
 impl<E: Element> Master<E> {
     fn zeros(elements: usize, arrays: usize) -> Self {
         Self { sums: Sums::zeros(elements, arrays), weights: vec![E::Sum::default(); elements] }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.sums.bytes() + size_of_val(&self.weights[..]) as u64
     }
 
     fn init(&mut self, from: Place<'_>, bytes: usize) -> Result<(), OutOfBounds> {

@@ -215,18 +215,20 @@ impl Rows {
         is_right
     }
 
-    fn row_elements(&self) -> usize {
+    /// Numbers of a row, with what the rule keeps.
+    #[must_use]
+    pub fn row_numbers(&self) -> usize {
         self.width * (1 + self.optimizer.state_arrays())
     }
 
     fn row(&self, row: u32) -> &[f32] {
-        let (at, elements) = (row as usize, self.row_elements());
+        let (at, elements) = (row as usize, self.row_numbers());
         let within = at & ((1 << self.segment_shift) - 1);
         &self.segments[at >> self.segment_shift][within * elements..][..elements]
     }
 
     fn row_mut(&mut self, row: u32) -> &mut [f32] {
-        let (at, elements) = (row as usize, self.row_elements());
+        let (at, elements) = (row as usize, self.row_numbers());
         let within = at & ((1 << self.segment_shift) - 1);
         &mut self.segments[at >> self.segment_shift][within * elements..][..elements]
     }
@@ -311,7 +313,7 @@ impl Rows {
 
     fn add_segment(&mut self) -> bool {
         let small_bytes = if self.segments.is_empty() { HUGE_PAGE_BYTES } else { 0 };
-        let segment = Floats::zeroed(self.row_elements() << self.segment_shift, small_bytes);
+        let segment = Floats::zeroed(self.row_numbers() << self.segment_shift, small_bytes);
         segment.map(|segment| self.segments.push(segment)).is_ok()
     }
 
@@ -458,12 +460,6 @@ impl Rows {
             if is_listed { self.meta.get(*at as usize).map(|meta| meta.newer) } else { Some(at + 1) }
         };
         std::iter::successors(Some(first), next).map(|at| at as usize).take(self.meta.len())
-    }
-
-    /// Numbers of a row, with what the rule keeps.
-    #[must_use]
-    pub fn row_numbers(&self) -> usize {
-        self.row_elements()
     }
 
     /// The row at a place: its id, how many pushes it had, and its numbers.

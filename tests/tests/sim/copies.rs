@@ -13,7 +13,6 @@ use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
-use proto_common::limits::RESULT_SLOT_BYTES;
 use proto_common::message::InboxGrant;
 use proto_common::mode::Mode;
 use proto_common::optimizer::{Moments, Optimizer, Rule};
@@ -84,10 +83,8 @@ impl Rig {
                 lane: LANE,
                 workers: 1,
                 deterministic: true,
-                keep_previous: false,
                 worker_loss: WorkerLoss::Stop,
                 inbox_slots: 4,
-                result_slot_bytes: RESULT_SLOT_BYTES,
                 spill_blocks: 4,
             };
             let config = LaneConfig { engine, rank: Rank(server as u32), chunk_bytes: CHUNK_BYTES };

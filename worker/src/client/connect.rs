@@ -211,9 +211,8 @@ fn join(
     let pool = Pool::with_pages(pages, settings.memory.pool_bytes, "gradwire-buffers")?;
     let (mut lanes, mut queues, mut threads) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..shape.lanes {
-        let start =
-            LaneStart { settings, incarnation, roster, pool: &pool, devices: &devices, members, flight };
-        let (handle, queue, thread) = start.run(Lane(lane))?;
+        let (handle, queue, thread) =
+            start_lane(settings, (incarnation, Lane(lane)), roster, (&pool, &devices), (members, flight))?;
         lanes.push(handle.clone());
         queues.push((handle, queue));
         threads.push(thread);
@@ -236,46 +235,38 @@ fn join(
     Ok(Joined { pool, lanes, threads })
 }
 
-/// What every lane is started with.
-struct LaneStart<'a> {
-    settings: &'a Settings,
-    incarnation: Incarnation,
-    roster: &'a Roster,
-    pool: &'a Pool,
-    devices: &'a Devices,
-    members: &'a Members,
-    flight: &'a Flight,
-}
-
-impl LaneStart<'_> {
-    fn run(&self, lane: Lane) -> Result<(LaneHandle, CqHandle, std::thread::JoinHandle<()>), ClientError> {
-        let (settings, roster) = (self.settings, self.roster);
-        let queue = self.devices.lane(SEND_DEPTH)?;
-        let handle = queue.handle();
-        let shape = roster.welcome.shape;
-        let config = LaneConfig {
-            engine: EngineConfig {
-                job: roster.welcome.job,
-                incarnation: self.incarnation,
-                lane,
-                servers: shape.server_places.max(shape.servers),
-                gather_max: GATHER_MAX,
-                in_flight_max: in_flight_max(settings),
-            },
-            rank: roster.welcome.rank,
-            result_slots: settings.memory.result_slots,
-        };
-        let mut driver = LaneDriver::new(queue, config, self.pool.region().clone())
-            .map_err(|error| ClientError::Internal(format!("cannot set up lane {lane}: {error}")))?;
-        driver.set_epoch(roster.epoch);
-        driver.set_pool(self.pool.clone());
-        driver.set_flight(self.flight);
-        let spin = Duration::from_micros(settings.memory.spin_us);
-        let members = self.members.downgrade();
-        let on_broken = Box::new(move |server, number, reason| members.broken(server, number, reason));
-        let (lane, thread) = spawn_lane(driver, lane.0, spin, on_broken)?;
-        Ok((lane, handle, thread))
-    }
+fn start_lane(
+    settings: &Settings,
+    (incarnation, lane): (Incarnation, Lane),
+    roster: &Roster,
+    (pool, devices): (&Pool, &Devices),
+    (members, flight): (&Members, &Flight),
+) -> Result<(LaneHandle, CqHandle, std::thread::JoinHandle<()>), ClientError> {
+    let queue = devices.lane(SEND_DEPTH)?;
+    let handle = queue.handle();
+    let shape = roster.welcome.shape;
+    let config = LaneConfig {
+        engine: EngineConfig {
+            job: roster.welcome.job,
+            incarnation,
+            lane,
+            servers: shape.server_places.max(shape.servers),
+            gather_max: GATHER_MAX,
+            in_flight_max: in_flight_max(settings),
+        },
+        rank: roster.welcome.rank,
+        result_slots: settings.memory.result_slots,
+    };
+    let mut driver = LaneDriver::new(queue, config, pool.region().clone())
+        .map_err(|error| ClientError::Internal(format!("cannot set up lane {lane}: {error}")))?;
+    driver.set_epoch(roster.epoch);
+    driver.set_pool(pool.clone());
+    driver.set_flight(flight);
+    let spin = Duration::from_micros(settings.memory.spin_us);
+    let members = members.downgrade();
+    let on_broken = Box::new(move |server, number, reason| members.broken(server, number, reason));
+    let (lane, thread) = spawn_lane(driver, lane.0, spin, on_broken)?;
+    Ok((lane, handle, thread))
 }
 
 /// Until all servers of the newest roster are connected. One that cannot be is dialled again, now as later in the job: a server

@@ -1,6 +1,6 @@
 //! Parts that are to be sent again: their payload changed on the way, or a server could not take them yet.
 
-use super::command::{Command, Commands};
+use super::command::Commands;
 use super::lane::CORRUPT_RETRIES_MAX;
 use super::lane::{LaneEngine, RETRY_DOUBLINGS_MAX, RETRY_MS};
 use super::part::{Part, State};
@@ -19,14 +19,10 @@ impl LaneEngine {
         (part.corrupt, part.told_ms) = ((part.corrupt + 1).min(CORRUPT_RETRIES_MAX + 1), None);
         let (chunk, status) = (part.spec.id, Status::Corrupt);
         if part.is_given_up()
-            && let Some(op) = self.ops.get_mut(part.op).filter(|op| !op.failed)
+            && let Some(op) = self.ops.get_mut(part.op)
         {
-            op.failed = true;
-            self.stats.failed += 1;
-            out.list.push(Command::Failed {
-                op: op.submit.op,
-                error: OpError::Refused { subject: Subject::default(), chunk, server, status },
-            });
+            let error = OpError::Refused { subject: Subject::default(), chunk, server, status };
+            op.fail(error, &mut self.stats, out);
         }
     }
 

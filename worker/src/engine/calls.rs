@@ -41,9 +41,8 @@ impl LaneEngine {
     ) {
         let Some(op) = self.ops.get(part.op) else { return };
         let (id, mut spec) = (op.submit.op, part.spec);
-        let mut close = |reason: &str| out.list.push(Command::Close { server, reason: reason.to_owned() });
         if op.submit.kind != OpKind::Call {
-            return close("it answered an operation that is not a call as a call");
+            return out.close(server, "it answered an operation that is not a call as a call");
         }
         match (block.status, block.data, block.landing.map(|landing| landing.bytes)) {
             (Status::ReplyRoom, _, None) if block.round > spec.bytes => {
@@ -68,7 +67,7 @@ impl LaneEngine {
                 self.end_part(index, spec, 0, None, out);
             }
             (Status::Done | Status::ReplyRoom | Status::Granted, ..) => {
-                close("it answered a call with an invalid result");
+                out.close(server, "it answered a call with an invalid result");
             }
             (status, ..) => {
                 let failure =
@@ -87,12 +86,10 @@ impl LaneEngine {
         if let Some(part) = self.parts.get_mut(index) {
             part.corrupt = CORRUPT_RETRIES_MAX + 1;
         }
-        let Some(op) = self.ops.get_mut(part.op).filter(|op| !op.failed) else { return };
-        op.failed = true;
-        self.stats.failed += 1;
+        let Some(op) = self.ops.get_mut(part.op) else { return };
         let (app, server) = called(part.spec.id).unwrap_or((0, part.spec.server));
         let waited_ms = self.now_ms.saturating_sub(op.since_ms);
         let error = OpError::Call { app, server, waited_ms, fault: CallFault::NoRoom { bytes } };
-        out.list.push(Command::Failed { op: op.submit.op, error });
+        op.fail(error, &mut self.stats, out);
     }
 }

@@ -154,4 +154,8 @@ impl Commands {
         self.parts.clear();
         self.grants.clear();
     }
+
+    pub(super) fn close(&mut self, server: Rank, reason: &str) {
+        self.list.push(Command::Close { server, reason: reason.to_owned() });
+    }
 }

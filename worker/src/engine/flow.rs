@@ -21,10 +21,7 @@ impl LaneEngine {
         match link.check(grant) {
             SlotUse::Granted => return true,
             SlotUse::Stale => self.stats.duplicates += 1,
-            SlotUse::Unknown => {
-                let reason = "it used a slot that was never granted".into();
-                out.list.push(Command::Close { server, reason });
-            }
+            SlotUse::Unknown => out.close(server, "it used a slot that was never granted"),
         }
         false
     }

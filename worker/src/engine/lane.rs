@@ -199,11 +199,8 @@ impl LaneEngine {
         }
         let ops: Vec<u32> = self.ops.iter().map(|(index, _)| index).collect();
         for index in ops {
-            let Some(op) = self.ops.remove(index) else { continue };
-            if !op.failed {
-                self.stats.failed += 1;
-                out.list.push(Command::Failed { op: op.submit.op, error: error.clone() });
-            }
+            let Some(mut op) = self.ops.remove(index) else { continue };
+            op.fail(error.clone(), &mut self.stats, out);
             out.list.push(Command::Done { op: op.submit.op, version: 0 });
         }
     }
@@ -293,9 +290,7 @@ impl LaneEngine {
             && header.sender_incarnation == link.incarnation
             && header.receiver_incarnation == self.config.incarnation;
         if !mine {
-            let reason = "its result batch is for someone else".into();
-            out.list.push(Command::Close { server, reason });
-            return;
+            return out.close(server, "its result batch is for someone else");
         }
         match link.used(context.slot) {
             SlotUse::Granted => {}
@@ -303,18 +298,12 @@ impl LaneEngine {
                 self.stats.duplicates += 1;
                 return;
             }
-            SlotUse::Unknown => {
-                let reason = "it used a slot that was never granted".into();
-                out.list.push(Command::Close { server, reason });
-                return;
-            }
+            SlotUse::Unknown => return out.close(server, "it used a slot that was never granted"),
         }
         link.last_use_ms = now_ms;
         link.asked = link.asked.saturating_sub(context.grants.len() as u16);
         if link.credits.len() + context.grants.len() > INBOX_SLOTS_MAX {
-            let reason = "it granted more slots than an inbox can have".into();
-            out.list.push(Command::Close { server, reason });
-            return;
+            return out.close(server, "it granted more slots than an inbox can have");
         }
         link.credits.extend_from_slice(context.grants);
         for block in context.blocks {
@@ -342,7 +331,7 @@ impl LaneEngine {
                     self.requeue(index, part);
                     self.enqueue(part.spec.id);
                 }
-                Err(reason) => out.list.push(Command::Close { server, reason: reason.into() }),
+                Err(reason) => out.close(server, reason),
             }
             return;
         }
@@ -398,8 +387,7 @@ impl LaneEngine {
             _ if !op.submit.view => return true,
             _ => {}
         }
-        let reason = "its answer does not say where the weights lie that it was asked for".into();
-        out.list.push(Command::Close { server, reason });
+        out.close(server, "its answer does not say where the weights lie that it was asked for");
         false
     }
 
@@ -448,12 +436,8 @@ impl LaneEngine {
                 from.landed_bytes += spec.bytes;
             }
         }
-        if let Some(error) = failure
-            && !op.failed
-        {
-            op.failed = true;
-            self.stats.failed += 1;
-            out.list.push(Command::Failed { op: op.submit.op, error });
+        if let Some(error) = failure {
+            op.fail(error, &mut self.stats, out);
         }
         if op.remaining == 0
             && let Some(op) = self.ops.remove(part.op)
@@ -479,8 +463,7 @@ impl LaneEngine {
             Notice::Probe => out.list.push(Command::Notice { server, notice: Notice::ProbeReply }),
             Notice::ProbeReply | Notice::Batch(_) | Notice::Judged(..) | Notice::Ready => {}
             Notice::Returned(_) | Notice::GivenBack(_) | Notice::Want(_) => {
-                let reason = "it sent a notice that only workers send".into();
-                out.list.push(Command::Close { server, reason });
+                out.close(server, "it sent a notice that only workers send");
             }
         }
     }
@@ -502,12 +485,10 @@ impl LaneEngine {
             let is_down = |server: &Rank| self.links.get(server.0 as usize).is_none_or(|link| !link.up);
             let down: Vec<Rank> = servers.iter().copied().filter(is_down).collect();
             let Some(op) = self.ops.get_mut(index) else { continue };
-            op.failed = true;
-            self.stats.failed += 1;
             let waited_ms = now_ms - op.since_ms;
             let told = op.told.take().filter(|_| told).map(|told| *told);
             let error = late(op, told, (key, servers, down), waited_ms);
-            out.list.push(Command::Failed { op: op.submit.op, error });
+            op.fail(error, &mut self.stats, out);
         }
         for (server, link) in self.links.iter_mut().enumerate() {
             if link.up && now_ms >= link.last_use_ms + IDLE_MS && !link.credits.is_empty() {

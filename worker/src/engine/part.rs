@@ -1,6 +1,9 @@
 //! Operations and their parts: one part is one chunk's share of one operation.
 
+use super::command::{Command, Commands};
 use super::lane::CORRUPT_RETRIES_MAX;
+use super::stats::LaneStats;
+use crate::error::OpError;
 use proto_common::batch::{Block, BlockData, OpKind, Reading, Status};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
@@ -85,6 +88,16 @@ pub(super) struct Op {
     pub(super) failed: bool,
     /// Why a server could not take a part; most operations never hear of it.
     pub(super) told: Option<Box<Told>>,
+}
+
+impl Op {
+    /// Tells its failure, unless one was told.
+    pub(super) fn fail(&mut self, error: OpError, stats: &mut LaneStats, out: &mut Commands) {
+        if !std::mem::replace(&mut self.failed, true) {
+            stats.failed += 1;
+            out.list.push(Command::Failed { op: self.submit.op, error });
+        }
+    }
 }
 
 /// A server's last word on why it could not take a part yet.

@@ -4,7 +4,7 @@
 use super::members::Members;
 use crate::engine::MemberConfig;
 use crate::error::{ClientError, OpError};
-use daemon::control::{LinkError, LinkEvent, LinkSender, SchedulerLink, code_of_refusal};
+use daemon::control::{LinkError, LinkEvent, SchedulerLink, code_of_refusal};
 use daemon::flight::Flight;
 use daemon::http::HttpState;
 use daemon::notify::{Notify, Pulse};
@@ -324,7 +324,7 @@ async fn session(
                     unsaid = start.open(shared);
                 }
             }
-            said = say(&sender, unsaid.front()), if !unsaid.is_empty() => {
+            said = sender.send_next(unsaid.front()), if !unsaid.is_empty() => {
                 heard(said, unsaid.pop_front(), shared);
             }
             outgoing = queue.recv() => match outgoing {
@@ -443,13 +443,6 @@ impl<'a> Starting<'a> {
 }
 
 /// Cancel-safe: what is not handed over stays where it is.
-async fn say(sender: &LinkSender, message: Option<&ToScheduler>) -> Result<(), LinkError> {
-    match message {
-        Some(message) => sender.send(message).await,
-        None => Ok(()),
-    }
-}
-
 /// The request with the time that it has left.
 fn within(mut message: ToScheduler, left_ms: u64) -> ToScheduler {
     if let ToScheduler::Declare { timeout_ms, .. }

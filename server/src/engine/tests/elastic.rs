@@ -8,7 +8,7 @@ fn going_on(workers: u32) -> EngineConfig {
 }
 
 fn waiting(workers: u32) -> EngineConfig {
-    EngineConfig { worker_loss: WorkerLoss::Wait, keep_previous: true, ..config(workers) }
+    EngineConfig { worker_loss: WorkerLoss::Wait, ..config(workers) }
 }
 
 fn finished_by(commands: &[Command]) -> Vec<(u64, u32)> {

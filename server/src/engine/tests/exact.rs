@@ -3,7 +3,7 @@
 use super::*;
 
 fn keeping(workers: u32) -> EngineConfig {
-    EngineConfig { keep_previous: true, worker_loss: WorkerLoss::Wait, ..config(workers) }
+    EngineConfig { worker_loss: WorkerLoss::Wait, ..config(workers) }
 }
 
 fn exact(operation: u64, round: u64) -> Block {

@@ -113,8 +113,7 @@ struct World {
 
 impl World {
     fn new(workers: u32, loss: WorkerLoss) -> Self {
-        let keep_previous = loss == WorkerLoss::Wait;
-        let base = EngineConfig { worker_loss: loss, keep_previous, inbox_slots: 64, ..config(workers) };
+        let base = EngineConfig { worker_loss: loss, inbox_slots: 64, ..config(workers) };
         let mut rig = Rig::new(base);
         let specs = CHUNKS.map(|(key, chunk)| ChunkSpec { id: ChunkId::new(key, chunk), ..spec(key) });
         rig.engine.assign(Epoch { term: 1, counter: 1 }, &specs);

@@ -37,7 +37,6 @@ use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank};
-use proto_common::limits::RESULT_SLOT_BYTES;
 use proto_common::message::WaitCause;
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
@@ -59,9 +58,7 @@ fn config(workers: u32) -> EngineConfig {
         workers,
         deterministic: true,
         inbox_slots: 16,
-        result_slot_bytes: RESULT_SLOT_BYTES,
         spill_blocks: 8,
-        keep_previous: false,
         worker_loss: WorkerLoss::Stop,
     }
 }

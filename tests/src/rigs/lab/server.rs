@@ -10,7 +10,6 @@ use gradwire_server::engine::EngineConfig;
 use gradwire_server::engine::member::{Departure, Member, MemberCommand, MemberConfig};
 use gradwire_server::runtime::{DataLane, LaneConfig, LaneError};
 use proto_common::ids::{ChunkId, Incarnation, Lane, Rank};
-use proto_common::limits::RESULT_SLOT_BYTES;
 use proto_common::message::{FromScheduler, NotTaken, ToScheduler, Welcome};
 use std::collections::BTreeMap;
 
@@ -82,9 +81,7 @@ impl Lab {
             workers: self.shape.workers,
             deterministic: true,
             inbox_slots: self.shape.inbox_slots,
-            result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: self.shape.spill_blocks,
-            keep_previous: welcome.shape.worker_loss == proto_common::config::WorkerLoss::Wait,
             worker_loss: welcome.shape.worker_loss,
         };
         let lane = LaneConfig { engine, rank: welcome.rank, chunk_bytes: CHUNK_BYTES };

@@ -14,7 +14,6 @@ use gradwire_worker::engine::EngineConfig as WorkerEngine;
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank};
-use proto_common::limits::RESULT_SLOT_BYTES;
 use proto_common::plan::Placement;
 use proto_common::shard_map::{MapUpdate, ShardMap, assign};
 use std::collections::{BTreeSet, VecDeque};
@@ -257,9 +256,7 @@ fn server(net: &SimNet, shape: &Shape, map: &ShardMap, rank: u32) -> Server {
         workers: shape.workers,
         deterministic: shape.deterministic,
         inbox_slots: shape.inbox_slots,
-        result_slot_bytes: RESULT_SLOT_BYTES,
         spill_blocks: shape.spill_blocks,
-        keep_previous: false,
         worker_loss: WorkerLoss::Stop,
     };
     let config = ServerConfig { engine, rank: Rank(rank), chunk_bytes: CHUNK_BYTES };

@@ -11,7 +11,6 @@ use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank};
-use proto_common::limits::RESULT_SLOT_BYTES;
 use proto_common::message::InboxGrant;
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
@@ -32,9 +31,7 @@ pub fn server<Q: CompletionQueue>(queue: Q, chunk_bytes: u64, chunks: &[u64]) ->
         workers: 1,
         deterministic: true,
         inbox_slots: 4,
-        result_slot_bytes: RESULT_SLOT_BYTES,
         spill_blocks: 4,
-        keep_previous: false,
         worker_loss: WorkerLoss::Stop,
     };
     let mut server = DataLane::new(queue, ServerConfig { engine, rank: Rank(0), chunk_bytes }).unwrap();

@@ -7,6 +7,7 @@
 use crate::error::Failure;
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Where a result goes. C need not have written there before.
 pub(crate) type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
@@ -16,6 +17,29 @@ pub(crate) fn put<T>(out: Out<'_, T>, name: &str, value: T) -> Result<(), Failur
     let place = out.ok_or_else(|| Failure::null(name))?;
     place.write(value);
     Ok(())
+}
+
+/// As [`put`], where C may not want the result.
+pub(crate) fn put_if_wanted<T>(out: Out<'_, T>, value: T) {
+    if let Some(place) = out {
+        place.write(value);
+    }
+}
+
+/// Makes an object for C, which frees it. Where it goes is known before anything is started.
+pub(crate) fn make<T>(
+    out: Out<'_, Option<Box<T>>>,
+    name: &str,
+    new: impl FnOnce() -> Result<T, Failure>,
+) -> Result<(), Failure> {
+    let place = out.ok_or_else(|| Failure::null(name))?;
+    place.write(Some(Box::new(new()?)));
+    Ok(())
+}
+
+/// What a thread that panicked has left behind the lock is used as it is.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An object that C passed.

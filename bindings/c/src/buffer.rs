@@ -1,8 +1,8 @@
 //! Registered memory for C: the program's, or an operation's that it was passed to, never both's.
 
-use crate::border::{object, put};
+use crate::border::{make, object};
 use crate::client::GradwireClient;
-use crate::error::{Failure, GradwireCode, guard, guard_or};
+use crate::error::{Failure, GradwireCode, free, guard, guard_or};
 use gradwire_worker::SharedBuffer;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -88,10 +88,11 @@ pub extern "C" fn gradwire_buffer_allocate(
     buffer: Option<&mut MaybeUninit<Option<Box<GradwireBuffer>>>>,
 ) -> GradwireCode {
     guard(|| {
-        let mut memory = object(client, "client")?.client().allocate(bytes)?;
-        let (start, is_taken) = (AtomicPtr::new(memory.as_mut_ptr()), AtomicBool::new(false));
-        let cell = Cell { memory: memory.share(), start, is_taken };
-        put(buffer, "buffer", Some(Box::new(GradwireBuffer(Arc::new(cell)))))
+        make(buffer, "buffer", || {
+            let mut memory = object(client, "client")?.client().allocate(bytes)?;
+            let (start, is_taken) = (AtomicPtr::new(memory.as_mut_ptr()), AtomicBool::new(false));
+            Ok(GradwireBuffer(Arc::new(Cell { memory: memory.share(), start, is_taken })))
+        })
     })
 }
 
@@ -116,5 +117,5 @@ pub extern "C" fn gradwire_buffer_bytes(buffer: Option<&GradwireBuffer>) -> u64 
 /// Frees a buffer. Null is allowed. If an operation has the memory, it is freed when the operation has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_buffer_free(buffer: Option<Box<GradwireBuffer>>) {
-    drop(buffer);
+    free(buffer);
 }

@@ -1,13 +1,13 @@
 //! Calls of a worker to the handlers that servers' programs have registered, and their replies.
 
-use crate::border::{bytes, object, put, slice};
+use crate::border::{bytes, lock, make, object, put_if_wanted, slice};
 use crate::client::GradwireClient;
-use crate::error::{Failure, GradwireCode, guard, guard_or, remember};
+use crate::error::{Failure, GradwireCode, free, guard, guard_or, remember};
 use crate::piece::{GradwirePiece, Lent};
-use gradwire_worker::{CallHandle, CallReply, CallRequest, Client, OpError, Piece};
+use gradwire_worker::{CallHandle, CallReply, CallRequest, Client, OpError, Piece, TensorBuffer};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// Calls of one worker to one handler of one server that may be in flight; further ones wait at the worker.
@@ -53,12 +53,6 @@ pub struct GradwireReply(CallReply);
 pub type GradwireOnReply =
     Option<extern "C" fn(context: *mut c_void, code: GradwireCode, reply: Option<Box<GradwireReply>>)>;
 
-impl GradwireCallHandle {
-    fn lock(&self) -> MutexGuard<'_, Option<CallHandle>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// A call whose pieces are taken over, which comes before everything else: whatever fails later, their owners are let go of.
 fn taken(call: Option<&GradwireCall>) -> Result<(&GradwireCall, Vec<Lent<'_>>), Failure> {
     let call = object(call, "call")?;
@@ -85,12 +79,15 @@ fn body_of(client: &Client, piece: Lent<'_>) -> Result<Piece, Failure> {
     match piece {
         Lent::Kept(region) => Ok(Piece::Adopted(region)),
         Lent::Borrowed(data) if data.len() < LONG_BYTES => Ok(Piece::Bytes(data.to_vec())),
-        Lent::Borrowed(data) => {
-            let mut buffer = client.allocate(data.len() as u64)?;
-            buffer.copy_in(data);
-            Ok(Piece::Buffer(buffer))
-        }
+        Lent::Borrowed(data) => Ok(Piece::Buffer(copied(client, data)?)),
     }
+}
+
+/// A copy of plain memory in registered memory.
+pub(crate) fn copied(client: &Client, data: &[u8]) -> Result<TensorBuffer, Failure> {
+    let mut buffer = client.allocate(data.len() as u64)?;
+    buffer.copy_in(data);
+    Ok(buffer)
 }
 
 /// Calls a handler of a server's program. Calls to one handler of one server are handled in the order in which they
@@ -103,9 +100,7 @@ pub extern "C" fn gradwire_call(
 ) -> GradwireCode {
     guard(|| {
         let call = taken(call)?;
-        let place = handle.ok_or_else(|| Failure::null("handle"))?;
-        place.write(Some(Box::new(GradwireCallHandle(Mutex::new(Some(start(client, call)?))))));
-        Ok(())
+        make(handle, "handle", || Ok(GradwireCallHandle(Mutex::new(Some(start(client, call)?)))))
     })
 }
 
@@ -158,15 +153,12 @@ pub extern "C" fn gradwire_call_wait(
     reply: Option<&mut MaybeUninit<Option<Box<GradwireReply>>>>,
 ) -> GradwireCode {
     guard(|| {
-        let place = reply.ok_or_else(|| Failure::null("reply"))?;
-        let waited = || {
-            Failure::new(
-                GradwireCode::AlreadyWaited,
-                "the call has already been waited for; wait once per call",
-            )
-        };
-        let call = object(handle, "handle")?.lock().take().ok_or_else(waited)?;
-        put(Some(place), "reply", Some(Box::new(GradwireReply(call.wait()?))))
+        let text = "the call has already been waited for; wait once per call";
+        let waited = || Failure::new(GradwireCode::AlreadyWaited, text);
+        make(reply, "reply", || {
+            let call = lock(&object(handle, "handle")?.0).take().ok_or_else(waited)?;
+            Ok(GradwireReply(call.wait()?))
+        })
     })
 }
 
@@ -174,24 +166,19 @@ pub extern "C" fn gradwire_call_wait(
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_call_is_done(handle: Option<&GradwireCallHandle>) -> i32 {
     let done =
-        guard_or(true, || Ok(object(handle, "handle")?.lock().as_ref().is_none_or(CallHandle::is_done)));
+        guard_or(true, || Ok(lock(&object(handle, "handle")?.0).as_ref().is_none_or(CallHandle::is_done)));
     i32::from(done)
 }
 
 /// Frees a call's handle. Null is allowed. The call continues.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_call_free(handle: Option<Box<GradwireCallHandle>>) {
-    guard(|| {
-        drop(handle);
-        Ok(())
-    });
+    free(handle);
 }
 
 /// Writes a length and returns where that many bytes begin.
 pub(crate) fn shown(data: &[u8], bytes: Option<&mut MaybeUninit<u64>>) -> *const c_void {
-    if let Some(bytes) = bytes {
-        bytes.write(data.len() as u64);
-    }
+    put_if_wanted(bytes, data.len() as u64);
     data.as_ptr().cast()
 }
 
@@ -216,8 +203,5 @@ pub extern "C" fn gradwire_reply_body(
 /// Frees a reply. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_reply_free(reply: Option<Box<GradwireReply>>) {
-    guard(|| {
-        drop(reply);
-        Ok(())
-    });
+    free(reply);
 }

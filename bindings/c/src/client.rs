@@ -1,6 +1,6 @@
 //! Clients: joining a cluster, asking about it, barriers, leaving.
 
-use crate::border::{object, put, text};
+use crate::border::{make, object, put, text};
 use crate::error::{Failure, GradwireCode, guard, guard_or};
 use crate::message::GradwireMessages;
 use crate::settings::{GradwireSettings, load};
@@ -39,6 +39,16 @@ pub enum GradwireGroup {
     Servers = 2,
     /// All workers.
     Workers = 4,
+}
+
+/// The group of one role.
+pub(crate) fn number_of(role: Role) -> u32 {
+    let group = match role {
+        Role::Scheduler => GradwireGroup::Scheduler,
+        Role::Server => GradwireGroup::Servers,
+        Role::Worker => GradwireGroup::Workers,
+    };
+    group as u32
 }
 
 /// The group for these flags.
@@ -89,11 +99,11 @@ pub extern "C" fn gradwire_client_connect(
     client: Option<&mut MaybeUninit<Option<Box<GradwireClient>>>>,
 ) -> GradwireCode {
     guard(|| {
-        let place = client.ok_or_else(|| Failure::null("client"))?;
-        let connected = Client::connect(load(settings, Role::Worker)?.settings)?;
-        let transport = CString::new(connected.transport()).unwrap_or_default();
-        place.write(Some(Box::new(GradwireClient { client: connected, transport })));
-        Ok(())
+        make(client, "client", || {
+            let client = Client::connect(load(settings, Role::Worker)?.settings)?;
+            let transport = CString::new(client.transport()).unwrap_or_default();
+            Ok(GradwireClient { client, transport })
+        })
     })
 }
 
@@ -191,8 +201,7 @@ pub extern "C" fn gradwire_client_messages(
     messages: Option<&mut MaybeUninit<Option<Box<GradwireMessages>>>>,
 ) -> GradwireCode {
     guard(|| {
-        let posts = object(client, "client")?.client.posts().clone();
-        put(messages, "messages", Some(Box::new(GradwireMessages(posts))))
+        make(messages, "messages", || Ok(GradwireMessages(object(client, "client")?.client.posts().clone())))
     })
 }
 
@@ -206,12 +215,7 @@ pub extern "C" fn gradwire_client_dead_member(
 ) -> i32 {
     guard_or(0, || {
         let Some(OpError::Died(death)) = object(client, "client")?.client.dead() else { return Ok(0) };
-        let of = match death.member.role {
-            Role::Scheduler => GradwireGroup::Scheduler,
-            Role::Server => GradwireGroup::Servers,
-            Role::Worker => GradwireGroup::Workers,
-        };
-        put(group, "group", of as u32)?;
+        put(group, "group", number_of(death.member.role))?;
         put(rank, "rank", death.member.rank.0)?;
         Ok(1)
     })

@@ -102,6 +102,14 @@ pub(crate) fn guard_or<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure
     value.filter(|_| code == GradwireCode::Ok).unwrap_or(otherwise)
 }
 
+/// Drops an object that C had.
+pub(crate) fn free<T>(object: Option<Box<T>>) {
+    guard(|| {
+        drop(object);
+        Ok(())
+    });
+}
+
 fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");

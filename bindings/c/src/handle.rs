@@ -1,15 +1,13 @@
 //! Handles of operations in flight: wait, query, callback.
 
-use crate::border::{object, slice_mut};
+use crate::border::{lock, object, put_if_wanted, slice_mut};
 use crate::buffer::Cell;
-use crate::error::{Failure, GradwireCode, guard, guard_or, remember};
-use gradwire_worker::{Ended, Handle, OpError, Weights};
-use half::{bf16, f16};
-use proto_common::element::Dtype;
+use crate::error::{Failure, GradwireCode, free, guard, guard_or, remember};
+use gradwire_worker::{Ended, Handle, OpError};
 use proto_common::ids::Version;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time limit for waits: the operation's own deadline (`deadlines.operation_ms`).
@@ -54,10 +52,7 @@ pub(crate) enum Landing {
 
 /// Memory of the program's, to be written by the wait.
 #[derive(Debug)]
-pub(crate) struct Plain {
-    pub(crate) start: *mut u8,
-    pub(crate) dtype: Dtype,
-}
+pub(crate) struct Plain(pub(crate) *mut u8);
 
 // SAFETY: the memory is written by one wait only, on the thread that calls it, and the caller keeps it for that (see
 // gradwire_pull). Needed because a handle may be waited for on another thread than the one that got it.
@@ -110,13 +105,9 @@ impl Callback {
 }
 
 impl Notice {
-    fn lock(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn end(&self, result: Result<Version, OpError>) {
         let callbacks = {
-            let mut told = self.lock();
+            let mut told = lock(&self.told);
             told.ended = Some(result.clone());
             std::mem::take(&mut told.callbacks)
         };
@@ -127,7 +118,7 @@ impl Notice {
     /// False where the time is over before.
     fn wait(&self, within: Duration) -> bool {
         let deadline = Instant::now().checked_add(within);
-        let mut told = self.lock();
+        let mut told = lock(&self.told);
         while told.ended.is_none() {
             let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
             if left.is_zero() {
@@ -146,13 +137,9 @@ impl GradwireHandle {
         Self { state: Mutex::new(Some(running)), notice: Arc::default(), chunk_versions: OnceLock::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Running>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Lets the operation tell its notice, once.
     fn listen(&self, running: &Running) {
-        if !std::mem::replace(&mut self.notice.lock().expected, true) {
+        if !std::mem::replace(&mut lock(&self.notice.told).expected, true) {
             let notice = self.notice.clone();
             running.handle.on_end(move |result| notice.end(result));
         }
@@ -160,7 +147,7 @@ impl GradwireHandle {
 
     fn wait(&self, timeout_ms: u64) -> Result<GradwireEnded, Failure> {
         if timeout_ms != GRADWIRE_UNTIL_DEADLINE {
-            let done = match &*self.lock() {
+            let done = match &*lock(&self.state) {
                 Some(running) if running.handle.is_done() => true,
                 Some(running) => {
                     self.listen(running);
@@ -174,7 +161,7 @@ impl GradwireHandle {
                 return Err(Failure::new(GradwireCode::NotDone, text));
             }
         }
-        let Running { handle, source, landing } = self.lock().take().ok_or_else(waited)?;
+        let Running { handle, source, landing } = lock(&self.state).take().ok_or_else(waited)?;
         let mut ended = handle.wait()?;
         if let Some(versions) = ended.chunk_versions.take() {
             // There is one wait.
@@ -201,26 +188,15 @@ fn land(ended: Ended, source: Option<Arc<Cell>>, landing: Landing) -> Result<Gra
             cell.give_back();
             ended.landed_bytes
         }
-        Landing::Plain(plain) => ended.weights.as_ref().map_or(Ok(0), |weights| copy(weights, &plain))?,
+        Landing::Plain(Plain(start)) => match &ended.weights {
+            Some(weights) => {
+                weights.copy_bytes_to(slice_mut(start, weights.bytes(), "the memory of a pull")?)?;
+                weights.bytes()
+            }
+            None => 0,
+        },
     };
     Ok(GradwireEnded { version: ended.version.0, landed_bytes, late_chunks: ended.late_chunks })
-}
-
-fn copy(weights: &Weights, plain: &Plain) -> Result<u64, Failure> {
-    let (start, bytes) = (plain.start, weights.bytes());
-    let elements = bytes / plain.dtype.bytes() as u64;
-    let name = "the memory of a pull";
-    match plain.dtype {
-        Dtype::F32 => weights.copy_to(slice_mut::<f32>(start.cast(), elements, name)?)?,
-        Dtype::F64 => weights.copy_to(slice_mut::<f64>(start.cast(), elements, name)?)?,
-        Dtype::F16 => weights.copy_to(slice_mut::<f16>(start.cast(), elements, name)?)?,
-        Dtype::Bf16 => weights.copy_to(slice_mut::<bf16>(start.cast(), elements, name)?)?,
-        Dtype::I8 => weights.copy_to(slice_mut::<i8>(start.cast(), elements, name)?)?,
-        Dtype::U8 => weights.copy_to(slice_mut::<u8>(start, elements, name)?)?,
-        Dtype::I32 => weights.copy_to(slice_mut::<i32>(start.cast(), elements, name)?)?,
-        Dtype::I64 => weights.copy_to(slice_mut::<i64>(start.cast(), elements, name)?)?,
-    }
-    Ok(bytes)
 }
 
 /// Waits until the operation has ended, at most `timeout_ms` milliseconds. `GRADWIRE_UNTIL_DEADLINE`: until its own
@@ -236,9 +212,7 @@ pub extern "C" fn gradwire_wait(
 ) -> GradwireCode {
     guard(|| {
         let result = object(handle, "handle")?.wait(timeout_ms)?;
-        if let Some(ended) = ended {
-            ended.write(result);
-        }
+        put_if_wanted(ended, result);
         Ok(())
     })
 }
@@ -253,9 +227,7 @@ pub extern "C" fn gradwire_chunk_versions(
 ) -> *const u64 {
     guard_or(std::ptr::null(), || {
         let versions = object(handle, "handle")?.chunk_versions.get();
-        if let Some(count) = count {
-            count.write(versions.map_or(0, |versions| versions.len() as u64));
-        }
+        put_if_wanted(count, versions.map_or(0, |versions| versions.len() as u64));
         Ok(versions.map_or(std::ptr::null(), |versions| versions.as_ptr()))
     })
 }
@@ -265,7 +237,7 @@ pub extern "C" fn gradwire_chunk_versions(
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_is_done(handle: Option<&GradwireHandle>) -> i32 {
     let done = guard_or(true, || {
-        Ok(object(handle, "handle")?.lock().as_ref().is_none_or(|running| running.handle.is_done()))
+        Ok(lock(&object(handle, "handle")?.state).as_ref().is_none_or(|running| running.handle.is_done()))
     });
     i32::from(done)
 }
@@ -282,11 +254,11 @@ pub extern "C" fn gradwire_on_end(
     guard(|| {
         let handle = object(handle, "handle")?;
         let call = callback.ok_or_else(|| Failure::null("callback"))?;
-        let state = handle.lock();
+        let state = lock(&handle.state);
         let running = state.as_ref().ok_or_else(waited)?;
         let callback = Callback { call, context };
         let ended = {
-            let mut told = handle.notice.lock();
+            let mut told = lock(&handle.notice.told);
             if told.ended.is_none() {
                 told.callbacks.push(callback);
             }
@@ -307,8 +279,5 @@ pub extern "C" fn gradwire_on_end(
 /// not written any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_handle_free(handle: Option<Box<GradwireHandle>>) {
-    guard(|| {
-        drop(handle);
-        Ok(())
-    });
+    free(handle);
 }

@@ -1,15 +1,15 @@
 //! Small messages between programs of a cluster, whatever their roles, and barriers of groups.
 
-use crate::border::{bytes, object, put, text};
+use crate::border::{bytes, lock, object, put, text};
 use crate::call::shown;
-use crate::client::{GradwireGroup, group as group_of};
-use crate::error::{Failure, GradwireCode, guard, guard_or, remember};
+use crate::client::{group as group_of, number_of};
+use crate::error::{Failure, GradwireCode, free, guard, guard_or, remember};
 use daemon::post::{Answering, Post, PostAnswer, Posts};
 use proto_common::ids::{MemberId, Rank, Role};
 use proto_common::message::{PostError, PostMessage, PostTo, WaitError};
 use std::ffi::{c_char, c_void};
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// Instead of a rank: all members of the group.
@@ -60,15 +60,6 @@ pub struct GradwireAnswer {
     pub body_bytes: u64,
 }
 
-fn number_of(role: Role) -> u32 {
-    let group = match role {
-        Role::Scheduler => GradwireGroup::Scheduler,
-        Role::Server => GradwireGroup::Servers,
-        Role::Worker => GradwireGroup::Workers,
-    };
-    group as u32
-}
-
 /// The receivers for a group and a rank.
 fn receivers(group: u32, rank: u32) -> Result<PostTo, Failure> {
     let all = group_of(group)?;
@@ -95,15 +86,14 @@ impl From<PostError> for Failure {
     }
 }
 
-/// The result of a barrier, for C.
-pub(crate) fn released(result: Result<(), WaitError>) -> Result<(), Failure> {
-    result.map_err(|error| {
+impl From<WaitError> for Failure {
+    fn from(error: WaitError) -> Self {
         let code = match error {
             WaitError::Deadline { .. } => GradwireCode::Deadline,
             WaitError::Refused { .. } => GradwireCode::Refused,
         };
-        Failure::new(code, error.to_string())
-    })
+        Self::new(code, error.to_string())
+    }
 }
 
 /// Sends `body_bytes` bytes, at most 1 MiB, with a number as head, to the member with this rank in the group, or with
@@ -228,17 +218,14 @@ pub extern "C" fn gradwire_messages_barrier(
 ) -> GradwireCode {
     guard(|| {
         let (posts, name) = (&object(messages, "messages")?.0, text(name, "name")?);
-        released(posts.barrier(name, group_of(group)?, Duration::from_millis(timeout_ms)))
+        Ok(posts.barrier(name, group_of(group)?, Duration::from_millis(timeout_ms))?)
     })
 }
 
 /// Frees the object. Null is allowed. Handlers stay registered.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_messages_free(messages: Option<Box<GradwireMessages>>) {
-    guard(|| {
-        drop(messages);
-        Ok(())
-    });
+    free(messages);
 }
 
 /// The sender: one `GradwireGroup` constant, and the rank in the group.
@@ -282,17 +269,12 @@ pub extern "C" fn gradwire_message_reply(
         let body = bytes(body.cast(), body_bytes, "body")?.to_vec();
         let message = object(message, "message")?;
         let answered = || Failure::argument("the message has already been answered; answer once");
-        let reply =
-            message.reply.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(answered)?;
-        Ok(reply.send(head, body)?)
+        Ok(lock(&message.reply).take().ok_or_else(answered)?.send(head, body)?)
     })
 }
 
 /// Frees a message. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_message_free(message: Option<Box<GradwireMessage>>) {
-    guard(|| {
-        drop(message);
-        Ok(())
-    });
+    free(message);
 }

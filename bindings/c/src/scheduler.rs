@@ -1,7 +1,7 @@
 //! The scheduler in the program's process.
 
-use crate::border::{object, put};
-use crate::error::{Failure, GradwireCode, guard};
+use crate::border::{lock, make, object};
+use crate::error::{Failure, GradwireCode, free, guard};
 use crate::message::GradwireMessages;
 use crate::server::ended;
 use crate::settings::{GradwireSettings, load};
@@ -9,7 +9,7 @@ use daemon::post::Posts;
 use gradwire_scheduler::runtime::Scheduler;
 use proto_common::ids::Role;
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// The scheduler of a cluster. Any thread may call its functions. Free it with `gradwire_scheduler_free`.
 #[derive(Debug)]
@@ -28,16 +28,14 @@ pub extern "C" fn gradwire_scheduler_start(
     scheduler: Option<&mut MaybeUninit<Option<Box<GradwireScheduler>>>>,
 ) -> GradwireCode {
     guard(|| {
-        let place = scheduler.ok_or_else(|| Failure::null("scheduler"))?;
-        let settings = load(settings, Role::Scheduler)?.settings;
-        let (workers, servers) = (settings.cluster.workers, settings.cluster.servers);
-        let started = Scheduler::start(settings);
-        let failed = |error| Failure::new(GradwireCode::Unreachable, format!("{error:#}"));
-        let started = started.map_err(failed)?;
-        let posts = started.posts().clone();
-        let scheduler = Mutex::new(Some(started));
-        place.write(Some(Box::new(GradwireScheduler { workers, servers, posts, scheduler })));
-        Ok(())
+        make(scheduler, "scheduler", || {
+            let settings = load(settings, Role::Scheduler)?.settings;
+            let (workers, servers) = (settings.cluster.workers, settings.cluster.servers);
+            let failed = |error| Failure::new(GradwireCode::Unreachable, format!("{error:#}"));
+            let started = Scheduler::start(settings).map_err(failed)?;
+            let posts = started.posts().clone();
+            Ok(GradwireScheduler { workers, servers, posts, scheduler: Mutex::new(Some(started)) })
+        })
     })
 }
 
@@ -60,8 +58,7 @@ pub extern "C" fn gradwire_scheduler_messages(
     messages: Option<&mut MaybeUninit<Option<Box<GradwireMessages>>>>,
 ) -> GradwireCode {
     guard(|| {
-        let posts = object(scheduler, "scheduler")?.posts.clone();
-        put(messages, "messages", Some(Box::new(GradwireMessages(posts))))
+        make(messages, "messages", || Ok(GradwireMessages(object(scheduler, "scheduler")?.posts.clone())))
     })
 }
 
@@ -70,8 +67,7 @@ pub extern "C" fn gradwire_scheduler_messages(
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_scheduler_wait(scheduler: Option<&GradwireScheduler>) -> GradwireCode {
     guard(|| {
-        let scheduler = object(scheduler, "scheduler")?;
-        let running = scheduler.scheduler.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let running = lock(&object(scheduler, "scheduler")?.scheduler).take();
         running.map_or(Ok(()), |running| ended(running.join()))
     })
 }
@@ -80,8 +76,5 @@ pub extern "C" fn gradwire_scheduler_wait(scheduler: Option<&GradwireScheduler>)
 /// allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_scheduler_free(scheduler: Option<Box<GradwireScheduler>>) {
-    guard(|| {
-        drop(scheduler);
-        Ok(())
-    });
+    free(scheduler);
 }

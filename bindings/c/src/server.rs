@@ -1,8 +1,8 @@
 //! A server in the program's process, and its handlers for workers' calls.
 
-use crate::border::{bytes, object, put, slice};
+use crate::border::{bytes, lock, make, object, slice};
 use crate::call::shown;
-use crate::error::{Failure, GradwireCode, guard, guard_or};
+use crate::error::{Failure, GradwireCode, free, guard, guard_or};
 use crate::message::GradwireMessages;
 use crate::piece::{GradwirePiece, Lent};
 use crate::settings::{GradwireSettings, load};
@@ -12,7 +12,7 @@ use gradwire_server::{Apps, Call, Reply, ReplyBody, ReplyError, Server};
 use proto_common::ids::Role;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// A server of a cluster. Any thread may call its functions. Free it with `gradwire_server_free`.
 #[derive(Debug)]
@@ -57,12 +57,6 @@ impl From<ReplyError> for Failure {
     }
 }
 
-impl GradwireServer {
-    fn lock(&self) -> MutexGuard<'_, Option<Server>> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// The result of a role, for C.
 pub(crate) fn ended(result: Result<(), impl std::fmt::Display>) -> Result<(), Failure> {
     result.map_err(|error| Failure::new(GradwireCode::Closed, format!("{error:#}")))
@@ -75,17 +69,17 @@ pub extern "C" fn gradwire_server_start(
     server: Option<&mut MaybeUninit<Option<Box<GradwireServer>>>>,
 ) -> GradwireCode {
     guard(|| {
-        let place = server.ok_or_else(|| Failure::null("server"))?;
-        let started = Server::start(load(settings, Role::Server)?.settings)?;
-        place.write(Some(Box::new(GradwireServer {
-            rank: started.rank(),
-            workers: started.workers(),
-            servers: started.servers(),
-            apps: started.apps().clone(),
-            posts: started.posts().clone(),
-            server: Mutex::new(Some(started)),
-        })));
-        Ok(())
+        make(server, "server", || {
+            let started = Server::start(load(settings, Role::Server)?.settings)?;
+            Ok(GradwireServer {
+                rank: started.rank(),
+                workers: started.workers(),
+                servers: started.servers(),
+                apps: started.apps().clone(),
+                posts: started.posts().clone(),
+                server: Mutex::new(Some(started)),
+            })
+        })
     })
 }
 
@@ -113,10 +107,7 @@ pub extern "C" fn gradwire_server_messages(
     server: Option<&GradwireServer>,
     messages: Option<&mut MaybeUninit<Option<Box<GradwireMessages>>>>,
 ) -> GradwireCode {
-    guard(|| {
-        let posts = object(server, "server")?.posts.clone();
-        put(messages, "messages", Some(Box::new(GradwireMessages(posts))))
-    })
+    guard(|| make(messages, "messages", || Ok(GradwireMessages(object(server, "server")?.posts.clone()))))
 }
 
 /// Registers a handler for calls to this number. Earlier calls have waited for it. The context must exist until the
@@ -159,10 +150,8 @@ impl Handler {
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_unregister(server: Option<&GradwireServer>, app: u32) -> GradwireCode {
     guard(|| {
-        let stuck = |error: gradwire_server::app::StuckHandler| {
-            Failure::new(GradwireCode::Deadline, error.to_string())
-        };
-        object(server, "server")?.apps.unregister(app).map(drop).map_err(stuck)
+        let unregistered = object(server, "server")?.apps.unregister(app).map(drop);
+        unregistered.map_err(|stuck| Failure::new(GradwireCode::Deadline, stuck.to_string()))
     })
 }
 
@@ -172,7 +161,7 @@ pub extern "C" fn gradwire_server_unregister(server: Option<&GradwireServer>, ap
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_wait(server: Option<&GradwireServer>) -> GradwireCode {
     guard(|| {
-        let running = object(server, "server")?.lock().take();
+        let running = lock(&object(server, "server")?.server).take();
         running.map_or(Ok(()), |running| ended(running.join()))
     })
 }
@@ -180,10 +169,7 @@ pub extern "C" fn gradwire_server_wait(server: Option<&GradwireServer>) -> Gradw
 /// Leaves the cluster in good order, unless another thread waits for the end, and frees the server. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_free(server: Option<Box<GradwireServer>>) {
-    guard(|| {
-        drop(server);
-        Ok(())
-    });
+    free(server);
 }
 
 /// The rank of the calling worker. `UINT32_MAX` for null.
@@ -225,8 +211,7 @@ pub extern "C" fn gradwire_request_reply(
         let head = bytes(head.cast(), head_bytes, "head")?;
         let request = object(request, "request")?;
         let answered = || Failure::argument("the request has already been answered; answer once");
-        let reply =
-            request.reply.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(answered)?;
+        let reply = lock(&request.reply).take().ok_or_else(answered)?;
         let body = body_of(&reply, lent)?;
         Ok(reply.send(head, body)?)
     })
@@ -264,8 +249,5 @@ fn body_of(reply: &Reply, mut lent: Vec<Lent<'_>>) -> Result<ReplyBody, Failure>
 /// Frees a request. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_request_free(request: Option<Box<GradwireRequest>>) {
-    guard(|| {
-        drop(request);
-        Ok(())
-    });
+    free(request);
 }

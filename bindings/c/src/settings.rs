@@ -1,19 +1,19 @@
 //! Settings from C programs: names and values that override the environment and a file. It must not know which
 //! settings exist.
 
-use crate::border::{object, put, text};
-use crate::error::{Failure, GradwireCode, guard};
+use crate::border::{lock, make, object, text};
+use crate::error::{Failure, GradwireCode, free, guard};
 use daemon::settings::{Loaded, Override, load_settings};
 use proto_common::ids::Role;
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// The settings for a client, server or scheduler. In increasing priority: defaults, settings file, `DMLC_*` and
 /// `GRADWIRE_*` variables of the environment, values set here. Free them with `gradwire_settings_free`. They may be
 /// used several times, and by several threads.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct GradwireSettings(Mutex<Given>);
 
 #[derive(Debug, Default)]
@@ -26,13 +26,9 @@ struct Given {
 }
 
 impl GradwireSettings {
-    fn lock(&self) -> MutexGuard<'_, Given> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reads all sources and validates them for the role. Logging starts here if it was requested.
     pub(crate) fn load(&self, role: Role) -> Result<Loaded, Failure> {
-        let given = self.lock();
+        let given = lock(&self.0);
         // What was given by name comes first: the first of two wins.
         let mut environment = given.variables.clone();
         if !given.without_environment {
@@ -51,10 +47,7 @@ impl GradwireSettings {
 
 /// The settings that C passed, or empty ones.
 pub(crate) fn load(settings: Option<&GradwireSettings>, role: Role) -> Result<Loaded, Failure> {
-    match settings {
-        Some(settings) => settings.load(role),
-        None => GradwireSettings(Mutex::default()).load(role),
-    }
+    settings.unwrap_or(&GradwireSettings::default()).load(role)
 }
 
 /// New settings: from the environment and a settings file, if there is one.
@@ -62,7 +55,7 @@ pub(crate) fn load(settings: Option<&GradwireSettings>, role: Role) -> Result<Lo
 pub extern "C" fn gradwire_settings_new(
     settings: Option<&mut MaybeUninit<Option<Box<GradwireSettings>>>>,
 ) -> GradwireCode {
-    guard(|| put(settings, "settings", Some(Box::new(GradwireSettings(Mutex::default())))))
+    guard(|| make(settings, "settings", || Ok(GradwireSettings::default())))
 }
 
 /// Sets one setting by its dotted name, such as `scheduler.port`, to a value as in a settings file, without quotes.
@@ -75,7 +68,7 @@ pub extern "C" fn gradwire_settings_set(
 ) -> GradwireCode {
     guard(|| {
         let (name, value) = (text(name, "name")?, text(value, "value")?);
-        let mut given = object(settings, "settings")?.lock();
+        let mut given = lock(&object(settings, "settings")?.0);
         given.overrides.push(Override::new(format!("the program's setting {name}"), name, value));
         Ok(())
     })
@@ -89,7 +82,7 @@ pub extern "C" fn gradwire_settings_file(
 ) -> GradwireCode {
     guard(|| {
         let path = text(path, "path")?.into();
-        object(settings, "settings")?.lock().file = Some(path);
+        lock(&object(settings, "settings")?.0).file = Some(path);
         Ok(())
     })
 }
@@ -104,7 +97,7 @@ pub extern "C" fn gradwire_settings_variable(
 ) -> GradwireCode {
     guard(|| {
         let pair = (text(name, "name")?.to_owned(), text(value, "value")?.to_owned());
-        object(settings, "settings")?.lock().variables.insert(0, pair);
+        lock(&object(settings, "settings")?.0).variables.insert(0, pair);
         Ok(())
     })
 }
@@ -113,7 +106,7 @@ pub extern "C" fn gradwire_settings_variable(
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_settings_without_environment(settings: Option<&GradwireSettings>) -> GradwireCode {
     guard(|| {
-        object(settings, "settings")?.lock().without_environment = true;
+        lock(&object(settings, "settings")?.0).without_environment = true;
         Ok(())
     })
 }
@@ -123,7 +116,7 @@ pub extern "C" fn gradwire_settings_without_environment(settings: Option<&Gradwi
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_settings_log(settings: Option<&GradwireSettings>) -> GradwireCode {
     guard(|| {
-        object(settings, "settings")?.lock().logs = true;
+        lock(&object(settings, "settings")?.0).logs = true;
         Ok(())
     })
 }
@@ -131,5 +124,5 @@ pub extern "C" fn gradwire_settings_log(settings: Option<&GradwireSettings>) -> 
 /// Frees settings. Null is allowed. Clients and roles that were started with them continue.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_settings_free(settings: Option<Box<GradwireSettings>>) {
-    drop(settings);
+    free(settings);
 }

@@ -1,13 +1,13 @@
 //! Sparse tables: rows under u64 ids, pushed and pulled from plain memory. The library finds the server of each row.
 
-use crate::border::{object, put, slice, slice_mut};
+use crate::border::{lock, make, object, slice, slice_mut};
 use crate::client::GradwireClient;
-use crate::error::{Failure, GradwireCode, guard, guard_or};
+use crate::error::{Failure, GradwireCode, free, guard, guard_or};
 use crate::optimizer::GradwireOptimizer;
 use gradwire_worker::{Client, ClientError, RowsHandle, Table};
 use proto_common::table::{Initial, TableSpec};
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// A declared table. Any thread may call its functions. `gradwire_table_free` frees only this object and not the
 /// table.
@@ -71,12 +71,6 @@ impl GradwireTableSpec {
     }
 }
 
-impl GradwireRowsHandle {
-    fn lock(&self) -> MutexGuard<'_, Option<RowsHandle>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Declares a table on all servers. A repeated declaration has no effect; a different declaration of a known key is
 /// refused. Waits for the servers, at most `deadlines.operation_ms`.
 #[unsafe(no_mangle)]
@@ -87,9 +81,8 @@ pub extern "C" fn gradwire_declare_table(
 ) -> GradwireCode {
     guard(|| {
         let client = object(client, "client")?.client();
-        let place = table.ok_or_else(|| Failure::null("table"))?;
-        let declared = client.declare_table(&object(spec, "spec")?.typed()?)?;
-        put(Some(place), "table", Some(Box::new(GradwireTable(declared))))
+        let spec = object(spec, "spec")?.typed()?;
+        make(table, "table", || Ok(GradwireTable(client.declare_table(&spec)?)))
     })
 }
 
@@ -139,9 +132,9 @@ fn push(
     guard(|| {
         let (client, table) = (object(client, "client")?.client(), &object(table, "table")?.0);
         let (ids, values) = (slice(ids, count, "ids")?, slice(values, value_count, "values")?);
-        let place = handle.ok_or_else(|| Failure::null("handle"))?;
-        let pushed = begin(client, table, ids, values)?;
-        put(Some(place), "handle", Some(Box::new(GradwireRowsHandle(Mutex::new(Some(pushed))))))
+        make(handle, "handle", || {
+            Ok(GradwireRowsHandle(Mutex::new(Some(begin(client, table, ids, values)?))))
+        })
     })
 }
 
@@ -169,7 +162,7 @@ pub extern "C" fn gradwire_rows_wait(handle: Option<&GradwireRowsHandle>) -> Gra
     guard(|| {
         let text = "the rows have already been waited for; wait once per push";
         let waited = || Failure::new(GradwireCode::AlreadyWaited, text);
-        Ok(object(handle, "handle")?.lock().take().ok_or_else(waited)?.wait()?)
+        Ok(lock(&object(handle, "handle")?.0).take().ok_or_else(waited)?.wait()?)
     })
 }
 
@@ -177,17 +170,14 @@ pub extern "C" fn gradwire_rows_wait(handle: Option<&GradwireRowsHandle>) -> Gra
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_rows_is_done(handle: Option<&GradwireRowsHandle>) -> i32 {
     let done =
-        guard_or(true, || Ok(object(handle, "handle")?.lock().as_ref().is_none_or(RowsHandle::is_done)));
+        guard_or(true, || Ok(lock(&object(handle, "handle")?.0).as_ref().is_none_or(RowsHandle::is_done)));
     i32::from(done)
 }
 
 /// Frees a push's handle. Null is allowed. The push continues.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_rows_free(handle: Option<Box<GradwireRowsHandle>>) {
-    guard(|| {
-        drop(handle);
-        Ok(())
-    });
+    free(handle);
 }
 
 /// Floats per row. 0 for null.
@@ -199,5 +189,5 @@ pub extern "C" fn gradwire_table_width(table: Option<&GradwireTable>) -> u32 {
 /// Frees the object, and not the table. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_table_free(table: Option<Box<GradwireTable>>) {
-    drop(table);
+    free(table);
 }

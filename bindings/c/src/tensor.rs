@@ -1,8 +1,8 @@
 //! Declared tensors, and their update rules.
 
-use crate::border::{object, put, slice, slice_mut, text};
+use crate::border::{make, object, put, put_if_wanted, slice, slice_mut, text};
 use crate::client::GradwireClient;
-use crate::error::{Failure, GradwireCode, guard, guard_or};
+use crate::error::{Failure, GradwireCode, free, guard, guard_or};
 use crate::optimizer::GradwireOptimizer;
 use gradwire_worker::Tensor;
 use proto_common::codec::{Codec, Compression};
@@ -145,7 +145,7 @@ pub extern "C" fn gradwire_declare(
     guard(|| {
         let client = object(client, "client")?.client();
         let specs = slice(specs, count, "specs")?;
-        let places = slice_mut(tensors.cast::<std::mem::MaybeUninit<_>>(), count, "tensors")?;
+        let places = slice_mut(tensors.cast::<MaybeUninit<_>>(), count, "tensors")?;
         let specs: Vec<_> = specs.iter().map(GradwireTensorSpec::typed).collect::<Result<_, _>>()?;
         let declared = client.declare(&specs)?;
         for (place, tensor) in places.iter_mut().zip(declared) {
@@ -162,10 +162,7 @@ pub extern "C" fn gradwire_tensor_of(
     key: u64,
     tensor: Option<&mut MaybeUninit<Option<Box<GradwireTensor>>>>,
 ) -> GradwireCode {
-    guard(|| {
-        let found = object(client, "client")?.client().tensor(key)?;
-        put(tensor, "tensor", Some(Box::new(GradwireTensor(found))))
-    })
+    guard(|| make(tensor, "tensor", || Ok(GradwireTensor(object(client, "client")?.client().tensor(key)?))))
 }
 
 /// Changes a tensor's update rule, from this worker's next contribution on. One worker's call is enough. `round`
@@ -180,11 +177,13 @@ pub extern "C" fn gradwire_change_rule(
     guard(|| {
         let (client, tensor) = (object(client, "client")?.client(), object(tensor, "tensor")?);
         let from = client.change_rule(&tensor.0, object(optimizer, "optimizer")?.typed()?)?;
-        if let Some(round) = round {
-            round.write(from);
-        }
+        put_if_wanted(round, from);
         Ok(())
     })
+}
+
+fn tensors_of(tensors: *const Option<&GradwireTensor>, count: u64) -> Result<Vec<Tensor>, Failure> {
+    slice(tensors, count, "tensors")?.iter().map(|tensor| Ok(object(*tensor, "tensor")?.0.clone())).collect()
 }
 
 /// Where training is. `round` receives the last round of these `count` tensors that all workers have finished; 0 in a
@@ -202,10 +201,7 @@ pub extern "C" fn gradwire_resume(
 ) -> GradwireCode {
     guard(|| {
         let client = object(client, "client")?.client();
-        let tensor = |tensor: &Option<&GradwireTensor>| Ok(object(*tensor, "tensor")?.0.clone());
-        let tensors = slice(tensors, count, "tensors")?.iter().map(tensor);
-        let tensors = tensors.collect::<Result<Vec<Tensor>, Failure>>()?;
-        put(round, "round", client.resume(&tensors)?)
+        put(round, "round", client.resume(&tensors_of(tensors, count)?)?)
     })
 }
 
@@ -227,9 +223,7 @@ pub extern "C" fn gradwire_checkpoint(
     guard(|| {
         let client = object(client, "client")?.client();
         let place = slice_mut(name.cast::<u8>(), name_bytes, "name")?;
-        let tensor = |tensor: &Option<&GradwireTensor>| Ok(object(*tensor, "tensor")?.0.clone());
-        let tensors = slice(tensors, count, "tensors")?.iter().map(tensor);
-        let tensors = tensors.collect::<Result<Vec<Tensor>, Failure>>()?;
+        let tensors = tensors_of(tensors, count)?;
         if !place.is_empty() && place.len() < NAME_BYTES_MIN {
             let what =
                 format!("name_bytes is {name_bytes}, but the name of a checkpoint may need {NAME_BYTES_MIN}");
@@ -284,8 +278,8 @@ pub extern "C" fn gradwire_tensor_with_chunk_versions(
     with_versions: Option<&mut MaybeUninit<Option<Box<GradwireTensor>>>>,
 ) -> GradwireCode {
     guard(|| {
-        let telling = object(tensor, "tensor")?.0.with_chunk_versions();
-        put(with_versions, "with_versions", Some(Box::new(GradwireTensor(telling))))
+        let telling = || Ok(GradwireTensor(object(tensor, "tensor")?.0.with_chunk_versions()));
+        make(with_versions, "with_versions", telling)
     })
 }
 
@@ -298,5 +292,5 @@ pub extern "C" fn gradwire_tensor_key(tensor: Option<&GradwireTensor>) -> u64 {
 /// Frees the object, and not the tensor. Null is allowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_tensor_free(tensor: Option<Box<GradwireTensor>>) {
-    drop(tensor);
+    free(tensor);
 }

@@ -1,7 +1,8 @@
 //! Moving tensors: push, pull, push_pull and initial values, from plain or registered memory.
 
-use crate::border::{Out, bytes, object, slice_mut};
-use crate::buffer::GradwireBuffer;
+use crate::border::{bytes, make, object, slice_mut};
+use crate::buffer::{GradwireBuffer, Taken};
+use crate::call::copied;
 use crate::client::GradwireClient;
 use crate::error::{Failure, GradwireCode, guard};
 use crate::handle::{GradwireHandle, Landing, Plain};
@@ -9,8 +10,6 @@ use crate::tensor::GradwireTensor;
 use gradwire_worker::{Client, Tensor, TensorBuffer};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-
-type HandleOut<'a> = Out<'a, Option<Box<GradwireHandle>>>;
 
 /// The objects of a call.
 fn objects<'a>(
@@ -32,35 +31,40 @@ fn fits(tensor: &Tensor, have: u64, shorter: bool) -> Result<(), Failure> {
     )))
 }
 
-/// A copy of plain memory in registered memory.
-fn copied(client: &Client, data: &[u8]) -> Result<TensorBuffer, Failure> {
-    let mut buffer = client.allocate(data.len() as u64)?;
-    buffer.copy_in(data);
-    Ok(buffer)
+/// A copy of the program's contribution in registered memory.
+fn contribution(
+    client: &Client,
+    tensor: &Tensor,
+    (data, data_bytes): (*const c_void, u64),
+    shorter: bool,
+) -> Result<TensorBuffer, Failure> {
+    fits(tensor, data_bytes, shorter)?;
+    copied(client, bytes(data.cast(), data_bytes, "data")?)
+}
+
+/// Registered memory on its way into an operation of the tensor.
+fn taken(
+    buffer: Option<&GradwireBuffer>,
+    name: &str,
+    tensor: &Tensor,
+    shorter: bool,
+) -> Result<Taken, Failure> {
+    let buffer = object(buffer, name)?;
+    fits(tensor, buffer.bytes(), shorter)?;
+    buffer.take(name)
 }
 
 /// Memory of the program's that the wait writes: looked at now, so that what is wrong with it is told now.
 fn plain(tensor: &Tensor, into: *mut u8, into_bytes: u64) -> Result<Landing, Failure> {
     fits(tensor, into_bytes, false)?;
-    let dtype = tensor.spec().dtype;
-    let (start, width) = (into, dtype.bytes());
-    slice_mut(start, into_bytes, "into")?;
-    if !(start as usize).is_multiple_of(width) {
+    let width = tensor.spec().dtype.bytes();
+    slice_mut(into, into_bytes, "into")?;
+    if !(into as usize).is_multiple_of(width) {
         return Err(Failure::argument(format!(
             "into is not aligned: its address must be a multiple of {width} bytes"
         )));
     }
-    Ok(Landing::Plain(Plain { start, dtype }))
-}
-
-/// Where the handle goes is known before anything is started.
-fn started<'a>(
-    handle: HandleOut<'a>,
-    start: impl FnOnce() -> Result<GradwireHandle, Failure>,
-) -> Result<(), Failure> {
-    let place = handle.ok_or_else(|| Failure::null("handle"))?;
-    place.write(Some(Box::new(start()?)));
-    Ok(())
+    Ok(Landing::Plain(Plain(into)))
 }
 
 /// Contributes a gradient of `data_bytes` bytes to the tensor's next round. The memory is copied during the call;
@@ -77,10 +81,8 @@ pub extern "C" fn gradwire_push(
 ) -> GradwireCode {
     guard(|| {
         let (client, tensor) = objects(client, tensor)?;
-        fits(tensor, data_bytes, tensor.spec().dynamic)?;
-        let data = bytes(data.cast(), data_bytes, "data")?;
-        started(handle, || {
-            let source = copied(client, data)?;
+        make(handle, "handle", || {
+            let source = contribution(client, tensor, (data, data_bytes), tensor.spec().dynamic)?;
             Ok(GradwireHandle::new(client.push_at(tensor, source, priority)?, None, Landing::Nowhere))
         })
     })
@@ -98,10 +100,8 @@ pub extern "C" fn gradwire_push_buffer(
 ) -> GradwireCode {
     guard(|| {
         let (client, tensor) = objects(client, tensor)?;
-        let gradient = object(gradient, "gradient")?;
-        fits(tensor, gradient.bytes(), tensor.spec().dynamic)?;
-        started(handle, || {
-            let source = gradient.take("gradient")?;
+        make(handle, "handle", || {
+            let source = taken(gradient, "gradient", tensor, tensor.spec().dynamic)?;
             let handle = client.push_at(tensor, source.memory(), priority)?;
             Ok(GradwireHandle::new(handle, Some(source.keep()), Landing::Nowhere))
         })
@@ -123,7 +123,9 @@ pub extern "C" fn gradwire_pull(
     guard(|| {
         let (client, tensor) = objects(client, tensor)?;
         let landing = plain(tensor, into.cast(), into_bytes)?;
-        started(handle, || Ok(GradwireHandle::new(client.pull_view_at(tensor, priority)?, None, landing)))
+        make(handle, "handle", || {
+            Ok(GradwireHandle::new(client.pull_view_at(tensor, priority)?, None, landing))
+        })
     })
 }
 
@@ -139,10 +141,8 @@ pub extern "C" fn gradwire_pull_buffer(
 ) -> GradwireCode {
     guard(|| {
         let (client, tensor) = objects(client, tensor)?;
-        let weights = object(weights, "weights")?;
-        fits(tensor, weights.bytes(), false)?;
-        started(handle, || {
-            let target = weights.take("weights")?;
+        make(handle, "handle", || {
+            let target = taken(weights, "weights", tensor, false)?;
             let handle = client.pull_at(tensor, target.memory(), priority)?;
             Ok(GradwireHandle::new(handle, None, Landing::Buffer(target.keep())))
         })
@@ -166,10 +166,8 @@ pub extern "C" fn gradwire_push_pull(
     guard(|| {
         let (client, tensor) = objects(client, tensor)?;
         let landing = plain(tensor, into.cast(), into_bytes)?;
-        fits(tensor, data_bytes, false)?;
-        let data = bytes(data.cast(), data_bytes, "data")?;
-        started(handle, || {
-            let source = copied(client, data)?;
+        make(handle, "handle", || {
+            let source = contribution(client, tensor, (data, data_bytes), false)?;
             let handle = client.push_pull_view(tensor, source, priority)?;
             Ok(GradwireHandle::new(handle, None, landing))
         })
@@ -188,13 +186,9 @@ pub extern "C" fn gradwire_push_pull_buffers(
 ) -> GradwireCode {
     guard(|| {
         let (client, tensor) = objects(client, tensor)?;
-        let (gradient, weights) = (object(gradient, "gradient")?, object(weights, "weights")?);
-        for buffer in [gradient, weights] {
-            fits(tensor, buffer.bytes(), false)?;
-        }
-        started(handle, || {
-            let source = gradient.take("gradient")?;
-            let target = weights.take("weights")?;
+        make(handle, "handle", || {
+            let source = taken(gradient, "gradient", tensor, false)?;
+            let target = taken(weights, "weights", tensor, false)?;
             let handle = client.push_pull(tensor, source.memory(), target.memory(), priority)?;
             Ok(GradwireHandle::new(handle, Some(source.keep()), Landing::Buffer(target.keep())))
         })
@@ -213,10 +207,8 @@ pub extern "C" fn gradwire_init(
 ) -> GradwireCode {
     guard(|| {
         let (client, tensor) = objects(client, tensor)?;
-        fits(tensor, data_bytes, false)?;
-        let data = bytes(data.cast(), data_bytes, "data")?;
-        started(handle, || {
-            let source = copied(client, data)?;
+        make(handle, "handle", || {
+            let source = contribution(client, tensor, (data, data_bytes), false)?;
             Ok(GradwireHandle::new(client.init_from(tensor, source)?, None, Landing::Nowhere))
         })
     })

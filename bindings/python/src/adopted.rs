@@ -2,13 +2,14 @@
 //! is known by its object, which is held here, never by an address alone; it is let go of once nobody else has it.
 
 use crate::array::Array;
+use crate::lock;
 use gradwire_worker::UserBuffer;
 use proto_common::element::Dtype;
 use pyo3::intern;
 use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Arrays that are remembered; what comes beyond them is copied each time.
 const ARRAYS_MAX: usize = 4096;
@@ -57,18 +58,13 @@ impl Kept {
 pub(crate) struct Adopted(Arc<Mutex<HashMap<Name, Entry>>>);
 
 impl Adopted {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Name, Entry>> {
-        // A map that is inserted into and removed from is whole, whatever happened to others.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The array as a buffer; `None` where it is to be copied.
     pub(crate) fn buffer(&self, py: Python<'_>, array: &Array) -> Option<UserBuffer> {
         if array.dtype != Dtype::F32 || !array.is_aligned() {
             return None;
         }
         let name = (array.seen.as_ptr() as usize, array.address, array.bytes());
-        if let Some(entry) = self.lock().get(&name) {
+        if let Some(entry) = lock(&self.0).get(&name) {
             return Some(entry.buffer.clone());
         }
         self.sweep(py);
@@ -81,7 +77,7 @@ impl Adopted {
         let buffer = unsafe { UserBuffer::adopt(start, array.elements(), owner) };
         let kept =
             Kept { seen: array.seen.clone_ref(py), owner: array.owner.clone_ref(py), ours: array.ours };
-        let mut entries = self.lock();
+        let mut entries = lock(&self.0);
         let known = entries.len();
         let before = if known < ARRAYS_MAX {
             entries.insert(name, Entry { buffer: buffer.clone(), kept })
@@ -98,12 +94,12 @@ impl Adopted {
     /// both without the lock.
     pub(crate) fn sweep(&self, py: Python<'_>) {
         let all: Vec<(Name, Kept)> =
-            self.lock().iter().map(|(name, entry)| (*name, entry.kept.clone_ref(py))).collect();
+            lock(&self.0).iter().map(|(name, entry)| (*name, entry.kept.clone_ref(py))).collect();
         let mut gone = Vec::new();
         for (name, kept) in all {
             if !kept.is_with_others(py) {
                 // If somebody has just pushed it again, it is copied once more.
-                gone.extend(self.lock().remove(&name));
+                gone.extend(lock(&self.0).remove(&name));
             }
         }
         drop(gone);
@@ -112,18 +108,18 @@ impl Adopted {
     /// Lets go of an array; its next push is copied. What was kept of it is returned.
     pub(crate) fn forget(&self, array: &Array) -> Vec<UserBuffer> {
         let of = |name: &Name| name.0 == array.seen.as_ptr() as usize && name.1 == array.address;
-        let gone: Vec<_> = self.lock().extract_if(|name, _| of(name)).collect();
+        let gone: Vec<_> = lock(&self.0).extract_if(|name, _| of(name)).collect();
         gone.into_iter().map(|(_, entry)| entry.buffer).collect()
     }
 
     /// Lets go of all.
     pub(crate) fn clear(&self) {
-        let all = std::mem::take(&mut *self.lock());
+        let all = std::mem::take(&mut *lock(&self.0));
         drop(all);
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.lock().len()
+        lock(&self.0).len()
     }
 }
 

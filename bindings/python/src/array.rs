@@ -146,10 +146,8 @@ fn from_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> P
     let (address, read_only): (usize, bool) = entry(intern!(py, "data"))?.extract()?;
     let typestr = entry(intern!(py, "typestr"))?;
     let typestr: &str = &typestr.extract::<std::borrow::Cow<'_, str>>()?;
-    let dtype = match dtype_of(typestr) {
-        Some(dtype) => dtype,
-        None => named_dtype(object, typestr)?,
-    };
+    let known = Dtype::ALL.into_iter().find(|dtype| *dtype != Dtype::Bf16 && typestr_of(*dtype) == typestr);
+    let dtype = known.map_or_else(|| named_dtype(object, typestr), Ok)?;
     if let Some(strides) = interface.get_item(intern!(py, "strides"))?.filter(|strides| !strides.is_none()) {
         let strides: Vec<i64> = strides.cast::<PyTuple>()?.extract()?;
         let size = dtype.bytes() as i64;
@@ -173,17 +171,18 @@ fn from_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> P
     Ok(Array { address, dtype, shape, read_only, owner, seen, ours: 2 })
 }
 
-fn dtype_of(typestr: &str) -> Option<Dtype> {
-    Some(match typestr {
-        "<f4" => Dtype::F32,
-        "<f8" => Dtype::F64,
-        "<f2" => Dtype::F16,
-        "|i1" => Dtype::I8,
-        "|u1" => Dtype::U8,
-        "<i4" => Dtype::I32,
-        "<i8" => Dtype::I64,
-        _ => return None,
-    })
+/// numpy's name of a type; of bfloat16, which numpy does not have, that of numbers of its size.
+pub(crate) fn typestr_of(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "<f4",
+        Dtype::F64 => "<f8",
+        Dtype::F16 => "<f2",
+        Dtype::Bf16 => "<u2",
+        Dtype::I8 => "|i1",
+        Dtype::U8 => "|u1",
+        Dtype::I32 => "<i4",
+        Dtype::I64 => "<i8",
+    }
 }
 
 /// bfloat16 is no type of numpy's own; ml_dtypes gives it one.

@@ -2,7 +2,7 @@
 //! read, memory is owned and operations end is elsewhere.
 
 use crate::adopted::Adopted;
-use crate::array::Array;
+use crate::array::{Array, typestr_of};
 use crate::error::Failure;
 use crate::finisher::Finisher;
 use crate::handle::{Handle, Out, Viewing};
@@ -13,7 +13,7 @@ use crate::pending::{Brought, Pending};
 use crate::rows::{Rows, Table};
 use crate::settings;
 use crate::tensor::Tensor;
-use gradwire_worker::{CallRequest, Piece, Source, TensorBuffer, UserBuffer};
+use gradwire_worker::{CallRequest, ClientError, Piece, Source, Target, TensorBuffer, UserBuffer};
 use proto_common::element::Dtype;
 use proto_common::message::NodeGroup;
 use proto_common::optimizer::Optimizer;
@@ -87,49 +87,42 @@ fn copied(py: Python<'_>, client: &gradwire_worker::Client, array: &Array) -> Re
     })
 }
 
-/// Where weights go, and the array that `wait` returns.
-enum Place {
-    /// Memory of the library's.
-    Lands(gradwire_worker::SharedBuffer, Py<PyAny>),
-    /// Memory of the caller's, which they are copied to from where servers have them.
-    Viewed(Out, Py<PyAny>),
-    /// The same, from where they land: another operation on the tensor is shown them.
-    Copied(gradwire_worker::TensorBuffer, Out, Py<PyAny>),
+/// Where weights go.
+struct Place {
+    /// Memory of the library's that they land in; None: they are shown where servers have them.
+    target: Option<Target>,
+    /// Memory of the caller's, which they are copied to.
+    copied: Option<Out>,
+    /// What `wait` returns.
+    array: Py<PyAny>,
 }
 
 impl Inner {
     fn place(&self, tensor: &Tensor, out: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Place> {
         let Some(out) = out else {
             let (array, shared) = self.empty(py, &tensor.shape, tensor.dtype(), tensor.numpy.bind(py))?;
-            return Ok(Place::Lands(shared, array));
+            return Ok(Place { target: Some(shared.into()), copied: None, array });
         };
-        let array = Array::writable(out, tensor)?;
-        Ok(match self.stretches.at(array.address, array.bytes()) {
-            Some(shared) => Place::Lands(shared, out.clone().unbind()),
-            None if tensor.inner.spec().dynamic => {
-                return Err(Failure::input(
-                    "dynamic",
-                    format!(
-                        "{} is dynamic: `out` must be an array of client.empty(), or None",
-                        tensor.label()
-                    ),
-                )
-                .into());
-            }
+        let of = Array::writable(out, tensor)?;
+        let array = out.clone().unbind();
+        if let Some(shared) = self.stretches.at(of.address, of.bytes()) {
+            return Ok(Place { target: Some(shared.into()), copied: None, array });
+        }
+        if tensor.inner.spec().dynamic {
+            let text =
+                format!("{} is dynamic: `out` must be an array of client.empty(), or None", tensor.label());
+            return Err(Failure::input("dynamic", text).into());
+        }
+        let viewed = Viewing::take(&tensor.viewed);
+        // Where another operation on the tensor is shown its weights, these land.
+        let target = match viewed {
+            Some(_) => None,
             None => {
-                let (elements, dtype, bytes) = (array.elements(), array.dtype, tensor.inner.bytes());
-                let mut place =
-                    Out { address: array.address, elements, dtype, viewed: None, _owner: array.owner };
-                let out = out.clone().unbind();
-                place.viewed = Viewing::take(&tensor.viewed);
-                if place.viewed.is_some() {
-                    Place::Viewed(place, out)
-                } else {
-                    let buffer = py.detach(|| self.client.allocate(bytes)).map_err(Failure::from)?;
-                    Place::Copied(buffer, place, out)
-                }
+                Some(py.detach(|| self.client.allocate(tensor.inner.bytes())).map_err(Failure::from)?.into())
             }
-        })
+        };
+        let copied = Out { address: of.address, bytes: of.bytes(), viewed, _owner: of.owner };
+        Ok(Place { target, copied: Some(copied), array })
     }
 
     fn empty(
@@ -144,7 +137,7 @@ impl Inner {
         let bytes =
             bytes.ok_or_else(|| Failure::input("wrong_shape", format!("shape {shape:?} is too large")))?;
         let (client, stretches) = (&self.client, &self.stretches);
-        let how = (shape.to_vec(), typestr(dtype).to_owned());
+        let how = (shape.to_vec(), typestr_of(dtype).to_owned());
         let (memory, shared) = py.detach(|| Memory::allocate(client, stretches, bytes, how))?;
         let array = py.import("numpy")?.call_method1("asarray", (Bound::new(py, memory)?,))?;
         // A type that numpy does not know is laid over numbers of its size.
@@ -152,39 +145,16 @@ impl Inner {
         Ok((array.unbind(), shared))
     }
 
-    /// The handle of what brings weights, if it began. Else the tensor's view is another operation's to have.
+    /// The handle of an operation, if it began. Else the tensor's view is another operation's to have.
     fn begun(
         &self,
-        handle: Result<gradwire_worker::Handle, gradwire_worker::ClientError>,
-        tensor: &Tensor,
-        array: Py<PyAny>,
-        out: Option<Out>,
-    ) -> PyResult<Handle> {
-        let handle = handle.map_err(Failure::from)?;
-        Ok(self.handle(handle, tensor, Some(array), out))
-    }
-
-    fn handle(
-        &self,
-        handle: gradwire_worker::Handle,
+        handle: Result<gradwire_worker::Handle, ClientError>,
         tensor: &Tensor,
         array: Option<Py<PyAny>>,
         out: Option<Out>,
-    ) -> Handle {
-        Handle::new(handle, self.finisher.clone(), (array, out), tensor.inner.clone())
-    }
-}
-
-fn typestr(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "<f4",
-        Dtype::F64 => "<f8",
-        Dtype::F16 => "<f2",
-        Dtype::Bf16 => "<u2",
-        Dtype::I8 => "|i1",
-        Dtype::U8 => "|u1",
-        Dtype::I32 => "<i4",
-        Dtype::I64 => "<i8",
+    ) -> PyResult<Handle> {
+        let handle = handle.map_err(Failure::from)?;
+        Ok(Handle::new(handle, self.finisher.clone(), (array, out), tensor.inner.clone()))
     }
 }
 
@@ -356,8 +326,7 @@ impl Client {
         let inner = self.inner.get()?;
         let array = Array::fitting(array, tensor, false)?;
         let source = source(py, inner, &array)?;
-        let handle = py.detach(|| inner.client.init_from(&tensor.inner, source)).map_err(Failure::from)?;
-        Ok(inner.handle(handle, tensor, None, None))
+        inner.begun(py.detach(|| inner.client.init_from(&tensor.inner, source)), tensor, None, None)
     }
 
     /// Contributes a gradient to the next round of the tensor. Do not read or write the array until the handle is done.
@@ -373,8 +342,7 @@ impl Client {
         let array = Array::fitting(array, tensor, tensor.inner.spec().dynamic)?;
         let (source, priority) = (source(py, inner, &array)?, priority.unwrap_or(tensor.priority));
         let begin = || inner.client.push_at(&tensor.inner, source, priority);
-        let handle = py.detach(begin).map_err(Failure::from)?;
-        Ok(inner.handle(handle, tensor, None, None))
+        inner.begun(py.detach(begin), tensor, None, None)
     }
 
     /// Fetches the weights of the last round that this worker contributed to, or of a later round, into `out` or into a
@@ -382,18 +350,12 @@ impl Client {
     #[pyo3(signature = (tensor, out = None))]
     fn pull(&self, py: Python<'_>, tensor: &Tensor, out: Option<&Bound<'_, PyAny>>) -> PyResult<Handle> {
         let inner = self.inner.get()?;
-        let (handle, array, copied) = match inner.place(tensor, out, py)? {
-            Place::Lands(shared, array) => {
-                (py.detach(|| inner.client.pull(&tensor.inner, shared)), array, None)
-            }
-            Place::Viewed(place, array) => {
-                (py.detach(|| inner.client.pull_view(&tensor.inner)), array, Some(place))
-            }
-            Place::Copied(buffer, place, array) => {
-                (py.detach(|| inner.client.pull(&tensor.inner, buffer)), array, Some(place))
-            }
+        let Place { target, copied, array } = inner.place(tensor, out, py)?;
+        let begin = || match target {
+            Some(target) => inner.client.pull(&tensor.inner, target),
+            None => inner.client.pull_view(&tensor.inner),
         };
-        inner.begun(handle, tensor, array, copied)
+        inner.begun(py.detach(begin), tensor, Some(array), copied)
     }
 
     /// Contributes a gradient and fetches the weights of that round, as `pull` does. `out` may be the same array as `array`.
@@ -410,20 +372,12 @@ impl Client {
         let array = Array::fitting(array, tensor, false)?;
         // The place last: it may be a tensor's only view, which nothing that fails before the operation begins takes.
         let (source, priority) = (source(py, inner, &array)?, priority.unwrap_or(tensor.priority));
-        let place = inner.place(tensor, out, py)?;
-        let (client, of) = (&inner.client, &tensor.inner);
-        let (handle, array, copied) = match place {
-            Place::Lands(shared, array) => {
-                (py.detach(|| client.push_pull(of, source, shared, priority)), array, None)
-            }
-            Place::Viewed(place, array) => {
-                (py.detach(|| client.push_pull_view(of, source, priority)), array, Some(place))
-            }
-            Place::Copied(buffer, place, array) => {
-                (py.detach(|| client.push_pull(of, source, buffer, priority)), array, Some(place))
-            }
+        let Place { target, copied, array } = inner.place(tensor, out, py)?;
+        let begin = || match target {
+            Some(target) => inner.client.push_pull(&tensor.inner, source, target, priority),
+            None => inner.client.push_pull_view(&tensor.inner, source, priority),
         };
-        inner.begun(handle, tensor, array, copied)
+        inner.begun(py.detach(begin), tensor, Some(array), copied)
     }
 
     /// Declares a table. Its specification is JSON.
@@ -462,7 +416,7 @@ impl Client {
         let (pending, teller) = Pending::new(&inner.finisher, what, None);
         let told = |result: Result<_, gradwire_worker::OpError>| {
             let brought = result.map(|reply| Brought::Reply(Arc::new(reply)));
-            teller.tell(brought.map_err(|error| gradwire_worker::ClientError::from(error).into()));
+            teller.tell(brought.map_err(|error| ClientError::from(error).into()));
         };
         py.detach(|| handle.on_end(told));
         Ok(pending)

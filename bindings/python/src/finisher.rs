@@ -1,8 +1,10 @@
 //! One thread of a client that ends operations which have callbacks: a data thread tells it that one has ended, and it
 //! copies what is to be copied and calls Python. So no data thread ever waits for the interpreter.
 
+use crate::lock;
+use std::io;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// What has ended, and has somebody to be called back.
@@ -13,42 +15,61 @@ pub(crate) trait Finish: Send + Sync {
 
 /// The thread, once there is something for it to do.
 #[derive(Debug, Default)]
-pub(crate) struct Finisher(Mutex<State>);
-
-#[derive(Debug, Default)]
-enum State {
-    #[default]
-    Idle,
-    Running(Sender<Arc<dyn Finish>>, JoinHandle<()>),
-    Ended,
-}
+pub(crate) struct Finisher(Mutex<Thread<Sender<Arc<dyn Finish>>>>);
 
 impl Finisher {
     /// Where ended operations are told; `None` where it has ended, or cannot be started.
     pub(crate) fn sender(&self) -> Option<Sender<Arc<dyn Finish>>> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*state, State::Idle) {
+        let start = || {
             let (sender, receiver) = channel::<Arc<dyn Finish>>();
             let run = move || receiver.iter().for_each(|ended| ended.finish());
-            let thread = std::thread::Builder::new().name("gradwire-finish".into()).spawn(run).ok()?;
-            *state = State::Running(sender, thread);
-        }
-        match &*state {
-            State::Running(sender, _) => Some(sender.clone()),
-            State::Idle | State::Ended => None,
-        }
+            Ok((sender, std::thread::Builder::new().name("gradwire-finish".into()).spawn(run)?))
+        };
+        Thread::sender(&self.0, start).ok().flatten()
     }
 
     /// Ends it, once it has done what it was told; every operation has ended by now. The interpreter's lock must not be
-    /// held. A callback that closes its client is on the thread itself, which then ends after it.
+    /// held.
     pub(crate) fn end(&self) {
-        let state =
-            std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), State::Ended);
-        let State::Running(sender, thread) = state else { return };
+        Thread::end(&self.0);
+    }
+}
+
+/// A thread that begins when it is first needed, and its sender.
+#[derive(Debug, Default)]
+pub(crate) enum Thread<S> {
+    #[default]
+    Idle,
+    Running(S, JoinHandle<()>),
+    Ended,
+}
+
+impl<S: Clone> Thread<S> {
+    /// To the thread, which the first one starts; None once it has ended.
+    pub(crate) fn sender(
+        thread: &Mutex<Self>,
+        start: impl FnOnce() -> io::Result<(S, JoinHandle<()>)>,
+    ) -> io::Result<Option<S>> {
+        let mut thread = lock(thread);
+        if matches!(*thread, Self::Idle) {
+            let (sender, running) = start()?;
+            *thread = Self::Running(sender, running);
+        }
+        Ok(match &*thread {
+            Self::Running(sender, _) => Some(sender.clone()),
+            Self::Idle | Self::Ended => None,
+        })
+    }
+
+    /// Has it end when it has done what it was told, and waits for that. A callback that closes its client is on the thread
+    /// itself, which then ends after it.
+    pub(crate) fn end(thread: &Mutex<Self>) {
+        let before = std::mem::replace(&mut *lock(thread), Self::Ended);
+        let Self::Running(sender, running) = before else { return };
         drop(sender);
-        if thread.thread().id() != std::thread::current().id() {
+        if running.thread().id() != std::thread::current().id() {
             // A panic there was told on standard error, and is nobody's to handle.
-            let _ = thread.join();
+            let _ = running.join();
         }
     }
 }

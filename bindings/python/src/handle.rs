@@ -5,22 +5,20 @@
 use crate::error::{Failure, Kind};
 use crate::finisher::{Finish, Finisher};
 use crate::here::Here;
-use crate::interrupt::{STRETCH, deadline_of};
+use crate::interrupt::{STRETCH, deadline_of, wait_in_stretches};
+use crate::lock;
 use crate::tensor::label;
-use gradwire_worker::{Ended, Weights};
-use half::{bf16, f16};
-use proto_common::element::Dtype;
+use gradwire_worker::Ended;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 /// A place of the caller's own that weights are copied to.
 #[derive(Debug)]
 pub(crate) struct Out {
     pub(crate) address: usize,
-    pub(crate) elements: usize,
-    pub(crate) dtype: Dtype,
+    pub(crate) bytes: usize,
     /// Of an operation that is shown weights where servers have them.
     pub(crate) viewed: Option<Viewing>,
     /// Keeps the memory.
@@ -87,20 +85,9 @@ pub(crate) struct Core {
     finisher: Arc<Finisher>,
 }
 
-impl std::fmt::Debug for Core {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Core").finish_non_exhaustive()
-    }
-}
-
 impl Core {
-    fn lock(&self) -> MutexGuard<'_, Guarded> {
-        // Every change under the lock is one assignment.
-        self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn end(&self, result: Result<Told, Failure>) -> Vec<Py<PyAny>> {
-        let mut guarded = self.lock();
+        let mut guarded = lock(&self.guarded);
         guarded.state = State::Ended(result);
         self.changed.notify_all();
         std::mem::take(&mut guarded.callbacks)
@@ -123,9 +110,13 @@ impl Core {
             landed_bytes: ended.landed_bytes,
         };
         let Some(out) = &self.out else { return Ok(told) };
+        // SAFETY: the owner keeps so many writable bytes at the address: it was looked at as the operation began
+        // (`Array::writable`), and every bit pattern is a number of it. Callers are told to leave `out` alone until the
+        // handle is done. Needed because Python's arrays are no Rust types.
+        let into = unsafe { std::slice::from_raw_parts_mut(out.address as *mut u8, out.bytes) };
         match (&ended.weights, &ended.target) {
-            (Some(weights), _) => copy_out(weights, out)?,
-            (None, Some(buffer)) => copy_bytes(buffer, out),
+            (Some(weights), _) => weights.copy_bytes_to(into)?,
+            (None, Some(buffer)) => into.copy_from_slice(buffer),
             (None, None) => return Err(Failure::internal("a pull returned no weights".into())),
         }
         Ok(told)
@@ -133,7 +124,7 @@ impl Core {
 
     /// One stretch of waiting. Returns what is to be called back, and whether it has ended.
     fn wait_until(self: &Arc<Self>, until: Instant) -> (Vec<Py<PyAny>>, bool) {
-        let mut guarded = self.lock();
+        let mut guarded = lock(&self.guarded);
         match std::mem::replace(&mut guarded.state, State::Taken) {
             ended @ State::Ended(_) => {
                 guarded.state = ended;
@@ -150,7 +141,7 @@ impl Core {
                 if handle.is_done_by(until) || handle.is_overdue() {
                     return (self.settle(handle), true);
                 }
-                let mut guarded = self.lock();
+                let mut guarded = lock(&self.guarded);
                 self.watch(&mut guarded, &handle);
                 guarded.state = State::Flying(handle);
                 self.changed.notify_all();
@@ -171,7 +162,7 @@ impl Core {
     }
 
     fn result(&self) -> Option<Result<Told, Failure>> {
-        match &self.lock().state {
+        match &lock(&self.guarded).state {
             State::Ended(result) => Some(result.clone()),
             State::Flying(_) | State::Taken => None,
         }
@@ -215,38 +206,8 @@ pub(crate) fn call_back(py: Python<'_>, callbacks: Vec<Py<PyAny>>) {
     }
 }
 
-fn copy_out(weights: &Weights, out: &Out) -> Result<(), Failure> {
-    match out.dtype {
-        Dtype::F32 => copy::<f32>(weights, out),
-        Dtype::F64 => copy::<f64>(weights, out),
-        Dtype::F16 => copy::<f16>(weights, out),
-        Dtype::Bf16 => copy::<bf16>(weights, out),
-        Dtype::I8 => copy::<i8>(weights, out),
-        Dtype::U8 => copy::<u8>(weights, out),
-        Dtype::I32 => copy::<i32>(weights, out),
-        Dtype::I64 => copy::<i64>(weights, out),
-    }
-}
-
-fn copy<T: gradwire_worker::Element>(weights: &Weights, out: &Out) -> Result<(), Failure> {
-    // SAFETY: the owner keeps so many aligned, writable elements of this type at the address: it was looked at as the
-    // operation began (`Array::writable`), and every bit pattern is a number of it. Callers are told to leave `out`
-    // alone until the handle is done. Needed because Python's arrays are no Rust types.
-    let into = unsafe { std::slice::from_raw_parts_mut(out.address as *mut T, out.elements) };
-    Ok(weights.copy_to(into)?)
-}
-
-/// Weights that landed in memory of the library's.
-fn copy_bytes(buffer: &[u8], out: &Out) {
-    let bytes = buffer.len().min(out.elements * out.dtype.bytes());
-    // SAFETY: as in `copy`, as bytes.
-    let into = unsafe { std::slice::from_raw_parts_mut(out.address as *mut u8, bytes) };
-    into.copy_from_slice(&buffer[..bytes]);
-}
-
 /// An operation in flight. Dropping it cancels nothing; a pull into an array of your own is then not copied there.
 #[pyclass(module = "gradwire._native", frozen)]
-#[derive(Debug)]
 pub(crate) struct Handle {
     core: Here<Arc<Core>>,
     /// What `wait` returns of a pull: the array that was passed, or one that was made.
@@ -286,19 +247,11 @@ impl Handle {
 
     /// Waits, and calls back if it was the one to settle.
     fn wait_for(&self, py: Python<'_>, core: &Arc<Core>, deadline: Option<Instant>) -> PyResult<bool> {
-        loop {
-            let stretch = Instant::now() + STRETCH;
-            let until = deadline.map_or(stretch, |deadline| deadline.min(stretch));
+        wait_in_stretches(py, deadline, |until| {
             let (callbacks, ended) = py.detach(|| core.wait_until(until));
             call_back(py, callbacks);
-            if ended {
-                return Ok(true);
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(false);
-            }
-            py.check_signals()?;
-        }
+            ended
+        })
     }
 }
 
@@ -358,7 +311,7 @@ impl Handle {
         let core = slf.get().core.get()?;
         let partial = py.import("functools")?.getattr("partial")?.call1((callback, slf))?.unbind();
         {
-            let mut guarded = core.lock();
+            let mut guarded = lock(&core.guarded);
             if !matches!(guarded.state, State::Ended(_)) {
                 guarded.callbacks.push(partial);
                 // Whoever has taken it either settles it, or sees to this as it puts it back.

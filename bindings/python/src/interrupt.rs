@@ -18,6 +18,24 @@ pub(crate) fn deadline_of(timeout: Option<f64>) -> Result<Option<Instant>, Failu
     Ok(left.and_then(|left| Instant::now().checked_add(left)))
 }
 
+/// Waits until a deadline, with a `wait` that says whether it has ended what it waits for by a time.
+pub(crate) fn wait_in_stretches(
+    py: Python<'_>,
+    deadline: Option<Instant>,
+    wait: impl Fn(Instant) -> bool,
+) -> PyResult<bool> {
+    loop {
+        let stretch = Instant::now() + STRETCH;
+        if wait(deadline.map_or(stretch, |deadline| deadline.min(stretch))) {
+            return Ok(true);
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Ok(false);
+        }
+        py.check_signals()?;
+    }
+}
+
 /// Runs something of the control plane, which has a deadline of its own, on a thread of its own. A signal's exception
 /// ends the wait for it, and it ends by itself later.
 pub(crate) fn interruptible<T: Send + 'static>(

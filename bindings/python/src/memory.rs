@@ -3,25 +3,21 @@
 
 use crate::error::Failure;
 use crate::here::Here;
+use crate::lock;
 use gradwire_worker::{Client, SharedBuffer};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Stretches of a client's memory that arrays lie in, by their address.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stretches(Arc<Mutex<BTreeMap<usize, SharedBuffer>>>);
 
 impl Stretches {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, SharedBuffer>> {
-        // A map that is inserted into and removed from is whole, whatever happened to others.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The library's memory at an address, if all of it is.
     pub(crate) fn at(&self, address: usize, bytes: usize) -> Option<SharedBuffer> {
-        let stretches = self.lock();
+        let stretches = lock(&self.0);
         let (start, buffer) = stretches.range(..=address).next_back()?;
         buffer.slice((address - start) as u64, bytes as u64).ok()
     }
@@ -47,7 +43,7 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let gone = self.stretches.lock().remove(&self.address);
+        let gone = lock(&self.stretches.0).remove(&self.address);
         // The pool has a lock of its own.
         drop(gone);
     }
@@ -63,7 +59,7 @@ impl Memory {
         let mut buffer = client.allocate(bytes as u64)?;
         let address = buffer.as_mut_ptr() as usize;
         let shared = buffer.share();
-        stretches.lock().insert(address, shared.clone());
+        lock(&stretches.0).insert(address, shared.clone());
         let place = Here::new(Place { address, stretches: stretches.clone() });
         Ok((Self { address, bytes, shape, typestr, place }, shared))
     }

@@ -4,12 +4,13 @@
 use crate::error::{Failure, Kind};
 use crate::finisher::{Finish, Finisher};
 use crate::here::Here;
-use crate::interrupt::{STRETCH, deadline_of};
+use crate::interrupt::{deadline_of, wait_in_stretches};
+use crate::lock;
 use gradwire_worker::CallReply;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 /// What it brought.
@@ -35,20 +36,9 @@ pub(crate) struct Shared {
     changed: Condvar,
 }
 
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
-    }
-}
-
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Guarded> {
-        // Every change under the lock is one assignment.
-        self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn is_ended_by(&self, deadline: Instant) -> bool {
-        let mut guarded = self.lock();
+        let mut guarded = lock(&self.guarded);
         while guarded.result.is_none() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -62,14 +52,13 @@ impl Shared {
 
 impl Finish for Shared {
     fn finish(self: Arc<Self>) {
-        let callbacks = std::mem::take(&mut self.lock().callbacks);
+        let callbacks = std::mem::take(&mut lock(&self.guarded).callbacks);
         // While the interpreter ends nobody can be called any more.
         let _ = Python::try_attach(|py| crate::handle::call_back(py, callbacks));
     }
 }
 
 /// Tells the end once. Dropped untold, it tells that the client was closed: no wait is for ever.
-#[derive(Debug)]
 pub(crate) struct Teller(Option<Arc<Shared>>);
 
 impl Teller {
@@ -80,7 +69,7 @@ impl Teller {
 
     fn end(&mut self, result: Result<Brought, Failure>) {
         let Some(shared) = self.0.take() else { return };
-        let mut guarded = shared.lock();
+        let mut guarded = lock(&shared.guarded);
         guarded.result = Some(result);
         shared.changed.notify_all();
         let finisher = guarded.finisher.take();
@@ -101,7 +90,6 @@ impl Drop for Teller {
 
 /// A request for rows, or a call, in flight. Dropping the object does not cancel the request.
 #[pyclass(module = "gradwire._native", frozen)]
-#[derive(Debug)]
 pub(crate) struct Pending {
     shared: Here<Arc<Shared>>,
     finisher: Arc<Finisher>,
@@ -120,17 +108,7 @@ impl Pending {
 
     fn is_ended_by(&self, py: Python<'_>, deadline: Option<Instant>) -> PyResult<bool> {
         let shared = self.shared.get()?;
-        loop {
-            let stretch = Instant::now() + STRETCH;
-            let until = deadline.map_or(stretch, |deadline| deadline.min(stretch));
-            if py.detach(|| shared.is_ended_by(until)) {
-                return Ok(true);
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(false);
-            }
-            py.check_signals()?;
-        }
+        wait_in_stretches(py, deadline, |until| py.detach(|| shared.is_ended_by(until)))
     }
 }
 
@@ -147,7 +125,7 @@ impl Pending {
             return Err(Failure::new(Kind::WaitTimeout, "wait_timeout", text).into());
         }
         // Without the lock from here on: what is made of it is Python's.
-        let result = self.shared.get()?.lock().result.clone();
+        let result = lock(&self.shared.get()?.guarded).result.clone();
         match result {
             Some(Ok(Brought::Rows)) => {
                 Ok(self.array.as_ref().map_or_else(|| py.None(), |array| array.clone_ref(py)))
@@ -163,7 +141,7 @@ impl Pending {
 
     /// Whether the request has completed or failed.
     fn done(&self) -> PyResult<bool> {
-        Ok(self.shared.get()?.lock().result.is_some())
+        Ok(lock(&self.shared.get()?.guarded).result.is_some())
     }
 
     /// Calls `callback(handle)` when the request has ended: on a thread of the library, or at once on this thread if it
@@ -176,7 +154,7 @@ impl Pending {
         // Before the lock: the first one starts a thread.
         let finisher = this.finisher.sender();
         {
-            let mut guarded = shared.lock();
+            let mut guarded = lock(&shared.guarded);
             if guarded.result.is_none() {
                 guarded.callbacks.push(partial);
                 guarded.finisher = finisher;
@@ -193,12 +171,13 @@ impl Pending {
     }
 
     fn __repr__(&self) -> String {
-        let state = match self.shared.get().map(|shared| shared.lock().result.as_ref().map(Result::is_ok)) {
-            Err(_) => "from another process",
-            Ok(None) => "in flight",
-            Ok(Some(true)) => "done",
-            Ok(Some(false)) => "failed",
-        };
+        let state =
+            match self.shared.get().map(|shared| lock(&shared.guarded).result.as_ref().map(Result::is_ok)) {
+                Err(_) => "from another process",
+                Ok(None) => "in flight",
+                Ok(Some(true)) => "done",
+                Ok(Some(false)) => "failed",
+            };
         format!("<gradwire.Pending {}: {state}>", self.what)
     }
 }

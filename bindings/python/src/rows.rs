@@ -3,7 +3,7 @@
 
 use crate::array::Array;
 use crate::error::{Failure, Kind};
-use crate::finisher::Finisher;
+use crate::finisher::{Finisher, Thread};
 use crate::here::Here;
 use crate::pending::{Brought, Pending, Teller};
 use gradwire_worker::{Client, RowsHandle};
@@ -11,8 +11,7 @@ use proto_common::element::Dtype;
 use pyo3::prelude::*;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
 
 /// Pushes that are under way at most before the thread waits for the oldest: what is kept of them is bounded.
 const PUSHES_MAX: usize = 64;
@@ -37,15 +36,7 @@ enum What {
 
 /// The thread, once there is something for it to do.
 #[derive(Debug, Default)]
-pub(crate) struct Rows(Mutex<State>);
-
-#[derive(Debug, Default)]
-enum State {
-    #[default]
-    Idle,
-    Running(SyncSender<Work>, JoinHandle<()>),
-    Ended,
-}
+pub(crate) struct Rows(Mutex<Thread<SyncSender<Work>>>);
 
 impl Rows {
     /// Hands it over, once there is a place. The interpreter's lock must not be held.
@@ -58,30 +49,19 @@ impl Rows {
 
     /// To the thread, which the first one starts; None once it has ended.
     fn sender(&self, client: &Client) -> Result<Option<SyncSender<Work>>, Failure> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*state, State::Idle) {
+        let start = || {
             let (sender, receiver) = sync_channel(WAITING_MAX);
             let client = client.clone();
-            let thread = std::thread::Builder::new()
-                .name("gradwire-rows".into())
-                .spawn(move || run(&client, &receiver))
-                .map_err(|error| Failure::internal(format!("cannot start a thread: {error}")))?;
-            *state = State::Running(sender, thread);
-        }
-        Ok(match &*state {
-            State::Running(sender, _) => Some(sender.clone()),
-            State::Idle | State::Ended => None,
-        })
+            let run = move || run(&client, &receiver);
+            Ok((sender, std::thread::Builder::new().name("gradwire-rows".into()).spawn(run)?))
+        };
+        Thread::sender(&self.0, start)
+            .map_err(|error| Failure::internal(format!("cannot start a thread: {error}")))
     }
 
     /// Ends it, once the client has been closed, which ends what is under way. The interpreter's lock must not be held.
     pub(crate) fn end(&self) {
-        let state =
-            std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), State::Ended);
-        let State::Running(sender, thread) = state else { return };
-        drop(sender);
-        // A panic there was told on standard error, and is nobody's to handle.
-        let _ = thread.join();
+        Thread::end(&self.0);
     }
 }
 

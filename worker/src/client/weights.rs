@@ -88,7 +88,11 @@ impl Weights {
     /// ([`Weights::bytes`]).
     pub fn copy_to<T: Element>(&self, into: &mut [T]) -> Result<(), ClientError> {
         self.tensor.check_typed::<T>(into.len(), self.tensor.spec().dynamic)?;
-        let into = into.as_mut_bytes();
+        self.copy_bytes_to(into.as_mut_bytes())
+    }
+
+    /// As [`Weights::copy_to`], as the bytes of the tensor's type.
+    pub fn copy_bytes_to(&self, into: &mut [u8]) -> Result<(), ClientError> {
         let (want, have) = (self.bytes(), into.len() as u64);
         if want != have {
             return Err(self.tensor.wrong_length(want, have));

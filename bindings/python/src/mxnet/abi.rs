@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 type Handle = *mut c_void;
 type Begin = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void);
+/// The same in version 1.
+type BeginPlainly = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void);
 type PushAsync = unsafe extern "C" fn(
     Begin,
     *mut c_void,
@@ -23,37 +25,29 @@ type PushAsync = unsafe extern "C" fn(
     bool,
 ) -> c_int;
 
-/// Where the functions are, by the interpreter's word.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Addresses {
-    pub(crate) push_async: usize,
-    pub(crate) shallow_copy: usize,
-    pub(crate) free: usize,
-    pub(crate) to_dlpack: usize,
-    pub(crate) end_dlpack: usize,
-    pub(crate) last_error: usize,
-    /// The C++ library's constructor of a runtime error from a C string.
-    pub(crate) runtime_error: usize,
-    /// Operations are told that they start by a callback of their own, as from version 2 on.
-    pub(crate) has_on_start: bool,
-}
+type ShallowCopy = unsafe extern "C" fn(Handle, *mut Handle) -> c_int;
+type Free = unsafe extern "C" fn(Handle) -> c_int;
+type ToDlpack = unsafe extern "C" fn(Handle, *mut *mut Managed) -> c_int;
+type EndDlpack = unsafe extern "C" fn(*mut Managed) -> c_int;
+type LastError = unsafe extern "C" fn() -> *const c_char;
+type NewRuntimeError = unsafe extern "C" fn(*mut c_void, *const c_char);
 
 /// The library.
-#[derive(Debug)]
 pub(crate) struct Library {
     push_async: PushAsync,
-    shallow_copy: unsafe extern "C" fn(Handle, *mut Handle) -> c_int,
-    free: unsafe extern "C" fn(Handle) -> c_int,
-    to_dlpack: unsafe extern "C" fn(Handle, *mut *mut Managed) -> c_int,
-    end_dlpack: unsafe extern "C" fn(*mut Managed) -> c_int,
-    last_error: unsafe extern "C" fn() -> *const c_char,
-    runtime_error: unsafe extern "C" fn(*mut c_void, *const c_char),
+    shallow_copy: ShallowCopy,
+    free: Free,
+    to_dlpack: ToDlpack,
+    end_dlpack: EndDlpack,
+    last_error: LastError,
+    /// The C++ library's constructor of a runtime error from a C string.
+    runtime_error: NewRuntimeError,
+    /// Operations are told that they start by a callback of their own, as from version 2 on.
     has_on_start: bool,
 }
 
 /// The start of DLPack's managed tensor.
 #[repr(C)]
-#[derive(Debug)]
 struct Managed {
     data: *mut u8,
     device: c_int,
@@ -92,44 +86,25 @@ pub(crate) trait Work: Send {
 
 impl Library {
     /// # Safety
-    /// The addresses are those of the functions with these names in MXNet's C interface (1.9.1, 2.0.0b1), whose library is
-    /// never unloaded.
-    pub(crate) unsafe fn at(addresses: Addresses) -> Option<Self> {
-        let Addresses {
-            push_async,
-            shallow_copy,
-            free,
-            to_dlpack,
-            end_dlpack,
-            last_error,
-            runtime_error,
-            ..
-        } = addresses;
-        let all = [push_async, shallow_copy, free, to_dlpack, end_dlpack, last_error, runtime_error];
-        if all.contains(&0) {
+    /// The addresses are those of the functions with the fields' names in MXNet's C interface (1.9.1, 2.0.0b1), in their
+    /// order; the library is never unloaded.
+    pub(crate) unsafe fn at(addresses: [usize; 7], has_on_start: bool) -> Option<Self> {
+        if addresses.contains(&0) {
             return None;
         }
+        let [push_async, shallow_copy, free, to_dlpack, end_dlpack, last_error, runtime_error] = addresses;
         // SAFETY: addresses of functions of these types, by the caller's promise; none is null. Needed because the
         // interpreter has loaded them, and this library is not linked with them.
         unsafe {
             Some(Self {
                 push_async: std::mem::transmute::<usize, PushAsync>(push_async),
-                shallow_copy: std::mem::transmute::<usize, unsafe extern "C" fn(Handle, *mut Handle) -> c_int>(
-                    shallow_copy,
-                ),
-                free: std::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(free),
-                to_dlpack: std::mem::transmute::<
-                    usize,
-                    unsafe extern "C" fn(Handle, *mut *mut Managed) -> c_int,
-                >(to_dlpack),
-                end_dlpack: std::mem::transmute::<usize, unsafe extern "C" fn(*mut Managed) -> c_int>(
-                    end_dlpack,
-                ),
-                last_error: std::mem::transmute::<usize, unsafe extern "C" fn() -> *const c_char>(last_error),
-                runtime_error: std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, *const c_char)>(
-                    runtime_error,
-                ),
-                has_on_start: addresses.has_on_start,
+                shallow_copy: std::mem::transmute::<usize, ShallowCopy>(shallow_copy),
+                free: std::mem::transmute::<usize, Free>(free),
+                to_dlpack: std::mem::transmute::<usize, ToDlpack>(to_dlpack),
+                end_dlpack: std::mem::transmute::<usize, EndDlpack>(end_dlpack),
+                last_error: std::mem::transmute::<usize, LastError>(last_error),
+                runtime_error: std::mem::transmute::<usize, NewRuntimeError>(runtime_error),
+                has_on_start,
             })
         }
     }
@@ -156,14 +131,9 @@ impl Library {
         let begin: Begin = if self.has_on_start {
             begin_with_start::<W>
         } else {
-            let plain: unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void) = begin_plainly::<W>;
             // SAFETY: a library of version 1 calls it with the three arguments that it has. Needed because the versions
             // have the same function with other types.
-            unsafe {
-                std::mem::transmute::<unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void), Begin>(
-                    plain,
-                )
-            }
+            unsafe { std::mem::transmute::<BeginPlainly, Begin>(begin_plainly::<W>) }
         };
         let parcel = Parcel { work: Mutex::new(Some(work)), library: self.clone() };
         let parcel = Box::into_raw(Box::new(parcel));
@@ -378,11 +348,5 @@ impl Drop for Array {
     fn drop(&mut self) {
         // SAFETY: our own reference, freed once. Where that fails there is nobody to tell.
         unsafe { (self.library.free)(self.handle.as_ptr()) };
-    }
-}
-
-impl std::fmt::Debug for Array {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Array").field("handle", &self.handle).finish_non_exhaustive()
     }
 }

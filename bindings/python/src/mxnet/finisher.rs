@@ -3,14 +3,12 @@
 //! neither data threads nor the engine's ever copy much or wait.
 
 use super::abi::{Array, Ending};
-use super::work::Key;
+use super::work::{Key, copy};
 use crate::error::Failure;
-use fabric::copy::{memcpy, streaming};
-use gradwire_worker::{Element, Ended, Handle, Weights};
-use half::{bf16, f16};
-use proto_common::element::Dtype;
+use crate::lock;
+use gradwire_worker::{Ended, Handle};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Weights of at most so many bytes are copied by whoever sees the end.
 const COPIED_AT_ONCE_BYTES_MAX: u64 = 1 << 20;
@@ -27,7 +25,6 @@ pub(crate) struct End {
 }
 
 /// See the module. The thread ends with the last key of its store.
-#[derive(Debug)]
 pub(crate) struct Finisher(Sender<(Handle, End)>);
 
 /// Who comes first: the caller, to leave what is to be ended, or the end itself.
@@ -101,55 +98,21 @@ fn leave(sender: &Sender<(Handle, End)>, handle: Handle, end: End) {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // What is in it is replaced whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Copies the weights to each array, and gives the key its buffers back.
 fn bring(key: &Key, ended: Ended, arrays: &[Array]) -> Result<(), Failure> {
     let Ended { source, target, weights, .. } = ended;
     for array in arrays {
         let address = array.numbers(key.bytes()).map_err(|reason| Failure::input("array", reason))?;
+        // SAFETY: so many bytes of an array that this operation alone has, until the engine is told; every bit pattern is a
+        // number of it. Needed because the array is another library's.
+        let into = unsafe { std::slice::from_raw_parts_mut(address, key.bytes() as usize) };
         match (&weights, &target) {
-            (Some(weights), _) => copy_out(weights, key.dtype(), address, key.bytes() as usize)?,
-            (None, Some(target)) => {
-                // SAFETY: so many bytes of an array that this operation alone has, until the engine is told. Needed because
-                // the array is another library's.
-                let into = unsafe { std::slice::from_raw_parts_mut(address, target.len()) };
-                if into.len() >= super::work::STREAMING_BYTES_MIN {
-                    streaming(into, target);
-                } else {
-                    memcpy(into, target);
-                }
-            }
+            (Some(weights), _) => weights.copy_bytes_to(into)?,
+            (None, Some(target)) => copy(into, target),
             (None, None) => return Err(Failure::internal("a pull returned no weights".into())),
         }
     }
     drop(weights);
     key.take_back(source.into_iter().chain(target));
     Ok(())
-}
-
-fn copy_out(weights: &Weights, dtype: Dtype, address: *mut u8, bytes: usize) -> Result<(), Failure> {
-    match dtype {
-        Dtype::F32 => copy::<f32>(weights, address, bytes),
-        Dtype::F64 => copy::<f64>(weights, address, bytes),
-        Dtype::F16 => copy::<f16>(weights, address, bytes),
-        Dtype::Bf16 => copy::<bf16>(weights, address, bytes),
-        Dtype::I8 => copy::<i8>(weights, address, bytes),
-        Dtype::U8 => copy::<u8>(weights, address, bytes),
-        Dtype::I32 => copy::<i32>(weights, address, bytes),
-        Dtype::I64 => copy::<i64>(weights, address, bytes),
-    }
-}
-
-fn copy<T: Element>(weights: &Weights, address: *mut u8, bytes: usize) -> Result<(), Failure> {
-    if !address.cast::<T>().is_aligned() {
-        return Err(Failure::input("array", "an array is not aligned to its element size"));
-    }
-    // SAFETY: so many bytes of an array that this operation alone has, until the engine is told; aligned, and every bit
-    // pattern is a number of it. Needed because the array is another library's.
-    let into = unsafe { std::slice::from_raw_parts_mut(address.cast::<T>(), bytes / size_of::<T>()) };
-    Ok(weights.copy_to(into)?)
 }

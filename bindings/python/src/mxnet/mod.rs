@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::error::{Failure, Kind};
 use crate::here::Here;
 use crate::tensor::Tensor;
-use abi::{Addresses, Array, Library, On};
+use abi::{Array, Library, On};
 use finisher::Finisher;
 use patience::Turns;
 use pyo3::prelude::*;
@@ -24,7 +24,6 @@ const COPIED_AT_ONCE_BYTES_MAX: u64 = 1 << 20;
 
 /// A store's part in MXNet's engine.
 #[pyclass(module = "gradwire._native", frozen)]
-#[derive(Debug)]
 pub(crate) struct MxEngine {
     library: Arc<Library>,
     finisher: Here<Arc<Finisher>>,
@@ -37,20 +36,9 @@ impl MxEngine {
     /// `addresses` are those of the functions in MXNet's library, as `gradwire.mxnet` collects them.
     #[new]
     fn new(client: Py<Client>, addresses: [usize; 7], has_on_start: bool) -> PyResult<Self> {
-        let [push_async, shallow_copy, free, to_dlpack, end_dlpack, last_error, runtime_error] = addresses;
-        let addresses = Addresses {
-            push_async,
-            shallow_copy,
-            free,
-            to_dlpack,
-            end_dlpack,
-            last_error,
-            runtime_error,
-            has_on_start,
-        };
-        // SAFETY: `gradwire.mxnet` passes addresses of the functions with these names in the `libmxnet` that it has
+        // SAFETY: `gradwire.mxnet` passes addresses of the functions that `Library` names, in that order, in the `libmxnet` that it has
         // imported, which the interpreter never unloads.
-        let library = unsafe { Library::at(addresses) };
+        let library = unsafe { Library::at(addresses, has_on_start) };
         let library = library.ok_or_else(|| {
             Failure::input(
                 "mxnet",
@@ -76,7 +64,6 @@ impl MxEngine {
 
 /// A key of a store. Its operations are first in, first out.
 #[pyclass(module = "gradwire._native", frozen)]
-#[derive(Debug)]
 pub(crate) struct MxKey {
     library: Arc<Library>,
     key: Here<Arc<Key>>,

@@ -5,16 +5,16 @@ use super::abi::{Array, Ending, Work};
 use super::finisher::{End, Finisher};
 use super::patience;
 use crate::error::Failure;
+use crate::lock;
 use fabric::copy::{memcpy, streaming};
 use gradwire_worker::{Client, ClientError, Handle, Tensor, TensorBuffer};
-use proto_common::element::Dtype;
 use proto_common::tensor::Mode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Copies of at least this much pass by the cache: it is too small to hold them until they are sent.
-pub(crate) const STREAMING_BYTES_MIN: usize = 4 << 20;
+const STREAMING_BYTES_MIN: usize = 4 << 20;
 /// Buffers a key keeps for its next operations: one under way, one being filled.
 const SPARE_MAX: usize = 3;
 
@@ -32,12 +32,6 @@ pub(crate) struct Key {
     pulled: AtomicBool,
     /// What became of a push, for which nobody waits.
     failure: Mutex<Option<Failure>>,
-}
-
-impl std::fmt::Debug for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Key").field("tensor", &self.tensor.key()).finish_non_exhaustive()
-    }
 }
 
 impl Key {
@@ -58,37 +52,33 @@ impl Key {
         self.order.handle()
     }
 
-    pub(crate) fn dtype(&self) -> Dtype {
-        self.tensor.spec().dtype
-    }
-
     pub(crate) fn bytes(&self) -> u64 {
         self.tensor.bytes()
     }
 
     /// What went wrong with an earlier push, told until the end: its round lacks a contribution.
     pub(crate) fn failure(&self) -> Option<Failure> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.failure).clone()
     }
 
     pub(crate) fn fail(&self, failure: Failure) {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+        lock(&self.failure).get_or_insert(failure);
     }
 
     fn buffer(&self) -> Result<TensorBuffer, ClientError> {
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = lock(&self.spare).pop();
         spare.map_or_else(|| self.client.allocate(self.bytes()), Ok)
     }
 
     /// Takes back what an operation has done with.
     pub(crate) fn take_back(&self, buffers: impl IntoIterator<Item = TensorBuffer>) {
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = lock(&self.spare);
         spare.extend(buffers);
         spare.truncate(SPARE_MAX);
     }
 
     fn brought(&self) -> Option<Handle> {
-        self.bringing.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.bringing).take()
     }
 
     /// Nobody wants what the last push brings: servers need not keep it, and what went wrong is noted.
@@ -106,17 +96,21 @@ impl Key {
         // SAFETY: so many bytes of an array that nobody writes now: it is the engine's turn of an operation that reads or
         // has it. Needed because the array is another library's.
         let from = unsafe { std::slice::from_raw_parts(from, buffer.len()) };
-        if from.len() >= STREAMING_BYTES_MIN {
-            streaming(&mut buffer, from);
-        } else {
-            memcpy(&mut buffer, from);
-        }
+        copy(&mut buffer, from);
         Ok(buffer)
     }
 }
 
+/// Copies as much as there is, of the same length.
+pub(super) fn copy(into: &mut [u8], from: &[u8]) {
+    if from.len() >= STREAMING_BYTES_MIN {
+        streaming(into, from);
+    } else {
+        memcpy(into, from);
+    }
+}
+
 /// An operation on a key: with a gradient, with arrays for weights, or both.
-#[derive(Debug)]
 pub(crate) struct Operation {
     key: Arc<Key>,
     gradient: Option<Array>,
@@ -153,7 +147,7 @@ impl Operation {
         let handle = match self.weights.is_empty() {
             true if in_place && key.pulled.swap(false, Ordering::Relaxed) => {
                 let handle = client.push_pull_view(tensor, gradient, self.priority)?;
-                *key.bringing.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
+                *lock(&key.bringing) = Some(handle);
                 return Ok(None);
             }
             true => client.push_at(tensor, gradient, self.priority)?,

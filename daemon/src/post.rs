@@ -193,6 +193,12 @@ impl Known {
     }
 }
 
+impl std::fmt::Debug for Posts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Posts")
+    }
+}
+
 impl Posts {
     /// Without handlers, and with no way to the scheduler yet: what is sent waits for it.
     pub fn start() -> std::io::Result<Self> {

@@ -63,15 +63,17 @@ pub fn add_settings(registry: &Registry, role: Role, settings: &Settings) -> Res
     registry.register(Box::new(values))
 }
 
+type Read<S> = fn(&S) -> u64;
+
 /// Name, help, and where the value is.
-pub type Series<S> = (&'static str, &'static str, fn(&S) -> u64);
+pub type Series<S> = (&'static str, &'static str, Read<S>);
 
 /// Series that are filled when they are scraped: what they tell of only counts in its own memory.
 pub struct Scraped<S> {
     look: Box<dyn Fn() -> S + Send + Sync>,
-    counters: Vec<(IntCounter, fn(&S) -> u64)>,
-    gauges: Vec<(IntGauge, fn(&S) -> u64)>,
-    waits: Vec<(Gauge, fn(&S) -> u64)>,
+    counters: Vec<(IntCounter, Read<S>)>,
+    gauges: Vec<(IntGauge, Read<S>)>,
+    waits: Vec<(Gauge, Read<S>)>,
 }
 
 impl<S> Scraped<S> {

@@ -146,13 +146,9 @@ impl Cluster {
             payload: source.is_some(),
             by_chunk: false,
         };
-        let submission = Submission {
-            state: state.clone(),
-            parts,
-            source: source.as_ref().map(Exclusive::span),
-            target: target.as_ref().map(Exclusive::span),
-            submit,
-        };
+        let span = |buffer: &Option<Exclusive>| buffer.as_ref().map(Exclusive::span);
+        let (from, to) = (span(&source), span(&target));
+        let submission = Submission { state: state.clone(), submit, parts, source: from, target: to };
         w.lane.submit(submission, now_ms);
         let index = w.ops.len();
         w.open.insert(index);

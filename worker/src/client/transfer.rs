@@ -281,7 +281,6 @@ impl Client {
         let target = target.map(|target| buffers.keep_target(target));
         let tensor_lanes = coded.map_or(tensor.lanes(), |coded| &coded.lanes);
         let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
-        let timeout_ms = self.operation_ms();
         let mut numbers = tensor.numbers();
         let ((operation, round), exact) = (numbers.next(kind, tensor.seen()), numbers.exactly(kind));
         tensor.begin_telling(&mut buffers);
@@ -305,7 +304,7 @@ impl Client {
             reading,
             round,
             priority,
-            timeout_ms,
+            timeout_ms: self.operation_ms(),
             by_chunk,
         };
         let mut used = 0u64;
@@ -314,7 +313,7 @@ impl Client {
                 continue;
             }
             used |= 1 << index;
-            let submission = Submission {
+            lane.submit(Submission {
                 state: state.clone(),
                 submit,
                 parts: match &source {
@@ -323,8 +322,7 @@ impl Client {
                 },
                 source: source.clone(),
                 target: target.clone(),
-            };
-            lane.submit(submission);
+            });
         }
         // The order of a tensor's operations is settled; starting them takes no lock of the tensor's.
         drop(numbers);
@@ -337,7 +335,7 @@ impl Client {
             self.0.lanes.clone(),
             used,
             (Arc::downgrade(&self.0), tensor.clone(), kind),
-            Duration::from_millis(u64::from(timeout_ms)),
+            Duration::from_millis(u64::from(submit.timeout_ms)),
         ))
     }
 }

@@ -269,18 +269,17 @@ impl Lab {
         let state = OpState::new(lanes.iter().filter(|parts| !parts.is_empty()).count() as u32);
         trainer.next_op += 1;
         let exact = trainer.stage == Stage::Resuming && self.shape.mode == Mode::Sync;
-        let (op, priority) = (trainer.next_op, trainer.rng.below(4) as i32);
         let submit = Submit {
             view: false,
             exact,
             reading: Reading::default(),
-            op,
+            op: trainer.next_op,
             kind,
             dtype: Dtype::F32,
             placement,
             operation,
             round,
-            priority,
+            priority: trainer.rng.below(4) as i32,
             timeout_ms: OPERATION_MS,
             payload: source.is_some(),
             by_chunk: false,

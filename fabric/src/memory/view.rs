@@ -3,7 +3,9 @@
 
 use super::elements::{Number, Numbers};
 use super::lent::PeerWritable;
-use super::region::{Mapping, OutOfBounds, Region};
+#[cfg(feature = "sim")]
+use super::region::Region;
+use super::region::{Mapping, OutOfBounds};
 use std::sync::Arc;
 
 /// Who keeps the memory.
@@ -11,7 +13,8 @@ use std::sync::Arc;
 enum Holder {
     /// A peer's region, mapped here.
     Mapped(Arc<Mapping>),
-    /// This process.
+    /// This process, which has both ends of a simulated channel.
+    #[cfg(feature = "sim")]
     Ours(Region),
     /// This process, which lends it: nobody slices it while there is a view.
     Lent(Arc<PeerWritable>),
@@ -59,6 +62,7 @@ impl View {
     fn mapping(&self) -> &Mapping {
         match &self.holder {
             Holder::Mapped(mapping) => mapping,
+            #[cfg(feature = "sim")]
             Holder::Ours(region) => region.mapping(),
             Holder::Lent(lent) => lent.mapping(),
         }

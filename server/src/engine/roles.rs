@@ -127,6 +127,7 @@ impl LaneEngine {
     fn set_role(&mut self, index: u32, role: Role, out: &mut Commands) {
         let Role::Primary { backup, seeding } = role else {
             if matches!(self.chunks[index as usize].role, Some(Role::Primary { .. })) {
+                self.end_streams_of_sum(index, out);
                 self.disengage(index);
             }
             self.chunks[index as usize].role = Some(role);
@@ -186,6 +187,7 @@ impl LaneEngine {
         if chunk.is_complete() {
             chunk.stage = Stage::Copies;
         }
+        self.copying.leave(index);
         self.disengage(index);
         let chunk = &mut self.chunks[index as usize];
         chunk.role = None;
@@ -255,10 +257,10 @@ impl LaneEngine {
     pub(super) fn free_retired(&mut self, out: &mut Commands) {
         let Self { chunks, copying, groups, .. } = self;
         let mut freed = false;
-        let Copying { retired, free, lapsing, .. } = copying;
+        let Copying { retired, free, lapsing, streams, .. } = copying;
         retired.retain(|index| {
             let chunk = &chunks[*index as usize];
-            if !chunk.is_unused() {
+            if !chunk.is_unused() || streams.iter().any(|stream| stream.is_leaving(*index)) {
                 return true;
             }
             freed = true;

@@ -44,11 +44,25 @@ pub(super) struct Stream {
     image: Option<(u64, Option<SlotGrant>)>,
     seeded: Option<Epoch>,
     sequence: u64,
+    /// Chunks that were given up while records were under way that are read from their sums; until these slots are given back.
+    leaving: Vec<(u32, Vec<SlotGrant>)>,
     /// Bytes of a record's payload at most.
     part_bytes: u64,
 }
 
 impl Stream {
+    /// Is a record under way that is read from the chunk's sum?
+    fn reads_sum(&self, chunk: u32) -> bool {
+        let is_of_it = |item: &Item| item.chunk == chunk && item.op == OpKind::CopyUpdate;
+        let is_begun = self.queue.front().is_some_and(|item| is_of_it(item) && item.at > 0);
+        is_begun || self.used.iter().any(|(_, item)| item.as_ref().is_some_and(is_of_it))
+    }
+
+    /// Is the sum of a chunk that was given up still read?
+    pub(super) fn is_leaving(&self, chunk: u32) -> bool {
+        self.leaving.iter().any(|(leaving, _)| *leaving == chunk)
+    }
+
     /// Has the other side said this already? Its word on a record is of the slot's generation then, or of one before; what it
     /// gives back is one further (`ahead`).
     fn heard_before(&self, slot: SlotGrant, ahead: u8) -> bool {
@@ -108,6 +122,15 @@ impl Copying {
         }
     }
 
+    /// The chunk is given up. Its sum stays what it is until the records that are read from it have arrived. Scenario: the stream's
+    /// other side is stopped, and half of a record has not left yet. Another chunk is summed up in the memory, the other side
+    /// continues, takes both halves for a round that others have confirmed, and serves them when it is promoted.
+    pub(super) fn leave(&mut self, chunk: u32) {
+        for stream in self.streams.iter_mut().filter(|stream| stream.reads_sum(chunk)) {
+            stream.leaving.push((chunk, stream.used.iter().map(|(slot, _)| *slot).collect()));
+        }
+    }
+
     pub(super) fn new_epoch(&mut self) {
         self.streams.iter_mut().for_each(|stream| stream.seeded = None);
     }
@@ -135,6 +158,7 @@ impl LaneEngine {
             image: None,
             seeded: None,
             sequence: 0,
+            leaving: Vec::new(),
             // A part of nothing would never end a record.
             part_bytes: part_bytes.max(64),
         });
@@ -279,6 +303,8 @@ impl LaneEngine {
         if stream.image.is_some_and(|(_, last)| last == Some(used)) {
             stream.image = None;
         }
+        stream.leaving.iter_mut().for_each(|(_, slots)| slots.retain(|slot| *slot != used));
+        stream.leaving.retain(|(_, slots)| !slots.is_empty());
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use super::super::command::{Command, Commands};
 use super::super::keep::{At, Keep};
 use super::super::lane::LaneEngine;
 use super::super::norms::Group;
-use super::{Item, Stream, push_update, want};
+use super::{Item, push_update, want};
 use proto_common::batch::OpKind;
 use proto_common::ids::Rank;
 
@@ -82,14 +82,9 @@ impl LaneEngine {
     /// summed in: what their channels have not sent by now they are not to send.
     pub(in super::super) fn end_streams_of_sum(&mut self, index: u32, out: &mut Commands) {
         let Self { chunks, copying, .. } = self;
-        let is_of_it = |item: &Item| item.chunk == index && item.op == OpKind::CopyUpdate;
         for keep in chunks[index as usize].copies.iter().flatten() {
-            let sent =
-                |stream: &Stream| stream.used.iter().any(|(_, item)| item.as_ref().is_some_and(is_of_it));
-            let begun =
-                |stream: &Stream| stream.queue.front().is_some_and(|item| is_of_it(item) && item.at > 0);
             let stream = copying.streams.iter().find(|stream| stream.to == keep.to);
-            if stream.is_some_and(|stream| sent(stream) || begun(stream)) {
+            if stream.is_some_and(|stream| stream.reads_sum(index)) {
                 let reason = "a round that is under way to it is collected anew".to_owned();
                 out.push(Command::EndStream { peer: keep.to, ours: true, reason });
             }

@@ -189,6 +189,64 @@ fn a_step_that_is_made_in_part_stays_with_a_chunk_that_moves_and_comes_back() {
     );
 }
 
+fn returned(rig: &mut Rig, slot: SlotGrant) {
+    let slot = SlotGrant { generation: slot.generation.wrapping_add(1), ..slot };
+    rig.engine.stream_notice(OTHER, Notice::Returned(slot), &mut Commands::default());
+}
+
+/// Chunks that are freed now.
+fn freed(rig: &mut Rig) -> Vec<u32> {
+    let mut out = Commands::default();
+    rig.engine.flush(8, &mut out);
+    let free = |command: &Command| if let Command::Free { chunk } = command { Some(*chunk) } else { None };
+    out.list.iter().filter_map(free).collect()
+}
+
+/// A server that is given a copy of a chunk has been sent its first round, in two parts or only the first of them, and then the
+/// chunk is given up.
+fn given_up_under_way(parts: u32) -> (Rig, Vec<SlotGrant>) {
+    let mut rig = Rig::new(config(1));
+    rig.engine = LaneEngine::new(rig.config);
+    let seeding = Role::Primary { backup: None, seeding: Some(OTHER) };
+    let mut out = Commands::default();
+    rig.engine.roles(epoch(2), &[(ChunkSpec { bytes: 128, ..spec(1) }, seeding)], &mut out);
+    rig.connect(0);
+    rig.engine.stream_up(OTHER, Incarnation(6), &grants(parts), 64, &mut out);
+    for expected in [OpKind::CopyCheck, OpKind::CopyRules] {
+        let [(op, slot)] = records(&mut rig)[..] else { panic!("one after the other") };
+        assert_eq!(op, expected);
+        judged(&mut rig, slot, Judgement::Confirmed);
+        returned(&mut rig, slot);
+    }
+    rig.send_knowing(2, 0, &[Block { bytes: 128, ..push(1, 1) }]);
+    let sent: Vec<SlotGrant> = records(&mut rig).into_iter().map(|(_, slot)| slot).collect();
+    assert_eq!(sent.len(), parts as usize);
+    out.list.clear();
+    rig.engine.roles(epoch(3), &[], &mut out);
+    assert_eq!((out.list, freed(&mut rig)), (vec![], vec![]), "its sum is still read");
+    (rig, sent)
+}
+
+/// Scenario: the receiver of a record is stopped, so that half of it is still to be sent when the chunk is given up. If another chunk
+/// were summed up in the memory, the receiver would take that for the other half.
+#[test]
+fn the_sum_of_a_chunk_that_is_given_up_stays_until_its_records_have_arrived() {
+    let (mut rig, sent) = given_up_under_way(2);
+    returned(&mut rig, sent[0]);
+    judged(&mut rig, sent[1], Judgement::Later);
+    assert_eq!(freed(&mut rig), [0; 0]);
+    returned(&mut rig, sent[1]);
+    assert_eq!(freed(&mut rig), [0]);
+    // The second part never leaves.
+    let (mut rig, sent) = given_up_under_way(1);
+    returned(&mut rig, sent[0]);
+    assert_eq!(freed(&mut rig), [0]);
+    // Nor does anything once the stream has ended.
+    let (mut rig, _) = given_up_under_way(2);
+    rig.engine.stream_down(OTHER, &mut Commands::default());
+    assert_eq!(freed(&mut rig), [0]);
+}
+
 fn announced(operation: u64) -> Block {
     Block { data: BlockData::Announced { keep: true }, ..push(operation, operation) }
 }

@@ -139,13 +139,16 @@ pub enum OpError {
         /// What the channel reported.
         reason: String,
     },
-    /// The channel to a server ended while the server was in the middle of a copy, and it has not continued.
-    #[error("the operation's buffers are still in use by {}, which was stopped in the middle of a copy {} ago. They are free again when it continues or ends; do not write to arrays that the operation shares. Check {}.", ranks("server", servers, "a server"), waited(*waited_ms), ranks("server", servers, "the servers with `gradwire status`"))]
+    /// The operation has failed, and a server that does not answer, or was stopped in the middle of a copy, may still use its
+    /// buffers.
+    #[error("the operation's buffers may still be in use by {}, which has not answered for {}. They are free again when it continues or ends; do not write to arrays that the operation shares. Check {}.{}", ranks("server", servers, "a server"), waited(*waited_ms), ranks("server", servers, "the servers with `gradwire status`"), cause.as_ref().map_or_else(String::new, |cause| format!(" The operation failed because: {cause}")))]
     Held {
-        /// The servers.
+        /// The servers, as far as the lane that reports this knows them.
         servers: Vec<Rank>,
         /// For how long the operation's end has waited for them.
         waited_ms: u64,
+        /// Why the operation failed, if not because of them.
+        cause: Option<Box<OpError>>,
     },
     /// Memory that is to be sent or received cannot be registered with the RDMA device.
     #[error("{0}")]
@@ -234,6 +237,7 @@ impl OpError {
             | Self::Refused { subject, .. } => {
                 *subject = Subject { kind: Some(kind), name: tensor_name.to_owned() };
             }
+            Self::Held { cause: Some(cause), .. } => **cause = (**cause).clone().about(kind, tensor_name),
             Self::Died(_)
             | Self::Deposed { .. }
             | Self::Broken { .. }
@@ -552,6 +556,7 @@ impl ClientError {
             | Self::Wait(WaitError::Deadline { .. })
             | Self::Save(SaveError::Deadline { .. })
             | Self::Declare(DeclareError::Deadline { .. }) => ExitCode::Deadline,
+            Self::Op(OpError::Held { cause: Some(cause), .. }) => Self::Op((**cause).clone()).exit_code(),
             Self::Op(error) => match error {
                 OpError::Deadline { .. }
                 | OpError::Behind { .. }

@@ -165,6 +165,7 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         | OpError::Elsewhere { .. }
         | OpError::Unconnected { .. }
         | OpError::NoAnswer { .. } => GradwireCode::Deadline,
+        OpError::Held { cause: Some(cause), .. } => code_of_op(cause),
         OpError::Died(_) | OpError::Deposed { .. } | OpError::Torn { .. } => GradwireCode::MemberDied,
         OpError::Broken { .. } | OpError::Held { .. } => GradwireCode::Unreachable,
         OpError::Unregistered(_) => GradwireCode::Transport,

@@ -43,6 +43,12 @@ impl LaneEngine {
         (servers, key)
     }
 
+    /// Servers that have not answered for all of an operation.
+    pub fn servers_of(&self, op: u64) -> Vec<Rank> {
+        let index = self.ops.iter().find(|(_, of)| of.submit.op == op).map(|(index, _)| index);
+        index.map_or_else(Vec::new, |index| self.owing(index).0)
+    }
+
     /// The operation that waits longest, for people.
     #[must_use]
     pub fn oldest(&self, now_ms: u64) -> Option<OldestOp> {

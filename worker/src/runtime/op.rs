@@ -77,6 +77,13 @@ struct Progress {
     waiters: u32,
 }
 
+impl Progress {
+    /// Is some of the memory not the operation's own, but its caller's as well?
+    fn shares(&self) -> bool {
+        self.buffers.shared.iter().any(Option::is_some)
+    }
+}
+
 impl std::fmt::Debug for Progress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Progress")
@@ -92,6 +99,8 @@ pub struct OpState {
     lanes_left: AtomicU32,
     /// The caller can be told: ended, or failed.
     told: AtomicBool,
+    /// A lane has reported a failure.
+    failed: AtomicBool,
     /// Bytes that landed, as servers say it of dynamic tensors.
     landed_bytes: AtomicU64,
     /// The newest version among those.
@@ -116,6 +125,7 @@ impl OpState {
         Self {
             lanes_left: AtomicU32::new(lanes),
             told,
+            failed: AtomicBool::new(false),
             landed_bytes: AtomicU64::new(0),
             newest: AtomicU64::new(0),
             late_chunks: AtomicU32::new(0),
@@ -129,23 +139,42 @@ impl OpState {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, progress: MutexGuard<'_, Progress>) {
-        let waiters = progress.waiters > 0;
+    fn tell(&self, mut progress: MutexGuard<'_, Progress>) {
+        let (waiters, result) = (progress.waiters > 0, outcome(&progress));
+        let callback = progress.callback.take();
         self.told.store(true, Ordering::Release);
         drop(progress);
         if waiters {
             self.changed.notify_all();
         }
+        if let Some(callback) = callback {
+            callback(result);
+        }
     }
 
-    /// A lane reports a failure. The caller is told at once; buffers stay until all lanes have ended.
-    pub(crate) fn fail(&self, error: OpError) {
+    /// A lane reports a failure. The caller is told at once, and buffers stay until all lanes have ended. A caller whose memory the
+    /// operation only shares is told then, too. Scenario: one of two servers says that the deadline has passed, and the caller
+    /// writes the next gradient into the array, while the other server still adds up the last one. False if the caller is
+    /// not told yet.
+    pub(crate) fn fail(&self, error: OpError) -> bool {
         let mut progress = self.lock();
-        let callback = if progress.error.is_none() { progress.callback.take() } else { None };
-        let told = progress.error.get_or_insert(error).clone();
-        self.tell(progress);
-        if let Some(callback) = callback {
-            callback(Err(told));
+        self.failed.store(true, Ordering::Release);
+        progress.error.get_or_insert(error);
+        let is_told = progress.ended || !progress.shares();
+        if is_told {
+            self.tell(progress);
+        }
+        is_told
+    }
+
+    /// Servers have kept the memory for so long that the caller is told, unless it was told already; `error` is made of the first
+    /// failure.
+    pub(crate) fn fail_now(&self, error: impl FnOnce(Option<OpError>) -> OpError) {
+        let mut progress = self.lock();
+        if !self.told.load(Ordering::Acquire) {
+            self.failed.store(true, Ordering::Release);
+            progress.error = Some(error(progress.error.take()));
+            self.tell(progress);
         }
     }
 
@@ -220,7 +249,10 @@ impl OpState {
             Ok(version) => {
                 progress.version = Some(progress.version.map_or(version, |v| v.min(version)));
             }
-            Err(error) => drop(progress.error.get_or_insert(error)),
+            Err(error) => {
+                self.failed.store(true, Ordering::Release);
+                progress.error.get_or_insert(error);
+            }
         }
         progress.ended = self.lanes_left.fetch_sub(1, Ordering::AcqRel) == 1;
         if progress.ended {
@@ -231,32 +263,31 @@ impl OpState {
         if let (true, Some(seen), Ok(version)) = (progress.ended, &progress.buffers.seen, &result) {
             seen.fetch_max(version.0, Ordering::AcqRel);
         }
-        if !progress.ended && result.is_ok() {
-            return;
-        }
-        let callback = progress.callback.take();
-        self.tell(progress);
-        if let Some(callback) = callback {
-            callback(result);
+        if progress.ended || (result.is_err() && !progress.shares()) {
+            self.tell(progress);
         }
     }
 
     /// How the operation ended, if it can be told already.
     #[must_use]
     pub fn poll(&self) -> Option<Result<Version, OpError>> {
-        self.told.load(Ordering::Acquire).then(|| outcome(&self.lock()))
+        self.is_told().then(|| outcome(&self.lock()))
+    }
+
+    /// Can the caller be told how it ended?
+    pub(super) fn is_told(&self) -> bool {
+        self.told.load(Ordering::Acquire)
     }
 
     /// Has a lane said that it failed?
     pub(super) fn has_failed(&self) -> bool {
-        // Before the end nothing else is told, so that this takes no lock.
-        self.told.load(Ordering::Acquire) && self.lock().error.is_some()
+        self.failed.load(Ordering::Acquire)
     }
 
     /// Calls back when the operation has ended, on the thread that ends it, or at once if it has.
     pub(crate) fn on_end(&self, callback: Callback) {
         let mut progress = self.lock();
-        if progress.ended || progress.error.is_some() {
+        if self.is_told() {
             let result = outcome(&progress);
             drop(progress);
             callback(result);
@@ -275,7 +306,7 @@ impl OpState {
         }
         let mut progress = self.lock();
         loop {
-            if progress.ended || progress.error.is_some() {
+            if self.is_told() {
                 return Some(outcome(&progress));
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -377,6 +408,34 @@ mod tests {
         state.lane_done(Ok(0), fabric::Fenced::answered());
         assert_eq!(state.poll(), Some(Err(error())), "the first word stands");
         assert!(state.take_buffers().is_some());
+    }
+
+    /// What a caller of shared memory is told while one of two lanes goes on.
+    #[test]
+    fn a_failure_is_told_when_no_lane_uses_shared_memory_any_more() {
+        let failing: [fn(&OpState); 2] = [
+            |state| assert!(!state.fail(error())),
+            |state| state.lane_done(Err(error()), Fenced::answered()),
+        ];
+        for fail in failing {
+            let lent = Arc::new(PeerWritable::allocate(64, "shared").unwrap());
+            let buffers = OpBuffers { shared: [Some(lent), None], ..OpBuffers::default() };
+            let state = OpState::fresh(2, buffers);
+            let told = Arc::new(AtomicU32::new(0));
+            let count = told.clone();
+            state.on_end(Box::new(move |result| {
+                assert_eq!(result, Err(error()));
+                count.fetch_add(1, Ordering::AcqRel);
+            }));
+            fail(&state);
+            assert!(state.has_failed() && !state.is_told(), "the other lane's server adds it up");
+            assert_eq!(state.wait(Instant::now()), None);
+            state.lane_done(Ok(3), Fenced::answered());
+            if !state.is_told() {
+                state.lane_done(Ok(3), Fenced::answered());
+            }
+            assert_eq!((state.poll(), told.load(Ordering::Acquire)), (Some(Err(error())), 1));
+        }
     }
 
     #[test]

@@ -5,11 +5,13 @@
 
 use super::{LaneDriver, Live};
 use crate::error::OpError;
+use crate::runtime::OpState;
 use fabric::{ChannelId, CompletionQueue, Fence, Fenced, Span};
 use proto_common::batch::OpKind;
 use proto_common::ids::Rank;
 use proto_common::plan::Placement;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 /// If a server keeps an operation's buffers for longer than this, the caller gets an error that names the server. The buffers are
 /// returned later.
@@ -50,7 +52,13 @@ struct Ended {
 pub(super) struct Fences {
     pending: Vec<(ChannelId, Rank)>,
     ended: Vec<Ended>,
+    /// Operations that have failed, since when, whose callers are told when no server uses their memory any more.
+    untold: Vec<(u64, Arc<OpState>, u64)>,
     now_ms: u64,
+}
+
+fn held(servers: Vec<Rank>, waited_ms: u64, cause: Option<OpError>) -> OpError {
+    OpError::Held { servers, waited_ms, cause: cause.map(Box::new) }
 }
 
 impl<Q: CompletionQueue> LaneDriver<Q> {
@@ -74,6 +82,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// Ends operations whose fences are done.
     pub(super) fn settle_fences(&mut self, now_ms: u64) {
         self.fences.now_ms = now_ms;
+        self.tell_late();
         if self.fences.pending.is_empty() && self.fences.ended.is_empty() {
             return;
         }
@@ -100,7 +109,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             if !is_told && waited_ms >= HELD_MS {
                 let servers = self.fences.pending.iter().filter(|(channel, _)| live.fences.contains(channel));
                 let servers = servers.map(|(_, server)| *server).collect();
-                live.state.fail(OpError::Held { servers, waited_ms });
+                let failure = live.failure.clone();
+                live.state.fail_now(|first| held(servers, waited_ms, first.or(failure)));
                 self.fences.ended[at].is_told = true;
             }
             at += 1;
@@ -109,12 +119,26 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
 
     /// An operation failed. The caller may share its buffers, so it hears of the failure only when no server reaches them.
     pub(super) fn failed(&mut self, op: u64, error: OpError) {
-        let Some(live) = self.live.get_mut(&op) else { return };
-        if live.fences.is_empty() {
-            live.state.fail(error);
-        } else {
+        let Self { live, fences, .. } = self;
+        let Some(live) = live.get_mut(&op) else { return };
+        if !live.fences.is_empty() {
             live.failure.get_or_insert(error);
+        } else if !live.state.fail(error) && fences.untold.iter().all(|(other, ..)| *other != op) {
+            fences.untold.push((op, live.state.clone(), fences.now_ms));
         }
+    }
+
+    /// Tells callers of failures whose memory servers have kept for too long, on whichever lane.
+    fn tell_late(&mut self) {
+        let Self { fences, engine, .. } = self;
+        let now_ms = fences.now_ms;
+        fences.untold.retain(|(op, state, since_ms)| {
+            let waited_ms = now_ms.saturating_sub(*since_ms);
+            if waited_ms >= HELD_MS {
+                state.fail_now(|first| held(engine.servers_of(*op), waited_ms, first));
+            }
+            !state.is_told()
+        });
     }
 
     /// All parts of an operation have ended.
@@ -185,7 +209,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
         for (_, live) in self.live.drain() {
             if let Some(error) = live.failure.clone() {
-                let _ = catch_unwind(AssertUnwindSafe(|| live.state.fail(error)));
+                let _ = catch_unwind(AssertUnwindSafe(|| live.state.fail_now(|_| error)));
             }
             std::mem::forget(live);
         }

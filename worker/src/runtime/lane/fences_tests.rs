@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::runtime::rig;
+use crate::runtime::op::OpBuffers;
 use crate::runtime::{OpState, ServerInbox};
 use fabric::{
     Access, Device, LaneQueue, PeerWritable, Region, RemoteKey, RemoteSpan, ShmDevice, TcpDevice, Write,
@@ -121,6 +122,30 @@ fn a_server_that_does_not_stop_is_named_and_keeps_the_buffers() {
     server.end_reads(channel);
     driver.step(3 + HELD_MS);
     assert!(state.take_buffers().is_some());
+}
+
+/// The caller could write the next gradient into an array whose last one the server still adds up.
+#[test]
+fn who_shares_memory_with_a_server_that_does_not_answer_is_told_what_and_who_after_a_second() {
+    let shared = Arc::new(PeerWritable::allocate(64, "shared").unwrap());
+    let buffers = OpBuffers { shared: [Some(shared), None], ..OpBuffers::default() };
+    let state = Arc::new(OpState::fresh(1, buffers));
+    let mut driver = rig::driver(0);
+    let mut submission = rig::submission(1, state.clone());
+    submission.submit.timeout_ms = 10;
+    driver.submit(submission, 1);
+    let late_ms = 60_000;
+    driver.step(late_ms);
+    assert!(state.has_failed() && state.poll().is_none());
+    driver.step(late_ms + HELD_MS - 1);
+    assert_eq!(state.poll(), None);
+    driver.step(late_ms + HELD_MS);
+    let Some(Err(OpError::Held { servers, waited_ms: HELD_MS, cause: Some(cause) })) = state.poll() else {
+        panic!("{:?}", state.poll())
+    };
+    assert_eq!(servers, [SERVER]);
+    assert!(matches!(*cause, OpError::Unconnected { .. } | OpError::NoAnswer { .. }), "{cause}");
+    assert!(state.take_buffers().is_none());
 }
 
 /// A callback panics while the lane tells of a failure: the other operation's gradient is read on all the same.

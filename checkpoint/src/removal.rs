@@ -69,7 +69,7 @@ pub struct Removed {
 }
 
 impl Removed {
-    /// What came of removing one. One that cannot go keeps no other from it.
+    /// Records whether one was removed. If one cannot be removed, the others are all the same.
     fn add(&mut self, name: &str, removed: Result<Option<bool>, CheckpointError>) {
         match removed {
             Ok(Some(true)) => self.gone.push(name.into()),

@@ -1,4 +1,4 @@
-//! What several commands do alike: print a text, name a role, and be of no role themselves.
+//! What several commands share: they print texts, parse the name of a role, and ignore `DMLC_ROLE`.
 
 use daemon::security::role_of;
 use proto_common::ids::Role;
@@ -21,7 +21,7 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     unless_closed(writeln!(io::stdout().lock(), "{}", text.trim_end()))
 }
 
-/// What was written, or that nobody wanted it.
+/// No error if whoever reads the output has closed it.
 pub(crate) fn unless_closed(written: io::Result<()>) -> io::Result<()> {
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -68,7 +68,7 @@ type Read<S> = fn(&S) -> u64;
 /// Name, help, and where the value is.
 pub type Series<S> = (&'static str, &'static str, Read<S>);
 
-/// Series that are filled when they are scraped: what they tell of only counts in its own memory.
+/// Series that get their values when they are scraped. Until then the counts are kept by whoever counts.
 pub struct Scraped<S> {
     look: Box<dyn Fn() -> S + Send + Sync>,
     counters: Vec<(IntCounter, Read<S>)>,

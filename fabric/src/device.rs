@@ -244,7 +244,7 @@ pub trait CompletionQueue: Send {
     /// The fence of a channel that has ended, by [`CompletionQueue::close`] or with
     /// [`CompletionKind::Disconnected`](crate::CompletionKind::Disconnected). While it is pending, whoever polls should
     /// ask again now and then: [`crate::LaneQueue::wait`] sleeps briefly meanwhile. Where closing is the proof, as with
-    /// sockets and queue pairs, it is never pending.
+    /// sockets, it is never pending.
     fn fence(&mut self, _channel: ChannelId) -> Fence {
         Fence::Done
     }

@@ -63,7 +63,7 @@ impl FabricError {
         Self::Os { what: what.into(), source: source.into() }
     }
 
-    /// It has been waited for since then, and the time is over.
+    /// The wait for `what` began at `started` and has reached its deadline.
     pub(crate) fn late(what: impl Into<String>, started: Instant) -> Self {
         Self::Deadline { what: what.into(), waited_ms: started.elapsed().as_millis() as u64 }
     }

@@ -341,8 +341,11 @@ impl CompletionQueue for LaneQueue {
     }
 
     fn fence(&mut self, channel: ChannelId) -> Fence {
-        let Route::Shm(channel) = route(channel) else { return Fence::Done };
-        self.shm.fence(channel)
+        match route(channel) {
+            Route::Shm(channel) => self.shm.fence(channel),
+            Route::Tcp(_) => Fence::Done,
+            Route::Verbs(channel) => self.verbs.as_mut().map_or(Fence::Done, |verbs| verbs.fence(channel)),
+        }
     }
 
     fn caps(&self) -> Caps {

@@ -112,6 +112,17 @@ pub struct Death {
     pub cause: DeathCause,
 }
 
+impl Death {
+    /// What a process that ends because of it exits with. Losing the scheduler has a code of its own.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        match self.member.role {
+            Role::Scheduler => ExitCode::SchedulerUnreachable,
+            Role::Server | Role::Worker => ExitCode::MemberDied,
+        }
+    }
+}
+
 impl fmt::Display for Death {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.cause {

@@ -6,7 +6,7 @@ use fabric::FabricError;
 use proto_common::batch::{OpKind, Status};
 use proto_common::config::SettingError;
 use proto_common::error::{Blame, Death, ExitCode};
-use proto_common::ids::{ChunkId, Key, MemberId, Rank, Version};
+use proto_common::ids::{ChunkId, Key, Rank, Version};
 use proto_common::message::{DeclareError, SaveError, WaitError};
 use proto_common::tensor::label;
 use thiserror::Error;
@@ -573,7 +573,7 @@ impl ClientError {
                     CallFault::ServerDied => ExitCode::MemberDied,
                     _ => ExitCode::Failure,
                 },
-                OpError::Died(death) => death_code(death),
+                OpError::Died(death) => death.exit_code(),
                 OpError::Broken { .. }
                 | OpError::Held { .. }
                 | OpError::Deposed { .. }
@@ -584,7 +584,7 @@ impl ClientError {
                 | OpError::Refused { .. }
                 | OpError::Closed(_) => ExitCode::Failure,
             },
-            Self::Died(death) => death_code(death),
+            Self::Died(death) => death.exit_code(),
             Self::Fabric(FabricError::Unregistered { .. }) | Self::Lacking(_) => ExitCode::Transport,
             // What a server lacks for its part is memory, of which registered memory is the scarce kind.
             Self::Declare(DeclareError::Server { .. }) => ExitCode::Transport,
@@ -594,13 +594,6 @@ impl ClientError {
             _ => ExitCode::Failure,
         }
     }
-}
-
-/// Losing the scheduler has a code of its own.
-#[must_use]
-pub fn death_code(death: &Death) -> ExitCode {
-    let scheduler = MemberId { role: proto_common::ids::Role::Scheduler, rank: Rank(0) };
-    if death.member == scheduler { ExitCode::SchedulerUnreachable } else { ExitCode::MemberDied }
 }
 
 #[cfg(test)]

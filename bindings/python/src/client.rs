@@ -145,7 +145,7 @@ impl Inner {
         Ok((array.unbind(), shared))
     }
 
-    /// The handle of an operation, if it began. Else the tensor's view is another operation's to have.
+    /// The handle of an operation, if it began. If not, another operation may use the tensor's view.
     fn begun(
         &self,
         handle: Result<gradwire_worker::Handle, ClientError>,

@@ -61,7 +61,7 @@ impl<S: Clone> Thread<S> {
         })
     }
 
-    /// Has it end when it has done what it was told, and waits for that. A callback that closes its client is on the thread
+    /// Ends the thread once it has done all that it was told, and waits for it. A callback that closes its client is on the thread
     /// itself, which then ends after it.
     pub(crate) fn end(thread: &Mutex<Self>) {
         let before = std::mem::replace(&mut *lock(thread), Self::Ended);

@@ -114,7 +114,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 return Ok(Some(message));
             }
             let got = match self.inner.read(&mut self.step).await {
-                // A peer that crashes ends its TLS session without a word: whether something is cut off, frames tell.
+                // A peer that crashes ends its TLS session without a word. The frame itself shows whether something is missing.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => 0,
                 got => got?,
             };

@@ -82,7 +82,8 @@ impl LinkSender {
         self.frames.send(frame).await.map_err(|_| LinkError::Closed)
     }
 
-    /// As [`LinkSender::send`], of the first one that waits, if one does.
+    /// As [`LinkSender::send`], for the first message of a queue, which may be empty. Cancel-safe: a message that is not handed over stays in
+    /// its queue.
     pub async fn send_next(&self, message: Option<&ToScheduler>) -> Result<(), LinkError> {
         match message {
             Some(message) => self.send(message).await,

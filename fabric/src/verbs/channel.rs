@@ -368,22 +368,29 @@ impl Channel {
         }
     }
 
-    /// In error the queue pair takes nothing from the peer any more, and what is under way ends.
-    pub(super) fn end(&self) {
-        if let Err(error) = self.queue_pair.fail() {
+    /// In error the queue pair takes nothing from the peer any more, and what is under way ends. False if the device refuses that.
+    pub(super) fn end(&self) -> bool {
+        let ended = self.queue_pair.fail();
+        if let Err(error) = &ended {
             tracing::debug!(%error, "a queue pair could not be ended before it is destroyed");
         }
+        ended.is_ok()
+    }
+
+    /// False if the device refuses that, too: then it may write for the peer whenever the peer says so.
+    pub(super) fn destroy(&mut self) -> bool {
+        // The memory that it reached is let go of after it.
+        let owned = (std::mem::take(&mut self.owned), self.rest.take());
+        let exposed = (std::mem::take(&mut self.exposed), std::mem::take(&mut self.dmabufs));
+        let is_destroyed = self.queue_pair.destroy((owned, exposed, self.flags.take()));
+        // Then the peer is told.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        is_destroyed
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        self.end();
-        // The memory that it reached is let go of after it.
-        let owned = (std::mem::take(&mut self.owned), self.rest.take());
-        let exposed = (std::mem::take(&mut self.exposed), std::mem::take(&mut self.dmabufs));
-        self.queue_pair.destroy((owned, exposed, self.flags.take()));
-        // Then the peer is told.
-        let _ = self.socket.shutdown(Shutdown::Both);
+        self.destroy();
     }
 }

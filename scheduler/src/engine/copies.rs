@@ -118,7 +118,7 @@ impl Draft<'_> {
         self.servers.there.difference(&self.servers.draining).copied()
     }
 
-    /// Those of them that copies can be made at: who of those that `may` has refused least.
+    /// Those of them that copies can be made at: of those that `may` allows, the ones that have refused least often.
     fn takers(&self, may: impl Fn(Rank) -> bool) -> Vec<Rank> {
         let refusals = |rank: &Rank| self.shards.refusals(*rank);
         let least = self.stay().filter(|rank| may(*rank)).filter_map(|rank| refusals(&rank)).min();

@@ -41,7 +41,7 @@ pub struct EngineConfig {
     pub inbox_slots: u32,
     /// Spill blocks there are.
     pub spill_blocks: u32,
-    /// What a worker's death means for rounds. Where they wait for it, the version before the one in force is kept, for pulls that
+    /// What the failure of a worker means for rounds. Where they wait for the worker, the version before the one in force is kept, for pulls that
     /// ask for exactly that one.
     pub worker_loss: WorkerLoss,
 }

@@ -91,7 +91,7 @@ pub(super) struct Op {
 }
 
 impl Op {
-    /// Tells its failure, unless one was told.
+    /// Reports the operation's first failure; later ones are not reported.
     pub(super) fn fail(&mut self, error: OpError, stats: &mut LaneStats, out: &mut Commands) {
         if !std::mem::replace(&mut self.failed, true) {
             stats.failed += 1;

@@ -442,7 +442,6 @@ impl<'a> Starting<'a> {
     }
 }
 
-/// Cancel-safe: what is not handed over stays where it is.
 /// The request with the time that it has left.
 fn within(mut message: ToScheduler, left_ms: u64) -> ToScheduler {
     if let ToScheduler::Declare { timeout_ms, .. }

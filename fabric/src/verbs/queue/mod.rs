@@ -98,6 +98,8 @@ pub struct VerbsQueue {
     /// Completions of what was gone.
     stale: u64,
     ready: Vec<Completion>,
+    /// Channels that the device refused to end: their peers may write what they were granted for as long as this process lives.
+    refused: Vec<ChannelId>,
     polls: u32,
     /// Completions tell by an event: none has come since it was asked for.
     is_armed: bool,
@@ -141,6 +143,7 @@ impl VerbsQueue {
             worked: Vec::with_capacity(POLLED_MAX),
             left: Vec::new(),
             ready: Vec::with_capacity(plan.depth),
+            refused: Vec::new(),
             polls: 0,
             is_armed: false,
             unregistered: None,
@@ -482,13 +485,17 @@ impl CompletionQueue for VerbsQueue {
         completions.append(&mut self.ready);
     }
 
-    /// A device that has destroyed a queue pair does nothing more for it.
     fn close(&mut self, channel: ChannelId) -> Fence {
         self.ready.retain(|completion| completion.channel != channel);
         if let Ok(at) = self.at(channel) {
             self.remove(at);
         }
-        Fence::Done
+        self.fence(channel)
+    }
+
+    /// A device that has ended a queue pair does nothing more for it.
+    fn fence(&mut self, channel: ChannelId) -> Fence {
+        if self.refused.contains(&channel) { Fence::Pending } else { Fence::Done }
     }
 
     fn caps(&self) -> Caps {

@@ -175,15 +175,19 @@ impl VerbsQueue {
     }
 
     pub(super) fn remove(&mut self, at: usize) -> ChannelId {
-        let channel = self.channels.remove(at);
+        let mut channel = self.channels.remove(at);
         let id = channel.id;
         self.by_queue_pair.remove(&channel.queue_pair.number);
-        channel.end();
+        let mut is_over = channel.end();
         // What it received is taken from the device before the queue pair goes: devices forget it with the queue pair, and
         // its receives would never be posted again. Others keep what came until then: it goes before the number does.
         self.drain();
+        is_over |= channel.destroy();
         drop(channel);
         self.drain();
+        if !is_over {
+            self.refused.push(id);
+        }
         id
     }
     pub(in crate::verbs) fn queue_pair_of(&self, id: ChannelId) -> Option<u32> {

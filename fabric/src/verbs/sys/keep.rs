@@ -11,10 +11,10 @@ pub(in crate::verbs) fn kept() -> u64 {
     KEPT.load(Ordering::Relaxed)
 }
 
-/// After the attempt to give something back, with its code: where that failed, `needs` is never dropped.
-pub(super) fn keep_unless_done(code: i32, what: &str, needs: impl Sized) {
+/// After the attempt to give something back, with its code: if that failed, `needs` is never dropped. Was it done?
+pub(super) fn keep_unless_done(code: i32, what: &str, needs: impl Sized) -> bool {
     if code == 0 {
-        return;
+        return true;
     }
     std::mem::forget(needs);
     let kept = KEPT.fetch_add(1, Ordering::Relaxed) + 1;
@@ -24,6 +24,7 @@ pub(super) fn keep_unless_done(code: i32, what: &str, needs: impl Sized) {
         kept,
         "{what} failed: the device may still reach what it was for, which is kept until this process ends; restart it"
     );
+    false
 }
 
 #[cfg(test)]

@@ -162,14 +162,14 @@ impl QueuePair {
         self.modify(attributes, ffi::IBV_QP_STATE, "ending a queue pair")
     }
 
-    /// From here on the device neither reads nor writes memory for it. Where it refuses, what the queue pair may reach is
+    /// From here on the device neither reads nor writes memory for it. False if the device refuses: what the queue pair may reach is
     /// kept for good.
-    pub(in crate::verbs) fn destroy(&mut self, reaches: impl Sized) {
-        let Some(pointer) = self.pointer.take() else { return };
+    pub(in crate::verbs) fn destroy(&mut self, reaches: impl Sized) -> bool {
+        let Some(pointer) = self.pointer.take() else { return true };
         // SAFETY: ours, and taken here so that it happens once.
         let code = unsafe { (self.domain.context.library.ibv_destroy_qp)(pointer.as_ptr()) };
         let made_of = (Arc::clone(&self.completions), Arc::clone(&self.receives), Arc::clone(&self.domain));
-        keep_unless_done(code, "destroying a queue pair", (made_of, reaches));
+        keep_unless_done(code, "destroying a queue pair", (made_of, reaches))
     }
 
     /// Posts what was put together, in order, as one chain; empties it.

@@ -1,8 +1,8 @@
 //! A lane over real drivers, and servers that are in the middle of what they do with its memory when their channel ends.
 
 use super::*;
-use crate::runtime::rig;
 use crate::runtime::op::OpBuffers;
+use crate::runtime::rig;
 use crate::runtime::{OpState, ServerInbox};
 use fabric::{
     Access, Device, LaneQueue, PeerWritable, Region, RemoteKey, RemoteSpan, ShmDevice, TcpDevice, Write,

@@ -127,7 +127,7 @@ impl LaneEngine {
     fn set_role(&mut self, index: u32, role: Role, out: &mut Commands) {
         let Role::Primary { backup, seeding } = role else {
             if matches!(self.chunks[index as usize].role, Some(Role::Primary { .. })) {
-                self.end_streams_of_sum(index, out);
+                self.end_streams_of_sum(index, role, out);
                 self.disengage(index);
             }
             self.chunks[index as usize].role = Some(role);
@@ -174,7 +174,7 @@ impl LaneEngine {
         // Its version may be one that nobody else has.
         chunk.init_pending |= is_promoted && chunk.has_copies();
         if throws {
-            self.end_streams_of_sum(index, out);
+            self.end_streams_of_sum(index, role, out);
             self.begin_copies_anew(index);
         }
         new.into_iter().for_each(|to| self.check(index, to));

@@ -7,6 +7,7 @@ use super::super::command::{Command, Commands};
 use super::super::keep::{At, Keep};
 use super::super::lane::LaneEngine;
 use super::super::norms::Group;
+use super::super::role::Role;
 use super::{Item, push_update, want};
 use proto_common::batch::OpKind;
 use proto_common::ids::Rank;
@@ -79,10 +80,12 @@ impl LaneEngine {
     }
 
     /// Records of a round that is thrown away may not have left yet, and would be read from memory that another round is
-    /// summed in: what their channels have not sent by now they are not to send.
-    pub(in super::super) fn end_streams_of_sum(&mut self, index: u32, out: &mut Commands) {
+    /// summed in: what their channels have not sent by now they are not to send. If another server serves the chunk from now
+    /// on, its own channel stays: before it sends rounds that are summed up there, it stops taking any from here.
+    pub(in super::super) fn end_streams_of_sum(&mut self, index: u32, role: Role, out: &mut Commands) {
         let Self { chunks, copying, .. } = self;
-        for keep in chunks[index as usize].copies.iter().flatten() {
+        let copies = chunks[index as usize].copies.iter().flatten();
+        for keep in copies.filter(|keep| role != Role::Copy { of: keep.to }) {
             let stream = copying.streams.iter().find(|stream| stream.to == keep.to);
             if stream.is_some_and(|stream| stream.reads_sum(index)) {
                 let reason = "a round that is under way to it is collected anew".to_owned();

@@ -304,6 +304,21 @@ fn what_may_not_have_left_of_a_round_that_is_collected_anew_never_does() {
     assert!(matches!(&out.list[..], [one] if ended(one)), "{:?}", out.list);
 }
 
+/// The other server serves the chunk from now on, and sends rounds that are summed up where the third one's record is still read.
+#[test]
+fn nor_does_what_may_not_have_left_of_a_chunk_that_goes_to_its_copy() {
+    let serves = [(spec(1), Role::Primary { backup: Some(OTHER), seeding: Some(THIRD) })];
+    let mut rig = rig_of(config(1), &serves);
+    confirmed(&mut rig);
+    confirmed(&mut rig);
+    rig.send(0, &[push(1, 1)]);
+    assert_eq!(records(&mut rig).len(), 2);
+    let mut out = Commands::default();
+    rig.engine.roles(epoch(2), &[(spec(1), Role::Copy { of: OTHER })], &mut out);
+    let ended = |command: &Command| matches!(command, Command::EndStream { peer: THIRD, ours: true, .. });
+    assert!(matches!(&out.list[..], [one] if ended(one)), "{:?}", out.list);
+}
+
 #[test]
 fn nor_does_it_where_the_stream_breaks_meanwhile() {
     let roles = |backup, seeding| [(spec(1), Role::Primary { backup, seeding })];

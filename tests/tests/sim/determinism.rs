@@ -55,7 +55,7 @@ fn the_same_bits_whatever_servers_and_arrivals() {
 #[test]
 fn the_same_bits_over_a_transport_without_order() {
     let mut held = 0;
-    seeds::for_each(FILE, "the_same_bits_over_a_transport_without_order", 100, |seed| {
+    seeds::for_each(FILE, "the_same_bits_over_a_transport_without_order", 40, |seed| {
         let [ordered, unordered] = [Order::Posted, Order::Any].map(|order| {
             let faults = SimFaults { order, ..SimFaults::hostile() };
             let mut cluster = Cluster::new(seed, Shape { faults, ..Shape::drawn(seed) });

@@ -65,7 +65,7 @@ fn the_same_bits_with_every_placement() {
 #[test]
 fn channels_that_break_in_mid_transfer_are_replayed() {
     for (at, placements) in all_placements().into_iter().enumerate() {
-        seeds::for_each(FILE, "channels_that_break_in_mid_transfer_are_replayed", 12, |seed| {
+        seeds::for_each(FILE, "channels_that_break_in_mid_transfer_are_replayed", 6, |seed| {
             let faults = SimFaults { spurious_full_per_10k: 2_000, ..SimFaults::rough() };
             let (placements, tensors) = (placements.clone(), with_a_dynamic_one());
             let mut cluster = Cluster::new(seed, Shape { faults, placements, tensors, ..Shape::drawn(seed) });

@@ -123,7 +123,7 @@ impl<S> Collector for Scraped<S> {
     }
 }
 
-/// What is told of a process's RDMA device.
+/// Metrics of a process's RDMA device.
 const OF_DEVICES: [Series<Devices>; 2] = [
     ("gradwire_registered_bytes", "Bytes registered with the RDMA device.", Devices::registered_bytes),
     (

@@ -391,6 +391,10 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        self.destroy();
+        // Ended first: a device that refuses to destroy the queue pair is to take nothing from the peer all the same.
+        if self.queue_pair.exists() {
+            self.end();
+            self.destroy();
+        }
     }
 }

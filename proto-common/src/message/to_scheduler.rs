@@ -67,7 +67,7 @@ impl Register {
     pub const LAST: Rank = Rank(u32::MAX);
 }
 
-/// The members of these roles: for whom a barrier waits, or who gets a message.
+/// All members of these roles. A barrier waits for them, or a message goes to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeGroup {
     /// The scheduler, if it is part of a program. A separate scheduler is not waited for.

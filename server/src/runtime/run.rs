@@ -258,7 +258,7 @@ fn checkpoints(
             lane.send(LaneMessage::SaveRoom);
         });
     };
-    // A place that this build cannot reach is told before training, not by the first checkpoint.
+    // The server refuses a place that this build cannot reach before training, and not at the first checkpoint.
     let store = Some(place).filter(|place| !place.is_empty()).map(|place| checkpoint::open(place));
     let store = store.transpose().map_err(|error| Failure::new(ExitCode::Config, error))?;
     let own = (welcome.rank, incarnation, welcome.shape.chunk_bytes);

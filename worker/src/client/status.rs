@@ -278,7 +278,7 @@ const WAITS: [Series<Collected>; 2] = [
     }),
 ];
 
-/// What is told of all lanes, and series whose labels are known only when they are scraped.
+/// Metrics of all lanes, and series whose labels are known only when they are scraped.
 pub(super) struct WorkerMetrics {
     late: Arc<Late>,
     lanes: Scraped<Collected>,

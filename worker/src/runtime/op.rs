@@ -152,10 +152,10 @@ impl OpState {
         }
     }
 
-    /// A lane reports a failure. The caller is told at once, and buffers stay until all lanes have ended. A caller whose memory the
-    /// operation only shares is told then, too. Scenario: one of two servers says that the deadline has passed, and the caller
-    /// writes the next gradient into the array, while the other server still adds up the last one. False if the caller is
-    /// not told yet.
+    /// A lane reports a failure. The operation keeps its buffers until all lanes have ended. If the buffers are the operation's
+    /// own, the caller hears of the failure at once. If the caller shares the memory, it hears of the failure when all lanes have
+    /// ended. Scenario: one of two servers answers that the deadline has passed. The caller writes the next gradient into the
+    /// array, while the other server still adds up the last one. Returns false if the caller has not heard of the failure yet.
     pub(crate) fn fail(&self, error: OpError) -> bool {
         let mut progress = self.lock();
         self.failed.store(true, Ordering::Release);
@@ -167,8 +167,8 @@ impl OpState {
         is_told
     }
 
-    /// Servers have kept the memory for so long that the caller is told, unless it was told already; `error` is made of the first
-    /// failure.
+    /// Servers have kept the memory for too long: the caller gets an error now, unless it already has one. `error` makes it from
+    /// the first failure.
     pub(crate) fn fail_now(&self, error: impl FnOnce(Option<OpError>) -> OpError) {
         let mut progress = self.lock();
         if !self.told.load(Ordering::Acquire) {
@@ -410,7 +410,7 @@ mod tests {
         assert!(state.take_buffers().is_some());
     }
 
-    /// What a caller of shared memory is told while one of two lanes goes on.
+    /// One of two lanes fails, and the other one continues.
     #[test]
     fn a_failure_is_told_when_no_lane_uses_shared_memory_any_more() {
         let failing: [fn(&OpState); 2] = [

@@ -162,6 +162,11 @@ impl QueuePair {
         self.modify(attributes, ffi::IBV_QP_STATE, "ending a queue pair")
     }
 
+    /// Was it not destroyed yet?
+    pub(in crate::verbs) fn exists(&self) -> bool {
+        self.pointer.is_some()
+    }
+
     /// From here on the device neither reads nor writes memory for it. False if the device refuses: what the queue pair may reach is
     /// kept for good.
     pub(in crate::verbs) fn destroy(&mut self, reaches: impl Sized) -> bool {

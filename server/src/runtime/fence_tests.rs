@@ -10,8 +10,8 @@ use fabric::{
     ShmDevice, Span, TcpDevice, View, Write,
 };
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, OpKind, Reading, SlotGrant,
-    Status, prefix_bytes,
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, OpKind, SlotGrant, Status,
+    prefix_bytes,
 };
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
@@ -172,22 +172,12 @@ impl Raw {
         let mut writer = BatchWriter::new(&mut prefix, self.grant.slot_bytes).unwrap();
         for (chunk, op, data) in blocks {
             let is_pushed = writer.push(Block {
-                id: ChunkId::new(1, *chunk),
-                op: *op,
-                dtype: Dtype::F32,
-                codec: 0,
-                status: Status::None,
-                operation: Operation(1),
-                first_open: Operation(1),
                 round: u64::from(*op == OpKind::Push),
                 bytes: CHUNK_BYTES,
                 data: *data,
-                landing: None,
-                view: false,
-                exact: false,
-                reading: Reading::default(),
                 timeout_ms: 600_000,
                 token: 1,
+                ..Block::bare(ChunkId::new(1, *chunk), *op, Dtype::F32, Operation(1))
             });
             assert!(is_pushed);
         }

@@ -7,6 +7,7 @@ use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Key, MemberId, Role};
 use proto_common::shard_map::MapChange;
 use proto_common::table::home_of;
+use std::collections::BTreeSet;
 
 /// Tensors that an error names.
 const TENSORS_NAMED_MAX: usize = 5;
@@ -58,6 +59,28 @@ impl Engine {
         self.tell_changes(vec![(epoch, MapChange::ServerGone(id.rank))], out);
         self.tell_roster(out);
         self.go_on_without(id, out);
+    }
+
+    /// A server took over shards before their copies had arrived, and cannot read them from the checkpoint that the job began from.
+    /// Nobody has them then, and zeros in their place would be trained on and saved.
+    pub(super) fn lose_takeover(
+        &mut self,
+        now_ms: u64,
+        id: MemberId,
+        reason: String,
+        out: &mut Vec<Command>,
+    ) {
+        if self.phase != Phase::Running {
+            return;
+        }
+        let ranges = self.declarations.shards.map.ranges().filter(|range| range.server == id.rank);
+        let lost: BTreeSet<Key> = ranges.map(|range| range.first.key).collect();
+        let what = self.loss(&lost.into_iter().collect::<Vec<_>>());
+        let reason = format!(
+            "it took over shards that it had no copy of yet, and could not read the checkpoint: {reason}"
+        );
+        let cause = DeathCause::Beyond { cause: Box::new(DeathCause::Failed { reason }), what };
+        self.end(now_ms, Outcome::Died(Death { member: id, cause }), out);
     }
 
     /// Nobody waits for a server any more.

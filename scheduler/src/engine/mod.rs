@@ -403,7 +403,10 @@ impl Engine {
             ToScheduler::Assigned { epoch, error } => match error {
                 Some(why) if id.role == Role::Server && !self.declarations.is_new(epoch) => {
                     declared(self.declarations.assigned(id, epoch, Some(why.clone())), out);
-                    self.roles_refused(id, epoch, why.reason, out);
+                    match why.is_checkpoint {
+                        true => self.lose_takeover(now_ms, id, why.reason, out),
+                        false => self.roles_refused(id, epoch, why.reason, out),
+                    }
                 }
                 error => {
                     declared(self.declarations.assigned(id, epoch, error), out);

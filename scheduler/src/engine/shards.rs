@@ -141,7 +141,8 @@ impl Shards {
         }
     }
 
-    /// Where new tensors go, with their backups: as they are empty, those are kept up from the start.
+    /// Where new tensors go, with their backups. A backup counts from the start: it is zeros, as its tensor is. A tensor that begins
+    /// from a checkpoint is not; if its backup has to serve before the copy has arrived, it reads the checkpoint, too.
     pub(super) fn place(&self, fresh: &[TensorSpec], servers: &Servers) -> Vec<KeyRange> {
         let takers = servers.takers();
         let served: Vec<u64> = takers.iter().map(|rank| self.loads.of(*rank).served).collect();

@@ -7,6 +7,6 @@ mod part;
 mod restore;
 mod saver;
 
-pub(crate) use part::{Begin, Copied, Piece};
+pub(crate) use part::{Begin, Copied, LanePart, Piece, file_of};
 pub(crate) use restore::{Progress, Restorer};
 pub(crate) use saver::{LaneSaver, Saver};

@@ -39,7 +39,7 @@ pub(crate) enum Piece {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct LanePart {
+pub(crate) struct LanePart {
     pub(super) round: u64,
     pub(super) lane: u16,
     chunk_bytes: u64,
@@ -52,12 +52,12 @@ pub(super) struct LanePart {
 
 /// What identifies a part's file: server, lane, the server's life, and which part of that life's it is. So nothing is ever
 /// written over: a round may be written again while its complete checkpoint lies there.
-pub(super) fn file_of(server: u32, lane: u16, life: u64, number: u64) -> String {
+pub(crate) fn file_of(server: u32, lane: u16, life: u64, number: u64) -> String {
     format!("part-s{server:04}-l{lane:02}-{life:016x}-{number:04}.safetensors")
 }
 
 impl LanePart {
-    pub(super) fn begin(
+    pub(crate) fn begin(
         store: Arc<dyn Store>,
         (lane, name, file): (u16, &str, &str),
         chunk_bytes: u64,
@@ -98,7 +98,7 @@ impl LanePart {
     }
 
     /// True when nothing is to follow.
-    pub(super) fn write(&mut self, piece: &Piece) -> Result<bool, CheckpointError> {
+    pub(crate) fn write(&mut self, piece: &Piece) -> Result<bool, CheckpointError> {
         match piece {
             Piece::Chunk(id, image) => self.chunk(*id, image)?,
             Piece::Rows(rows) => self.rows(rows)?,
@@ -142,7 +142,7 @@ impl LanePart {
         self.left == 0
     }
 
-    pub(super) fn finish(self) -> Result<PartWritten, CheckpointError> {
+    pub(crate) fn finish(self) -> Result<PartWritten, CheckpointError> {
         let record = self.writer.finish()?;
         let mut covers: Vec<Cover> = Vec::new();
         for (id, version) in self.versions {

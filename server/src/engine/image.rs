@@ -3,6 +3,7 @@
 
 use super::chunk::{Chunk, Stage};
 use super::lane::LaneEngine;
+use super::role::Role;
 use proto_common::limits::WORKERS_MAX;
 use serde::{Deserialize, Serialize};
 
@@ -123,9 +124,9 @@ impl LaneEngine {
 
     /// The chunk goes on from an image, whose weights are in buffer `into` now. What was collected of a round is forgotten:
     /// the chunk is to have had none (as a copy, or before anybody contributed).
-    pub fn restore(&mut self, chunk: u32, state: &ChunkState, into: u8) -> Result<(), String> {
-        self.check_state(chunk, state)?;
-        let Some(chunk) = self.chunks.get_mut(chunk as usize) else { return Err(NOT_IN_ORDER.into()) };
+    pub fn restore(&mut self, index: u32, state: &ChunkState, into: u8) -> Result<(), String> {
+        self.check_state(index, state)?;
+        let Some(chunk) = self.chunks.get_mut(index as usize) else { return Err(NOT_IN_ORDER.into()) };
         chunk.version = state.version;
         chunk.buffer = into & 1;
         chunk.initialised = state.initialised;
@@ -141,6 +142,9 @@ impl LaneEngine {
         }
         // The image may be of before its server was told so, and nobody tells this one again.
         self.roster.counting_from(chunk.spec.id.key).for_each(|(rank, from)| chunk.begin_count(rank, from));
+        if chunk.role.is_some_and(Role::serves) {
+            self.look_for_tears(index);
+        }
         Ok(())
     }
 }

@@ -47,6 +47,11 @@ impl LaneEngine {
         chunks.iter_mut().for_each(|chunk| chunk.is_torn = is_torn);
     }
 
+    #[cfg(test)]
+    pub(crate) fn has_tear(&self, id: proto_common::ids::ChunkId) -> bool {
+        self.index.get(&id).is_some_and(|index| self.chunks[*index as usize].is_torn)
+    }
+
     /// Is an operation on what is torn? Then its worker hears of it at once.
     pub(super) fn is_torn(&mut self, index: u32, peer: Rank, block: &Block) -> bool {
         let Chunk { is_torn, version: round, .. } = self.chunks[index as usize];

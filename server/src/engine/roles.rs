@@ -21,6 +21,10 @@ pub struct RoleChanges {
     pub added: Vec<(u32, ChunkSpec)>,
     /// Chunks whose sums are sent to others.
     pub lent: Vec<u32>,
+    /// Copies that serve from now on, and that their server has sent nothing of. They are zeros, and what it served may have begun
+    /// from a checkpoint: the copy then begins from there. It has missed nothing, because a server answers no push, and no initial
+    /// value, before the copy has confirmed it.
+    pub blank: Vec<u32>,
 }
 
 impl LaneEngine {
@@ -45,8 +49,10 @@ impl LaneEngine {
                 self.take_up(&all[at..], &mut changes.added);
             }
             let Some(index) = self.index.get(&spec.id).copied() else { continue };
-            let is_copy = matches!(self.chunks[index as usize].role, Some(Role::Copy { .. }));
-            promoted.extend((is_copy && role.serves()).then_some(index));
+            let chunk = &self.chunks[index as usize];
+            let is_promoted = matches!(chunk.role, Some(Role::Copy { .. })) && role.serves();
+            promoted.extend(is_promoted.then_some(index));
+            changes.blank.extend((is_promoted && chunk.lineage == Lineage::Zeros).then_some(index));
             self.set_role(index, *role, out);
             if self.chunks[index as usize].copies.iter().any(Option::is_some) {
                 changes.lent.push(index);

@@ -20,6 +20,8 @@ mod moving;
 mod news;
 mod posting;
 mod replicas;
+#[cfg(test)]
+mod restore_tests;
 mod results;
 #[cfg(test)]
 mod rig;

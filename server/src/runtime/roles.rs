@@ -172,8 +172,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         chunks: &[(ChunkSpec, Role)],
         all: &mut AllMade,
     ) -> Result<(), LaneError> {
-        let RoleChanges { added, mut lent } = self.engine.roles(epoch, chunks, &mut self.commands);
+        let RoleChanges { added, mut lent, blank } = self.engine.roles(epoch, chunks, &mut self.commands);
         let made = self.make(&added, all);
+        blank.into_iter().for_each(|index| self.saves.is_new(index));
         let begun = self.begin_from_checkpoint(chunks.iter().map(|(spec, _)| spec));
         self.give_up_save();
         self.note_stored();

@@ -2,14 +2,16 @@
 //! checkpoint has of new ones. It must not write files.
 
 use super::lane::{DataLane, LaneError};
-use crate::checkpoint::{Begin, Copied, LaneSaver, Piece, Restorer};
-use crate::engine::{ChunkSpec, SavingNews};
+use crate::checkpoint::{Begin, Copied, LanePart, LaneSaver, Piece, Restorer, file_of};
+use crate::engine::{ChunkSpec, EngineConfig, SavingNews};
 use crate::storage::Image;
 use crate::tables::RowsToSave;
-use checkpoint::CheckpointError;
+use checkpoint::{CheckpointError, Store};
 use fabric::CompletionQueue;
-use proto_common::message::{CheckpointNews, CheckpointOrder, Waits};
+use proto_common::message::{CheckpointNews, CheckpointOrder, PartWritten, Waits};
+use proto_common::tensor::TensorSpec;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Chunks that are copied in one turn of a lane: training goes on in between.
 const PER_TURN: usize = 2;
@@ -33,7 +35,7 @@ impl Saves {
         self.restorer.as_ref()
     }
 
-    /// A chunk that has just been made, of zeros.
+    /// A chunk of zeros that nobody has changed.
     pub(super) fn is_new(&mut self, index: u32) {
         if self.restorer.is_some() {
             self.unread.insert(index);
@@ -47,6 +49,43 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.engine.save_every(saver.every_rounds);
         self.saves.saver = Some(saver);
         self.saves.restorer = restorer;
+    }
+
+    /// New chunks begin from this checkpoint, and none is written: of a lane without a thread that writes.
+    pub fn restore_from(&mut self, place: &str, name: &str, lanes: u16) -> Result<(), CheckpointError> {
+        self.saves.restorer = Some(Restorer::open(place, name, lanes)?);
+        Ok(())
+    }
+
+    /// Writes these chunks into a part of a checkpoint, at once, while nothing changes them. The tensors give the part their names.
+    pub fn write_part(
+        &self,
+        store: Arc<dyn Store>,
+        (name, round): (&str, u64),
+        tensors: &[TensorSpec],
+        chunks: Vec<ChunkSpec>,
+    ) -> Result<PartWritten, LaneError> {
+        let tensors = tensors.iter().map(|spec| (spec.key, spec.clone())).collect();
+        let EngineConfig { lane, incarnation, .. } = self.config.engine;
+        let file = file_of(self.config.rank.0, lane.0, incarnation.0, 0);
+        let begin = Begin { round, chunks: chunks.clone(), tables: Vec::new() };
+        let mut part =
+            LanePart::begin(store, (lane.0, name, &file), self.config.chunk_bytes, &tensors, begin)?;
+        for id in chunks.into_iter().map(|chunk| chunk.id) {
+            let known = self.engine.index_of(id);
+            let Some((index, (state, live))) =
+                known.and_then(|index| Some((index, self.engine.state(index, false)?)))
+            else {
+                return Err(CheckpointError::Plan(format!(
+                    "chunk {id:?} is not here, or in the middle of a round"
+                ))
+                .into());
+            };
+            let mut image = Vec::new();
+            self.storage.save_image(index, &state, live, &mut image)?;
+            part.write(&Piece::Chunk(id, image))?;
+        }
+        Ok(part.finish()?)
     }
 
     /// What the scheduler says of a checkpoint.
@@ -206,7 +245,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         &mut self,
         chunks: impl Iterator<Item = &'a ChunkSpec>,
     ) -> Result<(), LaneError> {
-        // A copy is filled by its stream.
+        // A copy is filled by its stream; one that serves before it was is named then.
         let Self { saves, engine, .. } = self;
         saves.unread.retain(|index| engine.is_served(*index));
         let (mut begun, mut unread) = (Ok(()), Vec::new());
@@ -236,7 +275,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let wrong = |why: String| CheckpointError::Corrupt { file: format!("chunk {:?}", chunk.id), why };
         let image = Image::read(&image).map_err(|error| wrong(error.to_string()))?;
         self.engine.check_state(index, &image.state).map_err(wrong)?;
-        // Nobody reads a chunk that has just been made.
+        // Nobody reads a chunk that has served nothing yet.
         self.storage.load_image(index, &image, 0, false).map_err(|error| wrong(error.to_string()))?;
         Ok(self.engine.restore(index, &image.state, 0).map_err(wrong)?)
     }

@@ -26,9 +26,13 @@ impl Tried {
 
 /// Trains in the shape of each seed.
 fn train(name: &str, seeds: u64, shape: impl Fn(u64) -> LabShape) -> Tried {
+    train_each(name, seeds, |seed| Lab::new(seed, shape(seed)))
+}
+
+fn train_each(name: &str, seeds: u64, lab: impl Fn(u64) -> Lab) -> Tried {
     let mut tried = Tried::default();
     seeds::for_each(FILE, name, seeds, |seed| {
-        let mut lab = Lab::new(seed, shape(seed));
+        let mut lab = lab(seed);
         lab.train();
         tried.seeds += 1;
         for (kind, times) in lab.tally() {
@@ -70,17 +74,17 @@ fn slow_is_not_dead() {
 
 #[test]
 fn servers_die() {
-    runs("servers_die", 40, Plan { server_crashes: 2, ..NOTHING });
+    runs("servers_die", 30, Plan { server_crashes: 2, ..NOTHING });
 }
 
 #[test]
 fn servers_are_deposed_and_live() {
-    runs("servers_are_deposed_and_live", 40, Plan { deposed: 2, ..NOTHING });
+    runs("servers_are_deposed_and_live", 30, Plan { deposed: 2, ..NOTHING });
 }
 
 #[test]
 fn workers_die_and_come_again() {
-    runs("workers_die_and_come_again", 40, Plan { worker_crashes: 2, ..NOTHING });
+    runs("workers_die_and_come_again", 30, Plan { worker_crashes: 2, ..NOTHING });
 }
 
 #[test]
@@ -96,7 +100,7 @@ fn late_writes_are_fenced() {
 
 #[test]
 fn schedulers_die() {
-    runs("schedulers_die", 40, Plan { scheduler_crashes: 2, ..NOTHING });
+    runs("schedulers_die", 30, Plan { scheduler_crashes: 2, ..NOTHING });
 }
 
 #[test]
@@ -120,6 +124,29 @@ fn a_second_server_dies_before_the_first_death_is_decided() {
 fn a_job_that_has_lost_both_copies_of_something_ends_and_says_so() {
     let plan = Plan { server_crashes: 1, second: true, fatal: true, ..NOTHING };
     runs("a_job_that_has_lost_both_copies_of_something_ends_and_says_so", 20, plan);
+}
+
+/// Servers of a job that continues from a checkpoint. They fail also before their copies have anything of what they restored.
+fn restored(seed: u64) -> Lab {
+    let plan = Plan {
+        server_crashes: 2,
+        drains: 1,
+        horizon_us: [2_000, 20_000, 300_000][seed as usize % 3],
+        ..NOTHING
+    };
+    Lab::restored(seed, LabShape::with(seed, plan))
+}
+
+#[test]
+fn servers_that_restored_a_checkpoint_die() {
+    train_each("servers_that_restored_a_checkpoint_die", 20, restored).had(20, ["crash: server"]);
+}
+
+/// `make lab` runs this one, too.
+#[test]
+#[ignore = "as long as it is told: make lab SEEDS=5000"]
+fn thousands_of_restored_jobs() {
+    train_each("thousands_of_restored_jobs", 2_000, restored).had(ENOUGH, ["crash: server"]);
 }
 
 #[test]

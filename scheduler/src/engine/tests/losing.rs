@@ -111,6 +111,24 @@ fn without_copies_the_error_names_what_went_and_what_to_do() {
 }
 
 #[test]
+fn a_backup_that_has_neither_its_copy_nor_the_checkpoint_ends_the_job_and_says_so() {
+    let mut rig = rig_of(1, WorkerLoss::Wait);
+    declared(&mut rig);
+    rig.engine.last_checkpoint = Some("round-000000120".into());
+    rig.lose(server(0));
+    let epoch = rig.engine.epoch();
+    let error = Some(message::NotTaken { reason: "part 1 is damaged".into(), is_checkpoint: true });
+    let commands = rig.say(server(1), ToScheduler::Assigned { epoch, error });
+    let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
+    let text = death.to_string();
+    for words in
+        ["server 1 failed", "no copy of yet", "part 1 is damaged", "tensors 7 (w)", "checkpoint.restore"]
+    {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
 fn where_the_last_server_follows_the_one_that_it_had_copies_of_the_error_names_what_went() {
     let mut rig = rig_of(1, WorkerLoss::Wait);
     declared(&mut rig);

@@ -6,6 +6,7 @@
 //! ```text
 //! let mut lab = Lab::new(seed, shape);      processes start, and register
 //! lab.train();                              to the end of training, through all faults of the shape's plan
+//! Lab::restored(seed, shape).train();       the same of a job that continues from the checkpoint of another one
 //! ```
 
 mod bearable;
@@ -14,6 +15,7 @@ mod control;
 mod data;
 mod faults;
 mod landings;
+mod restored;
 mod seat;
 mod server;
 mod shape;
@@ -35,6 +37,7 @@ use faults::Fault;
 use gradwire_scheduler::engine::Outcome;
 use proto_common::ids::Role;
 use proto_common::tensor::TensorSpec;
+use restored::Restored;
 use seat::{Clock, Seat};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use trainer::Trainer;
@@ -90,6 +93,8 @@ pub struct Lab {
     gate: bool,
     /// All was looked at: workers may go.
     may_go: bool,
+    /// The checkpoint that the job continues from.
+    restored: Option<Restored>,
 }
 
 impl Lab {
@@ -153,6 +158,7 @@ impl Lab {
             struck: Tally::new(),
             gate: false,
             may_go: false,
+            restored: None,
             shape,
         }
     }

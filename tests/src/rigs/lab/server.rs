@@ -85,11 +85,14 @@ impl Lab {
             worker_loss: welcome.shape.worker_loss,
         };
         let lane = LaneConfig { engine, rank: welcome.rank, chunk_bytes: CHUNK_BYTES };
-        #[cfg_attr(not(feature = "sabotage"), allow(unused_mut, reason = "no rule can be broken"))]
         let mut lane = DataLane::new(queue, lane).expect("a lane");
         #[cfg(feature = "sabotage")]
         if let Some(rule) = self.shape.broken {
             lane.sabotage(rule);
+        }
+        if let Some(restored) = &self.restored {
+            let (place, name) = restored.checkpoint();
+            lane.restore_from(place, name, self.shape.lanes).expect("the checkpoint of the job before");
         }
         (queue_id, lane)
     }

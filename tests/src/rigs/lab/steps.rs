@@ -22,8 +22,8 @@ const CALM_US: u64 = 60_000_000;
 const STEPS_MAX: u64 = 2_000_000;
 
 impl Lab {
-    /// Trains to the end, through all faults of the plan, and checks what must hold then.
-    pub fn train(&mut self) {
+    /// Trains through all faults of the plan, until every worker has made all rounds and every slot is free.
+    pub(super) fn make_rounds(&mut self) {
         self.run_until("a roster", |lab| {
             lab.seats.iter().all(|seat| match seat.process.as_ref().map(|process| &process.body) {
                 Some(Body::Worker(worker)) => worker.member.resume().is_some(),
@@ -37,6 +37,11 @@ impl Lab {
         });
         // Those who wait for nobody hold nothing: every slot is free again.
         self.run_until("the last credit", |lab| lab.is_quiet() || lab.brain.outcome.is_some());
+    }
+
+    /// To the end of training, through all faults of the shape's plan, and to the end of the job.
+    pub fn train(&mut self) {
+        self.make_rounds();
         // Where rounds go on without the dead, somebody has to be there still when a worker is found dead.
         self.run_until("the last death", |lab| {
             let is_decided = lab.doubt_us < lab.now_us() && lab.is_trained();

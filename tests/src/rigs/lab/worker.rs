@@ -10,7 +10,7 @@ use fabric::sim::{QueueId, SimQueue};
 use gradwire_worker::engine::{EngineConfig, Member, MemberCommand, MemberConfig};
 use gradwire_worker::runtime::{LaneConfig, LaneDriver};
 use proto_common::ids::{Lane, Rank};
-use proto_common::message::{FromScheduler, ToScheduler, Welcome};
+use proto_common::message::{Coming, FromScheduler, ToScheduler, Welcome};
 use std::collections::BTreeMap;
 
 /// Registered memory of a worker; pages are taken when they are touched.
@@ -57,7 +57,12 @@ impl Worker {
 impl Lab {
     pub(super) fn become_worker(&mut self, at: usize, welcome: &Welcome) {
         let tensors = self.tensors.len();
-        let trainer = Trainer::new(tensors, welcome.coming, self.rng.fork());
+        // As a worker that comes again, one of a job that continues from a checkpoint asks where training is.
+        let coming = match welcome.coming {
+            Coming::Start if self.restored.is_some() => Coming::Again,
+            coming => coming,
+        };
+        let trainer = Trainer::new(tensors, coming, self.rng.fork());
         let Some(process) = &mut self.seats[at].process else { return };
         let member = MemberConfig {
             rank: welcome.rank,

@@ -5,7 +5,6 @@ use super::rig;
 use crate::engine::{ChunkSpec, ChunkState, Role};
 use crate::storage::Image;
 use checkpoint::{Directory, Manifest, PartRecord, Shape, Store, TensorRecord};
-use fabric::CompletionQueue;
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
 use proto_common::message::NotTaken;
@@ -82,7 +81,8 @@ fn write_checkpoint(place: &Path) {
         let mut image = Vec::new();
         lane.storage.save_image(index, &state, 0, &mut image).unwrap();
         let weights: Vec<u8> = saved_weights(chunk.id).into_iter().flat_map(f32::to_le_bytes).collect();
-        let image = Image { weights: &weights, ..Image::read(&image).unwrap() };
+        let mut image = Image::read(&image).unwrap();
+        image.weights = &weights;
         lane.storage.load_image(index, &image, 0, false).unwrap();
         lane.engine.restore(index, &state, 0).unwrap();
     }

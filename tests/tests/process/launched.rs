@@ -48,7 +48,7 @@ impl Stopped {
         let line = launcher.expect_line("status at http://", PATIENCE);
         let (_, http) = line.split_once("http://").unwrap();
         let http = http.trim_end().trim_end_matches("/status").to_owned();
-        launcher.expect_line("epoch  2/", PATIENCE);
+        launcher.expect_line("epoch 2/", PATIENCE);
         let members = status(&http).members;
         let pid = members.iter().find(|one| one.role == role && one.rank.0 == 1).unwrap().pid;
         let stopped = Self { launcher, http, pid };

@@ -4,7 +4,8 @@
 use super::{Awaited, Command, Engine, Note, Outcome, Phase, declared, release};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
-use proto_common::ids::{Key, MemberId, Role};
+use proto_common::ids::{Epoch, Key, MemberId, Role};
+use proto_common::message::NotTaken;
 use proto_common::shard_map::MapChange;
 use proto_common::table::home_of;
 use std::collections::BTreeSet;
@@ -61,15 +62,26 @@ impl Engine {
         self.go_on_without(id, out);
     }
 
-    /// A server took over shards before their copies had arrived, and cannot read them from the checkpoint that the job began from.
-    /// Nobody has them then, and zeros in their place would be trained on and saved.
-    pub(super) fn lose_takeover(
+    /// A server's answer to a decision. One that it cannot apply fails a declaration, where what it decides about is new.
+    pub(super) fn assigned(
         &mut self,
         now_ms: u64,
-        id: MemberId,
-        reason: String,
+        (id, epoch): (MemberId, Epoch),
+        error: Option<NotTaken>,
         out: &mut Vec<Command>,
     ) {
+        let is_told = self.declarations.is_new(epoch) || id.role != Role::Server;
+        declared(self.declarations.assigned(id, epoch, error.clone()), out);
+        match error.filter(|_| !is_told) {
+            None => self.settle(out),
+            Some(why) if why.is_checkpoint => self.lose_takeover(now_ms, id, why.reason, out),
+            Some(why) => self.roles_refused(id, epoch, why.reason, out),
+        }
+    }
+
+    /// A server took over shards before their copies had arrived, and cannot read them from the checkpoint that the job began from.
+    /// Nobody has them then, and zeros in their place would be trained on and saved.
+    fn lose_takeover(&mut self, now_ms: u64, id: MemberId, reason: String, out: &mut Vec<Command>) {
         if self.phase != Phase::Running {
             return;
         }

@@ -400,19 +400,7 @@ impl Engine {
                 };
                 self.follow(from, request, step, out);
             }
-            ToScheduler::Assigned { epoch, error } => match error {
-                Some(why) if id.role == Role::Server && !self.declarations.is_new(epoch) => {
-                    declared(self.declarations.assigned(id, epoch, Some(why.clone())), out);
-                    match why.is_checkpoint {
-                        true => self.lose_takeover(now_ms, id, why.reason, out),
-                        false => self.roles_refused(id, epoch, why.reason, out),
-                    }
-                }
-                error => {
-                    declared(self.declarations.assigned(id, epoch, error), out);
-                    self.settle(out);
-                }
-            },
+            ToScheduler::Assigned { epoch, error } => self.assigned(now_ms, (id, epoch), error, out),
             ToScheduler::Barrier { request, name, group, passed, timeout_ms } => {
                 let who = barriers::Arrival::new(id, from, (request, passed), now_ms, timeout_ms);
                 self.arrive(who, name, group, out);

@@ -62,7 +62,7 @@ impl Engine {
         self.go_on_without(id, out);
     }
 
-    /// A server's answer to a decision. One that it cannot apply fails a declaration, where what it decides about is new.
+    /// A server answers a decision. If it cannot apply a decision about new tensors, their declaration fails.
     pub(super) fn assigned(
         &mut self,
         now_ms: u64,
@@ -70,9 +70,9 @@ impl Engine {
         error: Option<NotTaken>,
         out: &mut Vec<Command>,
     ) {
-        let is_told = self.declarations.is_new(epoch) || id.role != Role::Server;
+        let is_of_declaration = self.declarations.is_new(epoch) || id.role != Role::Server;
         declared(self.declarations.assigned(id, epoch, error.clone()), out);
-        match error.filter(|_| !is_told) {
+        match error.filter(|_| !is_of_declaration) {
             None => self.settle(out),
             Some(why) if why.is_checkpoint => self.lose_takeover(now_ms, id, why.reason, out),
             Some(why) => self.roles_refused(id, epoch, why.reason, out),

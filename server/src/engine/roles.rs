@@ -21,9 +21,9 @@ pub struct RoleChanges {
     pub added: Vec<(u32, ChunkSpec)>,
     /// Chunks whose sums are sent to others.
     pub lent: Vec<u32>,
-    /// Copies that serve from now on, and that their server has sent nothing of. They are zeros, and what it served may have begun
-    /// from a checkpoint: the copy then begins from there. It has missed nothing, because a server answers no push, and no initial
-    /// value, before the copy has confirmed it.
+    /// Copies that begin to serve before their primary has sent them anything. They are zeros. If the primary began from a checkpoint,
+    /// the copy begins from there, too. It has missed nothing, because a primary acknowledges no push and no initial value before
+    /// its copy has confirmed it.
     pub blank: Vec<u32>,
 }
 

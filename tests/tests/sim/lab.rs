@@ -126,7 +126,7 @@ fn a_job_that_has_lost_both_copies_of_something_ends_and_says_so() {
     runs("a_job_that_has_lost_both_copies_of_something_ends_and_says_so", 20, plan);
 }
 
-/// Servers of a job that continues from a checkpoint. They fail also before their copies have anything of what they restored.
+/// A job that restores a checkpoint and loses servers, some of them before their copies have received what they restored.
 fn restored(seed: u64) -> Lab {
     let plan = Plan {
         server_crashes: 2,
@@ -144,7 +144,7 @@ fn servers_that_restored_a_checkpoint_die() {
 
 /// `make lab` runs this one, too.
 #[test]
-#[ignore = "as long as it is told: make lab SEEDS=5000"]
+#[ignore = "runs as many seeds as SEEDS says: make lab SEEDS=5000"]
 fn thousands_of_restored_jobs() {
     train_each("thousands_of_restored_jobs", 2_000, restored).had(ENOUGH, ["crash: server"]);
 }
@@ -167,7 +167,7 @@ const RAREST: &str = "crash: chunk and copy";
 
 /// `make lab SEEDS=N`.
 #[test]
-#[ignore = "as long as it is told: make lab SEEDS=5000"]
+#[ignore = "runs as many seeds as SEEDS says: make lab SEEDS=5000"]
 fn thousands_of_seeds() {
     let started = std::time::Instant::now();
     let tried = train("thousands_of_seeds", 5_000, LabShape::everything);

@@ -162,7 +162,7 @@ impl QueuePair {
         self.modify(attributes, ffi::IBV_QP_STATE, "ending a queue pair")
     }
 
-    /// Was it not destroyed yet?
+    /// Whether the queue pair has not been destroyed yet.
     pub(in crate::verbs) fn exists(&self) -> bool {
         self.pointer.is_some()
     }

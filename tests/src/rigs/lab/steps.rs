@@ -39,7 +39,7 @@ impl Lab {
         self.run_until("the last credit", |lab| lab.is_quiet() || lab.brain.outcome.is_some());
     }
 
-    /// To the end of training, through all faults of the shape's plan, and to the end of the job.
+    /// Trains through all faults of the shape's plan, and then lets the job end.
     pub fn train(&mut self) {
         self.make_rounds();
         // Where rounds go on without the dead, somebody has to be there still when a worker is found dead.

@@ -57,7 +57,7 @@ impl Worker {
 impl Lab {
     pub(super) fn become_worker(&mut self, at: usize, welcome: &Welcome) {
         let tensors = self.tensors.len();
-        // As a worker that comes again, one of a job that continues from a checkpoint asks where training is.
+        // A worker of a job that restores a checkpoint asks for the newest round, as a worker that rejoins does.
         let coming = match welcome.coming {
             Coming::Start if self.restored.is_some() => Coming::Again,
             coming => coming,

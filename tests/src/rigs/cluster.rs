@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Longer than anything of a healthy cluster takes on a busy machine: what takes longer hangs.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Where a process runs: its program's directory, and what starts it (a network namespace).
 #[derive(Clone, Debug, Default)]

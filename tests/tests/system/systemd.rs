@@ -18,6 +18,25 @@ const TARGET: &str = "gradwire.target";
 /// Longer than any test: it is stopped.
 const LONG: [&str; 8] =
     ["--layers", "64,105,33,10", "--epochs", "1000000", "--batch", "8", "--jitter-us", "500"];
+/// PTRACE_SEIZE, then PTRACE_INTERRUPT until the thread (the first number) stops in poll, ppoll or epoll_wait.
+const HOLDER: &str = r"
+import ctypes, os, signal, sys, time
+thread, process = map(int, sys.argv[1:])
+trace = ctypes.CDLL(None, use_errno=True).ptrace
+SEIZE, INTERRUPT, CONTINUE, WALL = 0x4206, 0x4207, 7, 0x40000000
+WAITS = {'x86_64': ('7', '271', '232', '281'), 'aarch64': ('73', '22')}[os.uname().machine]
+held = trace(SEIZE, thread, 0, 0) == 0
+while held:
+    held = trace(INTERRUPT, thread, 0, 0) == 0
+    os.waitpid(thread, WALL)
+    with open(f'/proc/{process}/task/{thread}/syscall') as call:
+        if call.read().split()[0] in WAITS:
+            break
+    held = trace(CONTINUE, thread, 0, 0) == 0
+    time.sleep(0.001)
+print('held' if held else f'not held: {os.strerror(ctypes.get_errno())}', flush=True)
+signal.pause()
+";
 
 fn all() -> Vec<&'static str> {
     [&[SCHEDULER][..], &SERVERS, &WORKERS].concat()
@@ -141,6 +160,9 @@ fn a_low_limit_of_pinned_memory_is_told() {
 }
 
 /// Holds one thread of a process as a debugger does: it takes no step any more, and the others do. Until it is dropped.
+///
+/// The thread is held where it waits in the kernel. If it were held at any step, it could own the lock of its mailbox: the
+/// thread that reports silence would then wait for that lock, and only systemd's watchdog would notice.
 fn hold_thread(pid: u32, name: &str) -> Process {
     let thread = fs::read_dir(format!("/proc/{pid}/task"))
         .unwrap()
@@ -148,14 +170,8 @@ fn hold_thread(pid: u32, name: &str) -> Process {
         .find(|task| fs::read_to_string(task.path().join("comm")).unwrap_or_default().trim() == name);
     let thread =
         thread.unwrap_or_else(|| panic!("{pid} has no thread {name}")).file_name().into_string().unwrap();
-    // PTRACE_SEIZE, then PTRACE_INTERRUPT.
-    let script = "import ctypes, signal, sys\n\
-        trace = ctypes.CDLL(None, use_errno=True).ptrace\n\
-        held = [trace(request, int(sys.argv[1]), 0, 0) for request in (0x4206, 0x4207)]\n\
-        print('held' if held == [0, 0] else f'not held: {held}', flush=True)\n\
-        signal.pause()\n";
     let mut command = Command::new("python3");
-    let holder = Process::start("debugger", command.args(["-c", script, &thread]));
+    let holder = Process::start("debugger", command.args(["-c", HOLDER, &thread, &pid.to_string()]));
     assert_eq!(holder.expect_line("held", PATIENCE), "held");
     holder
 }

@@ -145,7 +145,7 @@ fn remapped_memory_never_arrives_under_an_old_entry(driver: Driver) {
     let client = &clients[0];
     let mut weights = client.allocate(4 * LARGE_COUNT as u64).unwrap();
     let (mut addresses, mut reused) = (HashSet::new(), 0);
-    for which in 0..8 {
+    for which in 0..4 {
         let numbers = pattern_of(LARGE_COUNT, which);
         reused += usize::from(!addresses.insert(numbers.as_ptr() as usize));
         let owner = UserBuffer::from(numbers);
@@ -154,7 +154,7 @@ fn remapped_memory_never_arrives_under_an_old_entry(driver: Driver) {
     }
     assert!(reused > 0, "no owner lay where another had lain: nothing was tested");
     let stats = client.registrations();
-    assert_eq!((stats.hits, stats.copies, stats.registered), (8, 8, 0));
+    assert_eq!((stats.hits, stats.copies, stats.registered), (4, 4, 0));
     cluster.assert_no_panic();
 }
 

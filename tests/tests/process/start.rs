@@ -30,9 +30,13 @@ fn ends(process: &mut Process, code: ExitCode, words: &[&str], within: Duration)
     assert!(!text.contains("panicked"), "{text}");
 }
 
-fn fails(mut command: Command, code: ExitCode, words: &[&str]) {
+fn start(command: &mut Command) -> Process {
     let name = format!("{:?}", command.get_args().collect::<Vec<_>>());
-    ends(&mut Process::start(name, &mut command), code, words, AT_ONCE);
+    Process::start(name, command)
+}
+
+fn fails(mut command: Command, code: ExitCode, words: &[&str]) {
+    ends(&mut start(&mut command), code, words, AT_ONCE);
 }
 
 fn daemon(program: &str, args: &[&str]) -> Command {
@@ -117,11 +121,18 @@ fn a_scheduler_that_is_not_there_or_says_nothing() {
     let limit = ["--set", "deadlines.connect_ms=400"];
     let nobody = ["cannot connect to", "within", "start gradwire-scheduler there"];
     let nothing = ["did not answer the registration", "is a Gradwire scheduler listening there?"];
+    let mut all = Vec::new();
     for (address, words) in [(&free, &nobody[..]), (&silent, &nothing)] {
         let server = [&["--scheduler", address], &limit[..]].concat();
-        fails(daemon("gradwire-server", &server), ExitCode::SchedulerUnreachable, words);
+        all.push((daemon("gradwire-server", &server), words));
         let worker = [&["train", "--scheduler", address], &limit[..]].concat();
-        fails(daemon("gradwire-worker", &worker), ExitCode::SchedulerUnreachable, words);
+        all.push((daemon("gradwire-worker", &worker), words));
+    }
+    // Each of them waits for its deadline: all at once.
+    let mut started =
+        all.into_iter().map(|(mut command, words)| (start(&mut command), words)).collect::<Vec<_>>();
+    for (process, words) in &mut started {
+        ends(process, ExitCode::SchedulerUnreachable, words, AT_ONCE);
     }
 }
 

@@ -78,7 +78,9 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<ExitCode> {
     if link.is::<proto_common::transport::NoTransport>() || link.is::<crate::devices::Lacking>() {
         return Some(ExitCode::Transport);
     }
-    if let Some(fabric::FabricError::Unregistered { .. }) = link.downcast_ref() {
+    if let Some(fabric::FabricError::Unregistered { .. } | fabric::FabricError::AddressSpace { .. }) =
+        link.downcast_ref()
+    {
         return Some(ExitCode::Transport);
     }
     link.is::<std::io::Error>().then_some(ExitCode::Io)
@@ -151,6 +153,8 @@ mod tests {
         assert_eq!(code_of(&std::io::Error::other("x").into()), ExitCode::Io);
         assert_eq!(code_of(&anyhow::anyhow!("x")), ExitCode::Failure);
         let error = fabric::FabricError::Unregistered { what: "x".into(), fix: "y" };
+        assert_eq!(code_of(&error.into()), ExitCode::Transport);
+        let error = fabric::address_space::too_little("x", 1);
         assert_eq!(code_of(&error.into()), ExitCode::Transport);
     }
 

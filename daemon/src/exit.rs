@@ -1,8 +1,9 @@
 //! From an error to one line on stderr and a documented exit code. The only place that decides either; it
 //! must not be called by libraries, which return their errors.
 
+use crate::logging::OneLine;
 use proto_common::error::ExitCode;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -132,7 +133,15 @@ pub fn run_main_with_code(
 
 fn report(name: &str, text: &str) {
     // A closed stderr must not turn an orderly exit into a panic.
-    let _ = writeln!(std::io::stderr(), "{name}: error: {text}");
+    let _ = writeln!(std::io::stderr(), "{}", error_line(name, text));
+}
+
+/// An error of a process, on one line.
+fn error_line(name: &str, text: &str) -> String {
+    let mut line = String::new();
+    // A string takes everything.
+    let _ = write!(OneLine(&mut line), "{name}: error: {text}");
+    line
 }
 
 #[cfg(test)]
@@ -156,6 +165,12 @@ mod tests {
         assert_eq!(code_of(&error.into()), ExitCode::Transport);
         let error = fabric::address_space::too_little("x", 1);
         assert_eq!(code_of(&error.into()), ExitCode::Transport);
+    }
+
+    #[test]
+    fn a_peer_s_text_forges_no_lines() {
+        let line = error_line("gradwire-server", "refused: no\ngradwire-server: error: all is lost");
+        assert_eq!(line, "gradwire-server: error: refused: no\\ngradwire-server: error: all is lost");
     }
 
     #[test]

@@ -42,7 +42,8 @@ enum Command {
     /// Starts one scheduler, N servers and M workers. Each worker runs PROGRAM. All processes get variables (GRADWIRE_* and
     /// DMLC_*) by which they find each other. Their output goes to stderr, and each line begins with the name of its process.
     /// Only the stdout of worker 0 goes to stdout unchanged. The exit code is that of the process that failed first; a
-    /// line on stderr names this process ("worker 1 failed first: ...") and shows its last output.
+    /// line on stderr names this process ("worker 1 failed first: ...") and shows its last output. If nobody reads the
+    /// launcher's output any more (`| head`), the launcher ends the job and exits with 141.
     ///
     /// --cluster selects where the processes run: on this host, on the hosts of a file through ssh, or in the tasks of Slurm
     /// or MPI. Inside srun or mpirun, each task runs one process; otherwise the launcher calls srun or mpirun itself. If

@@ -196,6 +196,21 @@ fn output_arrives_while_the_job_runs() {
 }
 
 #[test]
+fn a_job_whose_output_nobody_reads_ends() {
+    let bed = Bed::new();
+    bed.program("worker", "trap 'exit 0' TERM\nwhile echo step; do $BED/nap 0.01; done\n");
+    let mut launcher = bed.launch(&[], &["worker"]).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "step\n");
+    let mut err = String::new();
+    launcher.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert_eq!(launcher.wait().unwrap().code(), Some(141), "{err}");
+    assert!(err.contains("nobody reads the launcher's stdout any more; ending "), "{err}");
+    bed.assert_nobody_left();
+}
+
+#[test]
 fn what_launch_decides_cannot_be_set_beside_it() {
     let bed = Bed::new();
     for (pair, instead) in [("cluster.workers=5", "use --workers"), ("scheduler.port=70000", "free port")] {

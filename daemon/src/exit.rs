@@ -1,8 +1,9 @@
 //! From an error to one line on stderr and a documented exit code. The only place that decides either; it
 //! must not be called by libraries, which return their errors.
 
+use crate::logging::OneLine;
 use proto_common::error::ExitCode;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -78,7 +79,9 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<ExitCode> {
     if link.is::<proto_common::transport::NoTransport>() || link.is::<crate::devices::Lacking>() {
         return Some(ExitCode::Transport);
     }
-    if let Some(fabric::FabricError::Unregistered { .. }) = link.downcast_ref() {
+    if let Some(fabric::FabricError::Unregistered { .. } | fabric::FabricError::AddressSpace { .. }) =
+        link.downcast_ref()
+    {
         return Some(ExitCode::Transport);
     }
     link.is::<std::io::Error>().then_some(ExitCode::Io)
@@ -130,7 +133,15 @@ pub fn run_main_with_code(
 
 fn report(name: &str, text: &str) {
     // A closed stderr must not turn an orderly exit into a panic.
-    let _ = writeln!(std::io::stderr(), "{name}: error: {text}");
+    let _ = writeln!(std::io::stderr(), "{}", error_line(name, text));
+}
+
+/// An error of a process, on one line.
+fn error_line(name: &str, text: &str) -> String {
+    let mut line = String::new();
+    // A string takes everything.
+    let _ = write!(OneLine(&mut line), "{name}: error: {text}");
+    line
 }
 
 #[cfg(test)]
@@ -152,6 +163,14 @@ mod tests {
         assert_eq!(code_of(&anyhow::anyhow!("x")), ExitCode::Failure);
         let error = fabric::FabricError::Unregistered { what: "x".into(), fix: "y" };
         assert_eq!(code_of(&error.into()), ExitCode::Transport);
+        let error = fabric::address_space::too_little("x", 1);
+        assert_eq!(code_of(&error.into()), ExitCode::Transport);
+    }
+
+    #[test]
+    fn a_peer_s_text_forges_no_lines() {
+        let line = error_line("gradwire-server", "refused: no\ngradwire-server: error: all is lost");
+        assert_eq!(line, "gradwire-server: error: refused: no\\ngradwire-server: error: all is lost");
     }
 
     #[test]

@@ -94,6 +94,20 @@ pub fn init(role: Role, settings: &LogSettings) -> Result<(LogIdentity, Filter),
     Ok((identity, Filter(Arc::new(set))))
 }
 
+/// Writes text as one line: control characters are escaped. A peer's reason with a newline could look like further lines of the log.
+pub(crate) struct OneLine<W>(pub(crate) W);
+
+impl<W: fmt::Write> fmt::Write for OneLine<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for part in text.split_inclusive(char::is_control) {
+            let plain = part.trim_end_matches(char::is_control);
+            self.0.write_str(plain)?;
+            write!(self.0, "{}", part[plain.len()..].escape_debug())?;
+        }
+        Ok(())
+    }
+}
+
 struct Lines {
     identity: LogIdentity,
     json: bool,
@@ -120,7 +134,7 @@ where
             write!(writer, " {rank}")?;
         }
         write!(writer, " {}: ", metadata.target())?;
-        context.field_format().format_fields(writer.by_ref(), event)?;
+        context.field_format().format_fields(Writer::new(&mut OneLine(&mut writer)), event)?;
         writeln!(writer)
     }
 }
@@ -247,6 +261,18 @@ mod tests {
     fn a_text_line_names_role_and_rank() {
         let line = logged(false);
         assert!(line.contains(" INFO worker 3 daemon::logging::tests: done round=7"), "{line}");
+    }
+
+    #[test]
+    fn a_peer_s_text_forges_no_lines() {
+        let reason = "no memory\n2026-01-01T00:00:00Z  INFO scheduler x: all is well\r\x1b[2K";
+        for json in [false, true] {
+            let text = logged_by(json, "info".parse().unwrap(), || {
+                tracing::info!(%reason, other = reason, "server 0 failed: {reason}");
+            });
+            assert_eq!(text.matches(char::is_control).collect::<Vec<_>>(), ["\n"], "{text:?}");
+            assert_eq!(text.matches("no memory\\n2026").count(), 3, "{text}");
+        }
     }
 
     #[test]

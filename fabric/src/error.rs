@@ -37,6 +37,21 @@ pub enum FabricError {
         /// What makes room for it.
         fix: &'static str,
     },
+    /// The process's limit of address space leaves too little.
+    #[error(
+        "{what} needs {} KiB of address space, but this process is limited to {} KiB and already uses {} KiB; {}, lower cluster.lanes, memory.spill_bytes or memory.pool_bytes, or set transport.shm = \"off\"",
+        .bytes.div_ceil(1024), .limit_bytes / 1024, .used_bytes / 1024, crate::address_space::FIX
+    )]
+    AddressSpace {
+        /// What was to be mapped.
+        what: String,
+        /// Its bytes.
+        bytes: u64,
+        /// Bytes that the process has.
+        used_bytes: u64,
+        /// Bytes that it may have.
+        limit_bytes: u64,
+    },
     /// The system, a library or a device has no such thing.
     #[error("{what} is not available here: {why}")]
     Unsupported {

@@ -9,6 +9,7 @@
 //! This crate knows nothing of batches, keys or roles. Except for the bindings it is the only crate with `unsafe`;
 //! each block says why it is sound and why it is needed.
 
+pub mod address_space;
 pub mod allocations;
 pub mod copy;
 mod device;

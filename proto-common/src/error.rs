@@ -44,7 +44,7 @@ pub enum ExitCode {
     Refused = 73,
     /// An I/O error, such as a port that is in use.
     Io = 74,
-    /// A required transport is unavailable, or memory cannot be registered for the transport in use.
+    /// A required transport is unavailable, or memory cannot be registered with the device in use, or `ulimit -v` is too low.
     Transport = 75,
     /// Invalid settings.
     Config = 78,
@@ -63,7 +63,10 @@ impl ExitCode {
         (Self::Deadline, "an operation timed out"),
         (Self::Refused, "the cluster refused this process"),
         (Self::Io, "an I/O error, such as a port that is in use"),
-        (Self::Transport, "a required transport is unavailable, or memory cannot be registered for it"),
+        (
+            Self::Transport,
+            "a required transport is unavailable, or memory cannot be registered or mapped for it",
+        ),
         (Self::Config, "invalid settings"),
     ];
 }

@@ -9,6 +9,7 @@ mod checkpoint;
 pub mod engine;
 pub mod kernel;
 pub mod runtime;
+pub mod space;
 pub mod storage;
 pub mod tables;
 

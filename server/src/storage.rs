@@ -12,6 +12,7 @@ mod rule;
 
 use crate::engine::{Addend, ChunkSpec, Onto, Source, Verdict};
 use crate::kernel::{self, Squares};
+use crate::space::Space;
 use coded::Decoder;
 use fabric::{Exclusive, FabricError, OutOfBounds, PeerWritable, Pool, PoolError, Region, Span, View};
 pub use image::{Image, ImageError};
@@ -28,14 +29,12 @@ use thiserror::Error;
 
 /// Bytes of a payload that are summed at once, out of the first level cache.
 const SUM_BYTES: usize = 16 << 10;
-/// Address space of the weights' pool; memory is taken at first touch.
-const WEIGHTS_POOL_BYTES: u64 = 1 << 40;
 
 /// Storage that cannot serve.
 #[derive(Debug, Error)]
 pub enum StorageError {
     /// The system gives no memory.
-    #[error(transparent)]
+    #[error("{0}")]
     Fabric(#[from] FabricError),
     /// The weights' address space is used up.
     #[error(transparent)]
@@ -173,10 +172,15 @@ impl Cells {
 impl Storage {
     /// Storage whose contributions come in the slots of `inbox`, or lie in the blocks of `spill`.
     pub fn new(inbox: Cells, spill: Cells) -> Result<Self, StorageError> {
+        Self::within(Space::default(), inbox, spill)
+    }
+
+    /// As [`Storage::new`], within this address space.
+    pub(crate) fn within(space: Space, inbox: Cells, spill: Cells) -> Result<Self, StorageError> {
         // Workers on this host may read them where they lie.
-        let pool = Pool::readable(WEIGHTS_POOL_BYTES, "gradwire-weights")?;
+        let pool = Pool::readable(space.weights_bytes(), "gradwire-weights")?;
         let scratch = vec![0; SUM_BYTES].into_boxed_slice();
-        let sent = Pool::new(WEIGHTS_POOL_BYTES, "gradwire-copies")?;
+        let sent = Pool::new(space.copies_bytes(), "gradwire-copies")?;
         let (records, decoder) = (Vec::new(), Decoder::default());
         Ok(Self { pool, chunks: Vec::new(), inbox, spill, records, sent, scratch, decoder })
     }

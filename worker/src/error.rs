@@ -585,7 +585,8 @@ impl ClientError {
                 | OpError::Closed(_) => ExitCode::Failure,
             },
             Self::Died(death) => death.exit_code(),
-            Self::Fabric(FabricError::Unregistered { .. }) | Self::Lacking(_) => ExitCode::Transport,
+            Self::Fabric(FabricError::Unregistered { .. } | FabricError::AddressSpace { .. })
+            | Self::Lacking(_) => ExitCode::Transport,
             // What a server lacks for its part is memory, of which registered memory is the scarce kind.
             Self::Declare(DeclareError::Server { .. }) => ExitCode::Transport,
             Self::Declare(DeclareError::Checkpoint { .. }) => ExitCode::BadData,

@@ -9,6 +9,7 @@ use fabric::Pool;
 use fabric::sim::{SimFaults, SimNet};
 use gradwire_server::engine::EngineConfig as ServerEngine;
 use gradwire_server::runtime::{DataLane, LaneConfig as ServerConfig, WorkerInbox};
+use gradwire_server::space::Space;
 use gradwire_worker::engine::EngineConfig as WorkerEngine;
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver};
 use proto_common::batch::SlotGrant;
@@ -34,7 +35,8 @@ pub(crate) fn server_bytes(shape: &Shape) -> anyhow::Result<u64> {
         spill_blocks: shape.spill_blocks(),
         worker_loss: WorkerLoss::Stop,
     };
-    let config = ServerConfig { engine, rank: Rank(0), chunk_bytes: shape.chunk_bytes };
+    let (chunk_bytes, space) = (shape.chunk_bytes, Space::default());
+    let config = ServerConfig { engine, rank: Rank(0), chunk_bytes, space };
     let mut lane = DataLane::new(net.create_cq(node), config)?;
     lane.assign(EPOCH, &[])?;
     let workers = net.create_cq(peer);

@@ -60,7 +60,7 @@ async fn attend_one() -> Result<u8, Failure> {
     let mut guard = Guard::start().context("cannot start the guard").code(ExitCode::Io)?;
     let Running { mut process, handle } = child::start(&spec, &guard)?;
     say_started();
-    let (printer, printer_thread) = Printer::start().code(ExitCode::Io)?;
+    let (printer, printer_thread) = Printer::start(None).code(ExitCode::Io)?;
     let mut pipes = JoinSet::new();
     if let Some(pipe) = process.stdout.take() {
         pipes.spawn(forward(pipe, way(Target::Stdout), printer.clone()));
@@ -69,17 +69,19 @@ async fn attend_one() -> Result<u8, Failure> {
         pipes.spawn(forward(pipe, way(Target::Stderr), printer.clone()));
     }
     let mut is_led = true;
-    let status = loop {
+    loop {
         tokio::select! {
-            status = process.wait() => break status.code(ExitCode::Io)?,
+            () = child::ended(&mut process) => break,
             signal = next_signal(&mut lines), if is_led => {
                 is_led = signal != Signal::KILL;
                 kill_group(handle.group, signal);
             }
         }
-    };
+    }
+    // The id of its group may be another's once it has been waited for.
     kill_group(handle.group, Signal::KILL);
     guard.remove(handle.group);
+    let status = process.wait().await.code(ExitCode::Io)?;
     let drained = async { while pipes.join_next().await.is_some() {} };
     let _ = timeout(Duration::from_millis(PIPES_MS), drained).await;
     pipes.shutdown().await;

@@ -7,12 +7,13 @@ use super::remote::{self, Reach};
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
 use proto_common::error::ExitCode;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, ChildStdin, Command};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 
 /// Time limit for sending a word to another host, in milliseconds.
@@ -120,6 +121,21 @@ fn spawn(mut command: Command, spec: &ChildSpec) -> Result<Running, Failure> {
     Ok(Running { process, handle: Handle { group, line: None } })
 }
 
+/// Waits for the end of a process. It is not waited for in the system's sense: until then it keeps its id, which is its group's, too. If
+/// another process had got the id, a signal to the group would end that one.
+pub(super) async fn ended(process: &mut Child) {
+    let pid = process.id().and_then(|id| Pid::from_raw(id as i32));
+    // Before the first look, so that no end is missed.
+    let (Some(pid), Ok(mut ends)) = (pid, signal(SignalKind::child())) else {
+        // `wait` returns the same again.
+        return drop(process.wait().await);
+    };
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    while let Ok(None) = waitid(WaitId::Pid(pid), look) {
+        ends.recv().await;
+    }
+}
+
 /// How a process ended: its exit code (128 plus the signal, as in a shell) and a description.
 pub(super) fn ending(status: ExitStatus) -> (u8, String) {
     match (status.code(), status.signal()) {
@@ -151,6 +167,7 @@ fn meaning(code: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::test_kill_process_group;
 
     #[test]
     fn a_missing_module_has_advice() {
@@ -158,6 +175,16 @@ mod tests {
         let advised = advice(&tail, " on n1").unwrap();
         assert!(advised.starts_with("the Python on n1 has no module gradwire: "), "{advised}");
         assert!(advised.contains("--env") && advice(&tail[..1], "").is_none());
+    }
+
+    #[tokio::test]
+    async fn an_ended_process_keeps_its_group_until_it_is_waited_for() {
+        let mut process = Command::new("true").process_group(0).spawn().unwrap();
+        let group = Pid::from_raw(process.id().unwrap() as i32).unwrap();
+        ended(&mut process).await;
+        assert!(test_kill_process_group(group).is_ok(), "nobody else can have this id yet");
+        assert!(process.wait().await.unwrap().success());
+        assert!(test_kill_process_group(group).is_err());
     }
 
     #[test]

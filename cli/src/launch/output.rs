@@ -19,11 +19,26 @@ const LINES_MAX: usize = 1024;
 /// Time limit for the last output to a blocked terminal, in milliseconds.
 const FLUSH_MS: u64 = 2_000;
 
+/// The exit code of a job that was ended, and why it is to end.
+pub(super) type EndWord = (u8, &'static str);
+
+/// The exit code if nobody reads the output any more, that of a program which SIGPIPE ends.
+const UNREAD_CODE: u8 = 141;
+
 /// Where lines go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Stdout,
     Stderr,
+}
+
+impl Target {
+    fn unread(self) -> &'static str {
+        match self {
+            Self::Stdout => "nobody reads the launcher's stdout any more",
+            Self::Stderr => "nobody reads the launcher's stderr any more",
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -87,16 +102,23 @@ pub(super) struct PrinterThread {
 }
 
 impl Printer {
-    pub(super) fn start() -> io::Result<(Self, PrinterThread)> {
+    /// `end` hears once that nobody reads the output any more.
+    pub(super) fn start(end: Option<mpsc::Sender<EndWord>>) -> io::Result<(Self, PrinterThread)> {
         let (lines, mut queue) = mpsc::channel::<Line>(LINES_MAX);
+        let mut end = end;
         let (finished, done) = oneshot::channel();
         thread::Builder::new().name("output".into()).spawn(move || {
             while let Some(line) = queue.blocking_recv() {
-                // A closed stdout or stderr must not end the job.
-                let _ = match line.target {
+                let written = match line.target {
                     Target::Stdout => write_out(&mut io::stdout().lock(), &line.bytes),
                     Target::Stderr => write_out(&mut io::stderr().lock(), &line.bytes),
                 };
+                // Other errors, such as a full disk, must not end the job.
+                let is_unread = written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe);
+                if let Some(end) = end.take_if(|_| is_unread) {
+                    // If the queue is full, the job is ending already.
+                    let _ = end.try_send((UNREAD_CODE, line.target.unread()));
+                }
             }
             let _ = finished.send(());
         })?;

@@ -5,7 +5,7 @@ use super::args::LaunchArgs;
 use super::guard::{Guard, kill_group};
 use super::hosts;
 use super::kind::Kind;
-use super::output::Printer;
+use super::output::{EndWord, Printer};
 use super::ranks::{FIRST_HOST, value};
 use super::supervisor::listen_for_signals;
 use super::trust;
@@ -22,6 +22,7 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// Time limit for `mpirun --version`, in milliseconds.
@@ -91,7 +92,8 @@ pub(super) async fn submit(
             format!("--cluster {} calls it; install it, or start gradwire launch in its tasks", kind.name())
         })
         .code(ExitCode::Usage)?;
-    let (printer, thread) = Printer::start().code(ExitCode::Io)?;
+    let (end, signals) = listen_for_signals().code(ExitCode::Io)?;
+    let (printer, thread) = Printer::start(Some(end)).code(ExitCode::Io)?;
     let shown: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     printer.say(&format!("starting the tasks: {}", shown.join(" "))).await;
     let launcher = std::env::current_exe().code(ExitCode::Io)?;
@@ -112,15 +114,18 @@ pub(super) async fn submit(
         .process_group(0)
         .kill_on_drop(true);
     let starter = command.spawn().context("cannot start this program again").code(ExitCode::Io)?;
-    let code = watch(starter, Duration::from_millis(args.grace_ms), &printer).await?;
+    let code = watch(starter, Duration::from_millis(args.grace_ms), (&printer, signals)).await?;
     drop(printer);
     thread.finish().await;
     Ok(code)
 }
 
 /// Waits until srun or mpirun and its output have ended.
-async fn watch(mut starter: Child, grace: Duration, printer: &Printer) -> Result<u8, Failure> {
-    let mut signals = listen_for_signals().code(ExitCode::Io)?;
+async fn watch(
+    mut starter: Child,
+    grace: Duration,
+    (printer, mut signals): (&Printer, mpsc::Receiver<EndWord>),
+) -> Result<u8, Failure> {
     let group = starter.id().and_then(|id| Pid::from_raw(id as i32));
     let pipe = starter.stderr.take();
     let listen = async { if let Some(pipe) = pipe { listen(pipe, printer).await } else { None } };
@@ -134,9 +139,9 @@ async fn watch(mut starter: Child, grace: Duration, printer: &Printer) -> Result
                 is_listening = false;
             }
             status = starter.wait(), if !is_listening => break status.code(ExitCode::Io)?,
-            Some((code, name)) = signals.recv() => {
+            Some((code, why)) = signals.recv() => {
                 let is_second = verdict.replace(code).is_some();
-                printer.say(&format!("{name} received; ending all tasks")).await;
+                printer.say(&format!("{why}; ending all tasks")).await;
                 let signal = if is_second { Signal::KILL } else { Signal::TERM };
                 group.inspect(|group| kill_group(*group, signal));
                 // srun and mpirun end their tasks first, which have a grace period of their own.
@@ -250,7 +255,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_cause_comes_before_its_echoes() {
-        let (printer, _thread) = Printer::start().unwrap();
+        let (printer, _thread) = Printer::start(None).unwrap();
         let said = b"[launch] worker 0 failed: exit code 71 (x)\n[launch] worker 1 failed: exit code 65\n";
         assert_eq!(listen(&said[..], &printer).await, Some(65));
         assert_eq!(listen(&said[..43], &printer).await, Some(71));

@@ -5,7 +5,7 @@ use super::args::LaunchArgs;
 use super::child::{self, Handle, Running, ending};
 use super::failed::Failed;
 use super::guard::{Guard, kill_group};
-use super::output::{LogFile, Printer, PrinterThread, Tail, Target, Way, forward};
+use super::output::{EndWord, LogFile, Printer, PrinterThread, Tail, Target, Way, forward};
 use super::plan::{ChildSpec, Plan};
 use super::ports::{PortDirectory, parse_ports};
 use super::remote::{ALIVE_WORD_MS, Reach, why_not_started, words_of_line};
@@ -24,12 +24,13 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::AsyncRead;
+use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -86,7 +87,8 @@ impl Blame {
     }
 }
 
-type Exited = (MemberId, io::Result<ExitStatus>);
+/// A process that has ended and was not waited for yet.
+type Exited = (MemberId, Child);
 
 pub(super) struct Supervisor {
     printer: Printer,
@@ -100,7 +102,7 @@ pub(super) struct Supervisor {
     is_part: bool,
     exits: JoinSet<Exited>,
     pipes: JoinSet<()>,
-    signals: tokio::sync::mpsc::Receiver<(u8, &'static str)>,
+    signals: mpsc::Receiver<EndWord>,
     /// Signals for all remaining processes, in order.
     escalation: VecDeque<(Instant, Signal)>,
     /// The exit code, after a failure.
@@ -128,7 +130,8 @@ impl Supervisor {
         reach: Reach,
         restarts: Restarts,
     ) -> Result<Self, Failure> {
-        let (printer, thread) = Printer::start().code(ExitCode::Io)?;
+        let (end, signals) = listen_for_signals().code(ExitCode::Io)?;
+        let (printer, thread) = Printer::start(Some(end)).code(ExitCode::Io)?;
         let guard = Guard::start().context("cannot start the launcher's guard").code(ExitCode::Io)?;
         Ok(Self {
             printer,
@@ -140,7 +143,7 @@ impl Supervisor {
             is_part: false,
             exits: JoinSet::new(),
             pipes: JoinSet::new(),
-            signals: listen_for_signals().code(ExitCode::Io)?,
+            signals,
             escalation: VecDeque::new(),
             verdict: None,
             blamed: None,
@@ -241,7 +244,7 @@ impl Supervisor {
         let (out_prefix, out_target) =
             if plain { (String::new(), Target::Stdout) } else { (prefix.clone(), Target::Stderr) };
         // Both pipes hold this until they end.
-        let (open, mut ended) = tokio::sync::mpsc::channel::<Infallible>(1);
+        let (open, mut ended) = mpsc::channel::<Infallible>(1);
         if let Some(pipe) = process.stdout.take() {
             let (log, tail) = (log.clone(), tail.clone());
             let way = Way { prefix: out_prefix, target: out_target, log, tail, is_raw: plain, started: None };
@@ -253,9 +256,9 @@ impl Supervisor {
         }
         let id = spec.id;
         self.exits.spawn(async move {
-            let status = process.wait().await;
+            child::ended(&mut process).await;
             let _ = timeout(Duration::from_millis(LAST_WORDS_MS), ended.recv()).await;
-            (id, status)
+            (id, process)
         });
         Ok(())
     }
@@ -264,7 +267,7 @@ impl Supervisor {
         &mut self,
         pipe: impl AsyncRead + Send + Unpin + 'static,
         way: Way,
-        open: tokio::sync::mpsc::Sender<Infallible>,
+        open: mpsc::Sender<Infallible>,
     ) {
         let printer = self.printer.clone();
         self.pipes.spawn(async move {
@@ -297,7 +300,7 @@ impl Supervisor {
             }
             tokio::select! {
                 Some(exited) = self.exits.join_next() => self.exited(exited).await,
-                Some((code, name)) = self.signals.recv() => self.interrupted(code, name).await,
+                Some(word) = self.signals.recv() => self.interrupted(word).await,
                 // This takes milliseconds once per job; watching the directory would cost more code.
                 () = sleep_until(Instant::now() + Duration::from_millis(LOOK_MS)) => {}
             }
@@ -320,7 +323,7 @@ impl Supervisor {
             let start_by = self.members.values().filter_map(|member| Some(member.start.as_ref()?.1)).min();
             tokio::select! {
                 Some(exited) = self.exits.join_next() => self.exited(exited).await,
-                Some((code, name)) = self.signals.recv() => self.interrupted(code, name).await,
+                Some(word) = self.signals.recv() => self.interrupted(word).await,
                 () = at(next) => {
                     // Failures after these signals are effects.
                     self.say_blame().await;
@@ -350,12 +353,12 @@ impl Supervisor {
 
     async fn exited(&mut self, exited: Result<Exited, tokio::task::JoinError>) {
         // The waiting tasks neither panic nor are aborted.
-        let Ok((id, status)) = exited else { return };
+        let Ok((id, mut process)) = exited else { return };
         let Some(member) = self.members.remove(&id) else { return };
-        // Its own children, if it left any.
+        // Its own children, if it left any. The id of its group may be another's once it has been waited for.
         kill_group(member.handle.group, Signal::KILL);
         self.guard.remove(member.handle.group);
-        let (mut code, mut words) = match status {
+        let (mut code, mut words) = match process.wait().await {
             Ok(status) => ending(status),
             Err(error) => (1, error.to_string()),
         };
@@ -528,11 +531,11 @@ impl Supervisor {
         }
     }
 
-    /// Forwards a signal to all processes. A second signal kills them at once.
-    async fn interrupted(&mut self, code: u8, name: &'static str) {
+    /// Ends all processes after a signal. A second signal kills them at once.
+    async fn interrupted(&mut self, (code, why): EndWord) {
         self.interrupts += 1;
         self.say_blame().await;
-        self.printer.say(&format!("{name} received; ending {}", names(self.members.keys()))).await;
+        self.printer.say(&format!("{why}; ending {}", names(self.members.keys()))).await;
         self.verdict.get_or_insert(code);
         match self.interrupts {
             2.. => self.escalate(&[(Duration::ZERO, Signal::KILL)]),
@@ -564,16 +567,19 @@ fn names<'a>(ids: impl Iterator<Item = &'a MemberId>) -> String {
     ids.map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// SIGINT and SIGTERM with the exit codes they mean.
-pub(super) fn listen_for_signals() -> io::Result<tokio::sync::mpsc::Receiver<(u8, &'static str)>> {
-    let (sender, receiver) = tokio::sync::mpsc::channel(4);
-    let kinds = [(SignalKind::interrupt(), 130, "SIGINT"), (SignalKind::terminate(), 143, "SIGTERM")];
-    for (kind, code, name) in kinds {
+/// What ends the job: SIGINT and SIGTERM with the exit codes they mean, and what the sender is told.
+pub(super) fn listen_for_signals() -> io::Result<(mpsc::Sender<EndWord>, mpsc::Receiver<EndWord>)> {
+    let (sender, receiver) = mpsc::channel(4);
+    let kinds = [
+        (SignalKind::interrupt(), 130, "SIGINT received"),
+        (SignalKind::terminate(), 143, "SIGTERM received"),
+    ];
+    for (kind, code, why) in kinds {
         let mut stream = signal(kind)?;
         let sender = sender.clone();
         tokio::spawn(async move {
-            while stream.recv().await.is_some() && sender.send((code, name)).await.is_ok() {}
+            while stream.recv().await.is_some() && sender.send((code, why)).await.is_ok() {}
         });
     }
-    Ok(receiver)
+    Ok((sender, receiver))
 }

@@ -17,7 +17,7 @@ const ALIGN: u64 = 64;
 pub enum PoolError {
     /// No free stretch is long enough.
     #[error(
-        "no {wanted} contiguous free bytes: {used} of {capacity} bytes of registered memory are in use; drop buffers or raise memory.pool_bytes"
+        "no {wanted} contiguous free bytes: {used} of {capacity} bytes of registered memory are in use; drop buffers, raise memory.pool_bytes, or raise `ulimit -v` if it is limited"
     )]
     Exhausted {
         /// Bytes asked for.

@@ -4,6 +4,7 @@
 //! the [pool](super::Pool), parts that peers write are [`PeerWritable`](super::PeerWritable), and adopted memory is handed out
 //! by the [user buffer](super::UserBuffer) over it.
 
+use crate::address_space::not_mapped;
 use crate::error::{FabricError, PostError};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
@@ -84,7 +85,7 @@ impl Mapping {
         // SAFETY: a fresh mapping at an address of the kernel's choice, of a file that cannot shrink below
         // it. Needed because mmap is the only way to share memory.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0) }
-            .map_err(|e| FabricError::os("mapping shared memory", e))?;
+            .map_err(|e| not_mapped("mapping shared memory", bytes, e))?;
         // SAFETY: the range just mapped. Forked children must not share it: a write of theirs would be seen
         // by peers. Failure only loses that protection.
         let _ = unsafe { madvise(base, bytes, Advice::LinuxDontFork) };
@@ -106,7 +107,7 @@ impl Mapping {
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, prot, MapFlags::PRIVATE | MapFlags::NORESERVE)
         }
-        .map_err(|e| FabricError::os(format!("mapping {bytes} bytes of memory"), e))?;
+        .map_err(|e| not_mapped("mapping memory", bytes, e))?;
         Self::ours(base, bytes, true)
     }
 

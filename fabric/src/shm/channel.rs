@@ -255,7 +255,10 @@ impl Channel {
                     match self.regions.insert(key, bytes, memfd.as_fd()) {
                         Ok(()) => {}
                         Err(FabricError::Peer(what)) => self.misbehaved(what),
-                        Err(other) => self.end(DisconnectReason::Failed(other.to_string())),
+                        Err(error) => {
+                            tracing::warn!(%error, "cannot map a peer's memory; closing the channel to it");
+                            self.end(DisconnectReason::Failed(error.to_string()));
+                        }
                     }
                 }
                 Err(NoMessage::Nothing) => return,

@@ -5,6 +5,7 @@ use super::lane::{DataLane, LaneError};
 use super::thread::LaneMessage;
 use crate::app::{Body, ReplyBody, ReplyMemory};
 use crate::engine::{CallAnswer, CallTaken, Source};
+use crate::space::Space;
 use fabric::{
     CompletionQueue, Exclusive, FabricError, Mailbox, OutOfBounds, Pages, Pool, Region, RemoteKey,
     RemoteSpan, Span,
@@ -16,7 +17,7 @@ use proto_common::table::table_of;
 use std::collections::{HashMap, VecDeque};
 
 /// Address space for so many times what is kept, so that holes between bodies do no harm; memory is taken at first touch.
-const SPACE: u64 = 4;
+const TIMES_KEPT: u64 = 4;
 
 /// What a handler's thread is to hear.
 #[derive(Debug)]
@@ -138,9 +139,10 @@ pub(super) struct CallMemory {
 }
 
 impl CallMemory {
-    pub(super) fn new(most_bytes: u64) -> Result<Self, FabricError> {
+    pub(super) fn new(most_bytes: u64, space: Space) -> Result<Self, FabricError> {
+        let pool_bytes = space.calls_bytes(most_bytes.saturating_mul(TIMES_KEPT));
         // Handlers read it, and no peer maps it.
-        let pool = Pool::with_pages(Pages::Private, most_bytes.saturating_mul(SPACE), "gradwire-calls")?;
+        let pool = Pool::with_pages(Pages::Private, pool_bytes, "gradwire-calls")?;
         let memory = ReplyMemory { pool, most_bytes, is_registered: false };
         Ok(Self { memory, held: HashMap::new(), events: VecDeque::new() })
     }
@@ -284,7 +286,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Bytes of requests and replies that this lane keeps at most.
     pub fn limit_calls(&mut self, bytes: u64) -> Result<(), LaneError> {
         self.engine.limit_calls(bytes);
-        self.calls = CallMemory::new(bytes)?;
+        self.calls = CallMemory::new(bytes, self.config.space)?;
         Ok(())
     }
 

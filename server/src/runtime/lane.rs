@@ -11,6 +11,7 @@ use super::replicas::Replicas;
 use super::roles::{AllMade, Changing};
 use super::saving::Saves;
 use crate::engine::{BatchContext, ChunkSpec, Commands, EngineConfig, FenceId, LaneEngine};
+use crate::space::Space;
 use crate::storage::{Cells, Storage, StorageError};
 use crate::tables::Tables;
 use daemon::flight::Kind;
@@ -42,10 +43,10 @@ const CALL_BYTES_DEFAULT: u64 = 64 << 20;
 #[derive(Debug, Error)]
 pub enum LaneError {
     /// Storage failed.
-    #[error(transparent)]
+    #[error("{0}")]
     Storage(#[from] StorageError),
     /// Memory or channel could not be set up.
-    #[error(transparent)]
+    #[error("{0}")]
     Fabric(#[from] FabricError),
     /// What workers are sent, or send, cannot be registered.
     #[error("{0}")]
@@ -104,6 +105,8 @@ pub struct LaneConfig {
     pub rank: Rank,
     /// Bytes of a chunk.
     pub chunk_bytes: u64,
+    /// What its pools reserve.
+    pub space: Space,
 }
 
 /// Copies a batch's prefix out of its slot, and checks it.
@@ -172,8 +175,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(Self {
             queue,
             engine,
-            storage: Storage::new(inbox.clone(), spill)?,
-            calls: CallMemory::new(CALL_BYTES_DEFAULT)?,
+            storage: Storage::within(config.space, inbox.clone(), spill)?,
+            calls: CallMemory::new(CALL_BYTES_DEFAULT, config.space)?,
             replicas: Replicas::default(),
             tables: Tables::default(),
             inbox,

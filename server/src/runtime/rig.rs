@@ -2,6 +2,7 @@
 
 use super::lane::{DataLane, LaneConfig};
 use crate::engine::EngineConfig;
+use crate::space::Space;
 use fabric::CompletionQueue;
 use fabric::sim::{SimNet, SimQueue};
 use proto_common::config::WorkerLoss;
@@ -29,6 +30,6 @@ pub(super) fn lane_over<Q: CompletionQueue>(
         spill_blocks: 4,
         worker_loss: WorkerLoss::Stop,
     };
-    let config = LaneConfig { engine, rank: Rank(rank), chunk_bytes };
+    let config = LaneConfig { engine, rank: Rank(rank), chunk_bytes, space: Space::default() };
     DataLane::new(queue, config).unwrap()
 }

@@ -12,6 +12,8 @@ use crate::app::Apps;
 use crate::checkpoint::{Progress, Restorer, Saver};
 use crate::engine::EngineConfig;
 use crate::engine::member::{Member, MemberConfig, Peers};
+use crate::space::Space;
+use crate::storage::StorageError;
 use daemon::Later;
 use daemon::control::{LinkError, STRANGERS_MAX, SchedulerLink, code_of_refusal, patience};
 use daemon::exit::Failure;
@@ -23,12 +25,12 @@ use daemon::post::Posts;
 use daemon::security::Security;
 use daemon::seldom::Seldom;
 use daemon::shutdown::Shutdown;
-use fabric::{CqHandle, Devices, Mailbox, oneshot};
+use fabric::{CqHandle, Devices, FabricError, Mailbox, oneshot};
 use proto_common::config::{DeadlineSettings, Settings};
 use proto_common::error::{Death, ExitCode};
 use proto_common::footprint::{self, Limit};
 use proto_common::ids::{Epoch, Incarnation, Lane, Rank, Role};
-use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::limits::{PROTOCOL_VERSION, slot_bytes_for};
 use proto_common::message::{ClusterShape, MemberReport, RefusalReason, Register, Resume, Welcome};
 use proto_common::transport::{Driver, Offer};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -87,6 +89,10 @@ impl RunError {
             Self::Deposed { .. } => ExitCode::Refused,
             Self::NotDrained { .. } => ExitCode::Deadline,
             Self::Lane(LaneError::Unregistered(_) | LaneError::Copy(_)) => ExitCode::Transport,
+            Self::Lane(
+                LaneError::Fabric(FabricError::AddressSpace { .. })
+                | LaneError::Storage(StorageError::Fabric(FabricError::AddressSpace { .. })),
+            ) => ExitCode::Transport,
             Self::Lane(_) => ExitCode::Internal,
         }
     }
@@ -288,6 +294,10 @@ fn start_lanes(
     let shape = welcome.shape;
     let mut lanes = Lanes { mailboxes: Vec::new(), queues: Vec::new(), threads: Vec::new() };
     let inbox_slots = inbox_slots(settings, &shape, devices);
+    let spill_blocks = footprint::spill_blocks(&settings.memory, shape.chunk_bytes);
+    let cells_bytes = u64::from(inbox_slots).saturating_mul(slot_bytes_for(shape.chunk_bytes));
+    let spill_bytes = u64::from(spill_blocks).saturating_mul(shape.chunk_bytes);
+    let space = Space::of_each(shape.lanes, cells_bytes.saturating_add(spill_bytes))?;
     for index in 0..shape.lanes {
         let queue = devices.lane(SEND_DEPTH)?;
         lanes.queues.push(queue.handle());
@@ -298,11 +308,11 @@ fn start_lanes(
             workers: shape.workers,
             deterministic: shape.deterministic,
             inbox_slots,
-            spill_blocks: footprint::spill_blocks(&settings.memory, shape.chunk_bytes),
+            spill_blocks,
             worker_loss: shape.worker_loss,
         };
-        let mut lane =
-            DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
+        let config = LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes, space };
+        let mut lane = DataLane::new(queue, config)?;
         lane.limit_calls(settings.memory.call_bytes)?;
         lane.limit_records(settings.memory.replica_slots);
         if devices.verbs.is_some() {

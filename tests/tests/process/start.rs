@@ -45,6 +45,38 @@ fn daemon(program: &str, args: &[&str]) -> Command {
     command
 }
 
+/// Where a process may have so many KiB of address space.
+fn limited(kib: u64) -> Place {
+    let script = format!("ulimit -v {kib} && exec \"$0\" \"$@\"");
+    Place { prefix: ["sh", "-c", &script].map(str::to_owned).into(), ..Place::default() }
+}
+
+#[test]
+fn a_limit_of_address_space_that_does_not_do_is_named_with_its_fix() {
+    let mut cluster = Cluster::new(1, 1, &[]);
+    // A server knows how many lanes it has once all members are there.
+    cluster.add_trainer(&[]);
+    cluster.place = limited(384 << 10);
+    let server = cluster.member("gradwire-server", &[], None, &[]);
+    let words =
+        ["the memory of", "limited to 393216 KiB", "`ulimit -v`", "lower cluster.lanes, memory.spill_bytes"];
+    fails(server, ExitCode::Transport, &words);
+    cluster.assert_no_panic();
+}
+
+#[test]
+fn a_job_trains_under_a_limit_of_address_space_that_does() {
+    let mut cluster = Cluster::new(1, 2, &[]);
+    cluster.place = limited(8 << 20);
+    cluster.add_server(&[]);
+    cluster.add_trainers(2, &["--epochs", "1"]);
+    for process in cluster.workers.iter_mut().chain(&mut cluster.servers) {
+        assert_eq!(process.expect_end(PATIENCE), 0, "{}", process.name());
+        let text = process.log().text();
+        assert!(text.contains("`ulimit -v` limits the address space"), "{text}");
+    }
+}
+
 #[test]
 fn unknown_settings_name_the_nearest() {
     for program in ["gradwire-scheduler", "gradwire-server"] {

@@ -6,6 +6,7 @@ use fabric::sim::{NodeId, SimFaults, SimNet, SimQueue};
 use fabric::{Pool, Region};
 use gradwire_server::engine::{ChunkSpec, EngineConfig, Role};
 use gradwire_server::runtime::{DataLane, LaneConfig, WorkerInbox};
+use gradwire_server::space::Space;
 use gradwire_worker::engine::{EngineConfig as WorkerEngine, PartSpec, Submit};
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver, OpState, ServerInbox, Submission};
 use proto_common::batch::{OpKind, Reading, SlotGrant};
@@ -87,7 +88,8 @@ impl Rig {
                 inbox_slots: 4,
                 spill_blocks: 4,
             };
-            let config = LaneConfig { engine, rank: Rank(server as u32), chunk_bytes: CHUNK_BYTES };
+            let (rank, space) = (Rank(server as u32), Space::default());
+            let config = LaneConfig { engine, rank, chunk_bytes: CHUNK_BYTES, space };
             lanes.push(DataLane::new(queue, config).unwrap());
             nodes.push(node);
         }

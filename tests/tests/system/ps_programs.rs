@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::PATIENCE;
-use gradwire_tests::rigs::native::{Native, expect_all};
+use gradwire_tests::rigs::native::{Native, expect_all, free_port};
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs;
 
@@ -53,6 +53,37 @@ fn what_ends_badly_ends() {
 #[test]
 fn messages_reach_everyone_over_the_scheduler() {
     cluster("ps/simple.cc", (2, 2, 2), &[&[]]);
+}
+
+#[test]
+fn whatever_handlers_throw_the_process_lives() {
+    cluster("ps/thrown.cc", (1, 1, 1), &[&[("GRADWIRE_DEADLINES__OPERATION_MS", "5000")]]);
+}
+
+#[test]
+fn the_oldest_unanswered_message_goes_first() {
+    cluster("ps/late.cc", (1, 3, 3), &[&[]]);
+}
+
+#[test]
+fn a_restarted_workers_requests_are_none_of_its_former_process() {
+    let native = Native::new();
+    let program = native.compile("ps/restarts.cc");
+    let port = free_port().to_string();
+    let settings = [
+        ("DMLC_PS_ROOT_PORT", port.as_str()),
+        ("GRADWIRE_CLUSTER__WORKER_LOSS", "wait"),
+        ("GRADWIRE_DEADLINES__OPERATION_MS", "10000"),
+        ("FORMER", "1"),
+    ];
+    let mut nodes = native.cluster(&program, (1, 1, 1), &settings);
+    let mut former = nodes.pop().unwrap();
+    expect_all(std::slice::from_mut(&mut former), PATIENCE);
+    let mut command = native.command(&program);
+    command.env("DMLC_ROLE", "worker").env("DMLC_NUM_SERVER", "1").env("DMLC_NUM_WORKER", "1");
+    command.env("DMLC_PS_ROOT_URI", "127.0.0.1").envs(settings).env_remove("FORMER");
+    nodes.push(Process::start("worker 0 again", &mut command));
+    expect_all(&mut nodes, PATIENCE);
 }
 
 /// What the workers of the example say last, over this transport: accuracy and weights.

@@ -208,7 +208,7 @@ fn join(
     let shape = roster.welcome.shape;
     daemon::devices::settle(settings, &mut devices, &mut offer, shape.lanes)?;
     let pages = if settings.memory.huge_pages { fabric::Pages::Huge } else { fabric::Pages::Normal };
-    let pool = Pool::with_pages(pages, settings.memory.pool_bytes, "gradwire-buffers")?;
+    let pool = Pool::with_pages(pages, pool_bytes(settings.memory.pool_bytes), "gradwire-buffers")?;
     let (mut lanes, mut queues, mut threads) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..shape.lanes {
         let (handle, queue, thread) =
@@ -233,6 +233,19 @@ fn join(
     members.install(lanes.clone(), connector);
     wait_for_servers(members, within, steps)?;
     Ok(Joined { pool, lanes, threads })
+}
+
+/// What the pool reserves: as much as is set, or an eighth of the address space that `ulimit -v` leaves: servers on this host, under the
+/// same limit, map the pools of all workers, once for each lane.
+fn pool_bytes(set_bytes: u64) -> u64 {
+    let bytes = fabric::address_space::left_bytes().map_or(set_bytes, |left| set_bytes.min(left / 8));
+    if bytes < set_bytes {
+        tracing::warn!(
+            pool_bytes = bytes,
+            "`ulimit -v` limits the address space: the pool reserves less than memory.pool_bytes"
+        );
+    }
+    bytes
 }
 
 fn start_lane(

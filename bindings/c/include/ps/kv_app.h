@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -40,6 +39,8 @@ struct KVMeta {
   int timestamp = 0;
   /// Of the worker that asks.
   int customer_id = 0;
+  /// Which of the server's requests it is. Timestamps of a worker that was restarted begin again.
+  uint64_t request = 0;
 };
 
 }  // namespace ps

@@ -9,7 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <tuple>
+#include <utility>
 
 #include "ps/internal/messages.h"
 #include "ps/internal/postoffice.h"
@@ -25,6 +25,8 @@ struct SimpleData {
   int timestamp = 0;
   /// Of who made the request.
   int customer_id = 0;
+  /// Which of the requests that came here it is. Timestamps of a process that was restarted begin again.
+  uint64_t request = 0;
 };
 
 /// Sends requests, waits for their answers, and answers those of others. Handlers run on the customer's thread.
@@ -71,7 +73,7 @@ class SimpleApp {
     std::shared_ptr<GradwireMessage> message;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = pending_.find(IdOf(request));
+      const auto found = pending_.find(request.request);
       CHECK(found != pending_.end()) << "request " << request.timestamp << " of node " << request.sender
                                      << " is none that waits for an answer: each has one";
       message = found->second;
@@ -115,7 +117,6 @@ class SimpleApp {
   Customer *obj_ = nullptr;
 
  private:
-  using Id = std::tuple<int, int, int>;
   /// Requests that are answered later, or never; beyond so many the oldest are let go of.
   static const size_t kPendingMax = 1024;
 
@@ -134,7 +135,6 @@ class SimpleApp {
     uint32_t had = 0;
   };
 
-  static Id IdOf(const SimpleData &data) { return Id(data.sender, data.customer_id, data.timestamp); }
   uint32_t App() const { return static_cast<uint32_t>(obj_->app_id()); }
 
   /// On a thread of the library: the answer is passed on, and nothing else is done there.
@@ -166,11 +166,8 @@ class SimpleApp {
       std::lock_guard<std::mutex> lock(mutex_);
       handle = response_handle_;
     }
-    try {
-      handle(received, this);
-    } catch (const std::exception &error) {
-      return ledger->Fail(timestamp, error.what());
-    }
+    std::string reason;
+    if (!detail::Ran([&] { handle(received, this); }, &reason)) return ledger->Fail(timestamp, reason);
     ledger->Add(timestamp, 1);
   }
 
@@ -194,7 +191,8 @@ class SimpleApp {
       handle_came_.wait_until(lock, opened_ + std::chrono::seconds(1), [this] { return has_handle_; });
       handle = request_handle_;
       if (pending_.size() >= kPendingMax) pending_.erase(pending_.begin());
-      pending_[IdOf(received)] = message;
+      received.request = ++requests_;
+      pending_[received.request] = message;
     }
     handle(received, this);
   }
@@ -203,7 +201,9 @@ class SimpleApp {
   std::condition_variable handle_came_;
   bool has_handle_ = false;
   const std::chrono::steady_clock::time_point opened_ = std::chrono::steady_clock::now();
-  std::map<Id, std::shared_ptr<GradwireMessage>> pending_;
+  uint64_t requests_ = 0;
+  /// By their number, so that the first is the oldest.
+  std::map<uint64_t, std::shared_ptr<GradwireMessage>> pending_;
   /// Without a handle of the program's, requests are answered with nothing.
   Handle request_handle_ = [](const SimpleData &received, SimpleApp *app) { app->Response(received); };
   Handle response_handle_ = [](const SimpleData &, SimpleApp *) {};

@@ -9,6 +9,7 @@ use fabric::sim::{QueueId, SimQueue};
 use gradwire_server::engine::EngineConfig;
 use gradwire_server::engine::member::{Departure, Member, MemberCommand, MemberConfig};
 use gradwire_server::runtime::{DataLane, LaneConfig, LaneError};
+use gradwire_server::space::Space;
 use proto_common::ids::{ChunkId, Incarnation, Lane, Rank};
 use proto_common::message::{FromScheduler, NotTaken, ToScheduler, Welcome};
 use std::collections::BTreeMap;
@@ -84,7 +85,8 @@ impl Lab {
             spill_blocks: self.shape.spill_blocks,
             worker_loss: welcome.shape.worker_loss,
         };
-        let lane = LaneConfig { engine, rank: welcome.rank, chunk_bytes: CHUNK_BYTES };
+        let lane =
+            LaneConfig { engine, rank: welcome.rank, chunk_bytes: CHUNK_BYTES, space: Space::default() };
         let mut lane = DataLane::new(queue, lane).expect("a lane");
         #[cfg(feature = "sabotage")]
         if let Some(rule) = self.shape.broken {

@@ -10,6 +10,7 @@ use fabric::Pool;
 use fabric::sim::{Action, FaultScript, NodeId, QueueId, Rng, SimNet, SimQueue};
 use gradwire_server::engine::{ChunkSpec, EngineConfig as ServerEngine, LaneStats as ServerStats};
 use gradwire_server::runtime::{DataLane, LaneConfig as ServerConfig};
+use gradwire_server::space::Space;
 use gradwire_worker::engine::EngineConfig as WorkerEngine;
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver};
 use proto_common::config::WorkerLoss;
@@ -259,7 +260,7 @@ fn server(net: &SimNet, shape: &Shape, map: &ShardMap, rank: u32) -> Server {
         spill_blocks: shape.spill_blocks,
         worker_loss: WorkerLoss::Stop,
     };
-    let config = ServerConfig { engine, rank: Rank(rank), chunk_bytes: CHUNK_BYTES };
+    let config = ServerConfig { engine, rank: Rank(rank), chunk_bytes: CHUNK_BYTES, space: Space::default() };
     let mut lane = DataLane::new(queue, config).unwrap();
     let (mut specs, mut chunks) = (Vec::new(), Vec::new());
     for (index, tensor) in shape.tensors.iter().enumerate() {

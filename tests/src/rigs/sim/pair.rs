@@ -4,6 +4,7 @@
 use fabric::{ChannelId, CompletionQueue, Region};
 use gradwire_server::engine::{ChunkSpec, EngineConfig as ServerEngine};
 use gradwire_server::runtime::{DataLane, LaneConfig as ServerConfig, WorkerInbox};
+use gradwire_server::space::Space;
 use gradwire_worker::engine::EngineConfig as WorkerEngine;
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver, ServerInbox};
 use proto_common::batch::SlotGrant;
@@ -34,7 +35,8 @@ pub fn server<Q: CompletionQueue>(queue: Q, chunk_bytes: u64, chunks: &[u64]) ->
         spill_blocks: 4,
         worker_loss: WorkerLoss::Stop,
     };
-    let mut server = DataLane::new(queue, ServerConfig { engine, rank: Rank(0), chunk_bytes }).unwrap();
+    let config = ServerConfig { engine, rank: Rank(0), chunk_bytes, space: Space::default() };
+    let mut server = DataLane::new(queue, config).unwrap();
     let optimizer = Optimizer::assign();
     let spec = |(index, bytes): (usize, &u64)| {
         let id = ChunkId::new(1, index as u32);

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "ps/internal/library.h"
 #include "ps/internal/message.h"
 
 namespace ps {
@@ -181,12 +182,12 @@ struct Runner {
   void Run() {
     Tasks::Task task;
     while (tasks->Next(&task)) {
-      try {
+      std::string reason;
+      const auto handle = [&] {
         std::lock_guard<std::recursive_mutex> lock(handling);
         task();
-      } catch (const std::exception &error) {
-        LOG(ERROR) << "a handler or callback of app " << app_id << " failed: " << error.what();
-      }
+      };
+      if (!Ran(handle, &reason)) LOG(ERROR) << "a handler or callback of app " << app_id << " failed: " << reason;
       task = nullptr;
     }
   }

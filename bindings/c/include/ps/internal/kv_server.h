@@ -61,44 +61,43 @@ class KVServer : public SimpleApp {
   }
 
  private:
-  using Id = std::tuple<int, int, int>;
   /// What is kept of a request until it is answered.
   struct Pending {
-    Id id;
+    uint64_t number = 0;
     std::shared_ptr<GradwireRequest> request;
     SArray<Key> keys;
   };
   /// Requests that were let go of, and are not known any more beyond so many.
   static const size_t kDroppedMax = 1024;
 
-  static Id IdOf(const KVMeta &meta) { return Id(meta.sender, meta.customer_id, meta.timestamp); }
-
-  /// Keeps a request until it is answered. Of one worker no more are under way than the library lets it have, so that of
-  /// more than those the oldest has ended there: nobody waits for its answer.
-  void Keep(int sender, const Pending &pending) {
+  /// Keeps a request until it is answered, under a number of its own. Of one worker no more are under way than the library lets
+  /// it have, so that of more than those the oldest has ended there: nobody waits for its answer.
+  uint64_t Keep(int sender, Pending pending) {
     Pending oldest;
     std::lock_guard<std::mutex> lock(mutex_);
+    const uint64_t number = pending.number = ++requests_;
     auto &kept = pending_[sender];
-    kept.push_back(pending);
-    if (kept.size() <= GRADWIRE_CALLS_IN_FLIGHT_MAX) return;
+    kept.push_back(std::move(pending));
+    if (kept.size() <= GRADWIRE_CALLS_IN_FLIGHT_MAX) return number;
     oldest = std::move(kept.front());
     kept.pop_front();
-    dropped_.push_back(oldest.id);
+    dropped_.push_back(oldest.number);
     if (dropped_.size() > kDroppedMax) dropped_.pop_front();
+    return number;
   }
 
   /// Takes a request out, to be answered; false where nobody waits for the answer any more.
   bool Take(const KVMeta &meta, Pending *taken) {
-    const Id id = IdOf(meta);
+    const uint64_t number = meta.request;
     std::lock_guard<std::mutex> lock(mutex_);
     auto &kept = pending_[meta.sender];
-    const auto found = std::find_if(kept.begin(), kept.end(), [&](const Pending &one) { return one.id == id; });
+    const auto found = std::find_if(kept.begin(), kept.end(), [&](const Pending &one) { return one.number == number; });
     if (found != kept.end()) {
       *taken = std::move(*found);
       kept.erase(found);
       return true;
     }
-    const auto dropped = std::find(dropped_.begin(), dropped_.end(), id);
+    const auto dropped = std::find(dropped_.begin(), dropped_.end(), number);
     CHECK(dropped != dropped_.end()) << "request " << meta.timestamp << " of node " << meta.sender
                                      << " is none that waits for an answer: each has one";
     dropped_.erase(dropped);
@@ -110,13 +109,9 @@ class KVServer : public SimpleApp {
   /// On the library's thread for this handler. Nothing may be thrown through it.
   static void OnRequest(void *context, GradwireRequest *request) {
     const std::shared_ptr<GradwireRequest> owned(request, detail::Free());
-    try {
-      static_cast<KVServer *>(context)->Serve(owned);
-    } catch (const std::exception &error) {
-      LOG(ERROR) << "a request was not answered: " << error.what();
-    } catch (...) {
-      LOG(ERROR) << "a request was not answered: its handler threw something that is no exception";
-    }
+    std::string reason;
+    const auto serve = [&] { static_cast<KVServer *>(context)->Serve(owned); };
+    if (!detail::Ran(serve, &reason)) LOG(ERROR) << "a request was not answered: " << reason;
   }
 
   void Serve(const std::shared_ptr<GradwireRequest> &request) {
@@ -145,10 +140,9 @@ class KVServer : public SimpleApp {
     meta.timestamp = head.timestamp;
     meta.customer_id = head.customer_id;
     Pending pending;
-    pending.id = IdOf(meta);
     pending.request = request;
     pending.keys = data.keys;
-    Keep(meta.sender, pending);
+    meta.request = Keep(meta.sender, pending);
     std::lock_guard<std::recursive_mutex> lock(this->obj_->handling());
     try {
       handle_(meta, data, this);
@@ -156,7 +150,7 @@ class KVServer : public SimpleApp {
       // What the handler failed at, and did not answer before, is not answered: the worker is told.
       std::lock_guard<std::mutex> lock(mutex_);
       auto &kept = pending_[meta.sender];
-      const auto is_it = [&](const Pending &one) { return one.id == pending.id; };
+      const auto is_it = [&](const Pending &one) { return one.number == meta.request; };
       kept.erase(std::remove_if(kept.begin(), kept.end(), is_it), kept.end());
       throw;
     }
@@ -165,9 +159,10 @@ class KVServer : public SimpleApp {
   ReqHandle handle_;
   bool serves_ = false;
   std::mutex mutex_;
+  uint64_t requests_ = 0;
   /// By sender, in the order in which they came.
   std::map<int, std::deque<Pending>> pending_;
-  std::deque<Id> dropped_;
+  std::deque<uint64_t> dropped_;
 };
 
 /// Keeps one value for each key: pushes are added, pulls of keys that nobody pushed bring 0.

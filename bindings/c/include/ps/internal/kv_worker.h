@@ -282,19 +282,18 @@ class KVWorker : public SimpleApp {
       operation->failed = true;
       ledger->Fail(operation->timestamp, reason);
     };
-    try {
+    std::string reason;
+    const auto fill = [&] {
       if (operation->fill) operation->fill(operation.get());
-    } catch (const std::exception &error) {
-      return fail(error.what());
-    }
+    };
+    if (!detail::Ran(fill, &reason)) return fail(reason);
     const Callback callback = std::move(operation->callback);
     // The memory of the answers is free from here on, whoever still holds the callback.
     operation->answers.clear();
-    try {
+    const auto call = [&] {
       if (callback) callback();
-    } catch (const std::exception &error) {
-      return fail(error.what());
-    }
+    };
+    if (!detail::Ran(call, &reason)) return fail(reason);
     ledger->Add(operation->timestamp, static_cast<int>(operation->servers));
   }
 

@@ -2,6 +2,7 @@
 #ifndef PS_INTERNAL_LIBRARY_H_
 #define PS_INTERNAL_LIBRARY_H_
 
+#include <exception>
 #include <memory>
 #include <string>
 
@@ -15,6 +16,21 @@ namespace detail {
 inline void Must(GradwireCode code, const std::string &what) {
   if (code == GRADWIRE_CODE_OK) return;
   throw dmlc::Error(what + ": " + gradwire_last_error());
+}
+
+/// Runs what is the program's: a handler or a callback. Whatever it throws ends here, because an exception that left a thread of
+/// the library would end the process. False, with the reason, if it threw.
+template <typename Call>
+bool Ran(const Call &call, std::string *reason) {
+  try {
+    call();
+    return true;
+  } catch (const std::exception &error) {
+    *reason = error.what();
+  } catch (...) {
+    *reason = "it threw something that is no std::exception";
+  }
+  return false;
 }
 
 struct Free {

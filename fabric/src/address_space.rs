@@ -1,0 +1,83 @@
+//! How much address space this process may still reserve (`ulimit -v`), which pools reserve far more of than they use. It
+//! must not map anything itself.
+
+use crate::error::FabricError;
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+/// Bytes of address space this process may have; none where there is no limit.
+fn limit_bytes() -> Option<u64> {
+    getrlimit(Resource::As).current
+}
+
+/// Bytes of address space this process has.
+fn used_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    used_of(&status).unwrap_or(0)
+}
+
+fn used_of(status: &str) -> Option<u64> {
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+    Some(size.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+/// Bytes of address space this process may still reserve; none where there is no limit.
+#[must_use]
+pub fn left_bytes() -> Option<u64> {
+    limit_bytes().map(|limit| limit.saturating_sub(used_bytes()))
+}
+
+/// `what` needs this much more address space than the limit leaves.
+#[must_use]
+pub fn too_little(what: impl Into<String>, bytes: u64) -> FabricError {
+    let (used, limit) = (used_bytes(), limit_bytes().unwrap_or(u64::MAX));
+    FabricError::AddressSpace { what: what.into(), bytes, used_bytes: used, limit_bytes: limit }
+}
+
+/// The error of a mapping that the system refused: the limit of address space, if that is the reason.
+pub(crate) fn not_mapped(what: &str, bytes: usize, error: Errno) -> FabricError {
+    let size = bytes as u64;
+    match left_bytes() {
+        Some(left) if error == Errno::NOMEM && left < size => too_little(what, size),
+        _ => FabricError::os(format!("{what} of {bytes} bytes"), error),
+    }
+}
+
+/// What raises the limit, for people.
+pub(crate) const FIX: &str = "raise `ulimit -v` (LimitAS=infinity in a systemd unit, `as` in /etc/security/limits.conf, \
+    PropagateResourceLimitsExcept=AS or VSizeFactor in slurm.conf, h_vmem in Grid Engine)";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_has_is_read_from_its_status() {
+        assert_eq!(used_of("Name:\tx\nVmPeak:\t     9 kB\nVmSize:\t   308 kB\n"), Some(308 << 10));
+        assert_eq!(used_of("VmSize:\tmany kB\n"), None);
+        assert_eq!(used_of(""), None);
+        assert!(used_bytes() > 0, "this process has some");
+    }
+
+    #[test]
+    fn a_mapping_that_no_limit_refused_keeps_the_system_s_error() {
+        let error = not_mapped("mapping", 4096, Errno::ACCESS);
+        assert!(matches!(error, FabricError::Os { .. }), "{error}");
+    }
+
+    #[test]
+    fn the_error_has_limit_need_and_fix() {
+        let error = FabricError::AddressSpace {
+            what: "a pool".into(),
+            bytes: 3 << 20,
+            used_bytes: 5 << 20,
+            limit_bytes: 7 << 20,
+        };
+        let text = error.to_string();
+        for word in
+            ["a pool needs 3072 KiB of address space", "limited to 7168 KiB", "5120 KiB", "`ulimit -v`"]
+        {
+            assert!(text.contains(word), "{text}");
+        }
+    }
+}

@@ -2,15 +2,17 @@
 //! to a local file, and sent when it is whole. It must not know what files hold.
 
 use crate::error::CheckpointError;
-use crate::store::Store;
+use crate::store::{Staged, Store, new_file};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path as Key;
 use object_store::{ListResult, MultipartUpload, ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
+use std::fs::{self, OpenOptions};
 use std::future::Future;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::io::{self, ErrorKind, Seek as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use tokio::runtime::{Builder, Runtime};
 
@@ -18,6 +20,8 @@ use tokio::runtime::{Builder, Runtime};
 const PIECE_BYTES: usize = 8 << 20;
 /// Pieces under way.
 const PIECES_AHEAD: usize = 4;
+/// How many names are tried for a local file. Names are random, so one is enough unless somebody guesses them.
+const STAGE_TRIES: u32 = 16;
 
 /// See the module.
 #[derive(Debug)]
@@ -27,12 +31,7 @@ pub(crate) struct Bucket {
     store: Arc<AmazonS3>,
     /// Taken out when it is dropped.
     runtime: Option<Runtime>,
-    /// Where parts are written before they are sent.
-    stage: PathBuf,
 }
-
-/// Tells directories of stores in one process apart.
-static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl Bucket {
     /// The store at `s3://bucket/prefix`. Credentials, region and endpoint come from the variables that AWS's own tools read.
@@ -53,9 +52,7 @@ impl Bucket {
         let mut runtime = Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("gradwire-store").enable_all().build();
         let runtime = runtime.map_err(CheckpointError::io("begin to reach", place))?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let stage = std::env::temp_dir().join(format!("gradwire-store-{}-{number}", std::process::id()));
-        Ok(Self { place: place.into(), prefix, store: Arc::new(store), runtime: Some(runtime), stage })
+        Ok(Self { place: place.into(), prefix, store: Arc::new(store), runtime: Some(runtime) })
     }
 
     fn key(&self, name: &str, file: &str) -> Key {
@@ -100,6 +97,21 @@ impl Bucket {
     }
 }
 
+/// A file for a part in a directory where others may write, too: only this process can open it, and its name is removed at
+/// once, so nothing remains of it if the process is killed.
+fn stage_in(directory: &Path) -> io::Result<Staged> {
+    let mut tries = STAGE_TRIES;
+    loop {
+        let number = RandomState::new().build_hasher().finish();
+        let path = directory.join(format!("gradwire-part-{number:016x}"));
+        match new_file(&path, OpenOptions::new().mode(0o600)) {
+            Ok(file) => return fs::remove_file(&path).map(|()| Staged::nameless(file, path)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && tries > 0 => tries -= 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Sends all of a file piece by piece. Where that fails the pieces go: the store would keep them where nobody lists them.
 async fn send_pieces(
     upload: Box<dyn MultipartUpload>,
@@ -130,8 +142,6 @@ impl Drop for Bucket {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
-        // What was not sent is no part of anything.
-        let _ = std::fs::remove_dir_all(&self.stage);
     }
 }
 
@@ -177,21 +187,19 @@ impl Store for Bucket {
         Ok(())
     }
 
-    fn stage(&self, name: &str, file: &str) -> Result<PathBuf, CheckpointError> {
-        let made = std::fs::create_dir_all(&self.stage);
-        made.map_err(CheckpointError::io("make", self.stage.display().to_string()))?;
-        Ok(self.stage.join(format!("{name}-{file}")))
+    fn stage(&self, _: &str, _: &str) -> Result<Staged, CheckpointError> {
+        let directory = std::env::temp_dir();
+        stage_in(&directory)
+            .map_err(CheckpointError::io("make a file in", directory.display().to_string()))
     }
 
-    fn put(&self, name: &str, file: &str, staged: &Path) -> Result<(), CheckpointError> {
-        let unread = || CheckpointError::io("read", staged.display().to_string());
-        let mut from = std::fs::File::open(staged).map_err(unread())?;
+    fn put(&self, name: &str, file: &str, mut staged: Staged) -> Result<(), CheckpointError> {
+        staged.file.rewind().map_err(CheckpointError::io("read", staged.path.display().to_string()))?;
         let sent = self.wait("send", self.key(name, file), |store, key| async move {
             let upload = store.put_multipart(&key).await?;
-            send_pieces(upload, &mut from).await
+            send_pieces(upload, &mut staged.file).await
         })?;
-        sent.ok_or_else(|| self.no_bucket())?;
-        std::fs::remove_file(staged).map_err(CheckpointError::io("remove", staged.display().to_string()))
+        sent.ok_or_else(|| self.no_bucket())
     }
 
     fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError> {

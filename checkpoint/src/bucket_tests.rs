@@ -8,7 +8,7 @@ use proto_common::table::{Initial, TableSpec};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 struct Server(Child);
 
@@ -132,6 +132,26 @@ fn places_that_are_no_buckets_are_refused() {
         let error = open(place).unwrap_err();
         assert!(matches!(error, CheckpointError::BadPlace { .. }), "{place}: {error}");
     }
+}
+
+/// The directory for temporary files is everybody's: a link there leads nowhere, others cannot read, and a process that is
+/// killed leaves nothing.
+#[test]
+fn what_is_not_sent_yet_has_no_name_and_is_nobody_elses() {
+    use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+    let place = tempfile::tempdir().unwrap();
+    let staged = [stage_in(place.path()).unwrap(), stage_in(place.path()).unwrap()];
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "a killed process would leave it");
+    assert_ne!(staged[0].path, staged[1].path);
+    assert_eq!(staged[0].file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    staged[0].file.write_all_at(b"whole", 0).unwrap();
+    let mut read = [0; 5];
+    staged[0].file.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(&read, b"whole");
+    let (link, target) = (place.path().join("link"), place.path().join("target"));
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    assert_eq!(new_file(&link, &mut OpenOptions::new()).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert!(!target.exists());
 }
 
 /// An upload whose pieces do not arrive; it says whether it was given up.

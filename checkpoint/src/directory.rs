@@ -1,9 +1,9 @@
 //! Checkpoints in a directory that everybody sees. Files come to their names by renaming, after they are on the disk.
 
 use crate::error::CheckpointError;
-use crate::store::{MANIFEST, STAGED, Store};
+use crate::store::{MANIFEST, STAGED, Staged, Store, new_file};
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -78,6 +78,17 @@ fn flush(directory: &Path) -> io::Result<()> {
 fn is_removed(error: &io::Error, directory: &Path) -> bool {
     let may_be = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists);
     may_be && !directory.is_symlink() && !directory.is_file()
+}
+
+/// A new file in place of one of an earlier try. A link in its place is removed, and not followed.
+fn replace(path: &Path) -> io::Result<File> {
+    match new_file(path, &mut OpenOptions::new()) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            absent(fs::remove_file(path))?;
+            new_file(path, &mut OpenOptions::new())
+        }
+        made => made,
+    }
 }
 
 fn absent<T>(result: io::Result<T>) -> io::Result<Option<T>> {
@@ -167,7 +178,7 @@ impl Store for Directory {
 
     /// Makes the file at once, because cleaning up after an earlier try removes the directory while it is empty: once for each writer of
     /// that try.
-    fn stage(&self, name: &str, file: &str) -> Result<PathBuf, CheckpointError> {
+    fn stage(&self, name: &str, file: &str) -> Result<Staged, CheckpointError> {
         let directory = self.root.join(name);
         let path = directory.join(format!("{STAGED}{file}"));
         let failed = |path: &Path| CheckpointError::io("make", path.display().to_string());
@@ -175,9 +186,11 @@ impl Store for Directory {
         loop {
             let made =
                 if directory.is_dir() { Ok(false) } else { fs::create_dir_all(&directory).map(|()| true) };
-            match made.and_then(|made| File::create(&path).map(|_| made)) {
-                Ok(made) if made || is_new => return Self::sync(&self.root).map(|()| path),
-                Ok(_) => return Ok(path),
+            match made.and_then(|made| replace(&path).map(|file| (file, made))) {
+                Ok((file, made)) => {
+                    let staged = Staged::named(file, path);
+                    return if made || is_new { Self::sync(&self.root).map(|()| staged) } else { Ok(staged) };
+                }
                 // It was removed before the file was there, or between another writer's making it and a look at it.
                 Err(error) if tries > 0 && is_removed(&error, &directory) => {
                     (is_new, tries) = (true, tries - 1);
@@ -187,25 +200,22 @@ impl Store for Directory {
         }
     }
 
-    fn put(&self, name: &str, file: &str, staged: &Path) -> Result<(), CheckpointError> {
+    fn put(&self, name: &str, file: &str, staged: Staged) -> Result<(), CheckpointError> {
         let path = self.path(name, file);
         let failed = || CheckpointError::io("put in place", path.display().to_string());
-        File::open(staged).and_then(|staged| staged.sync_all()).map_err(failed())?;
-        fs::rename(staged, &path).map_err(failed())?;
+        staged.file.sync_all().map_err(failed())?;
+        fs::rename(&staged.path, &path).map_err(failed())?;
+        staged.renamed();
         self.let_go(&path);
         Self::sync(&self.root.join(name))
     }
 
     fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let staged = self.stage(name, file)?;
-        let written = File::create(&staged).and_then(|mut file| file.write_all(bytes));
-        let written = written.map_err(CheckpointError::io("write", staged.display().to_string()));
-        let put = written.and_then(|()| self.put(name, file, &staged));
-        if put.is_err() {
-            // On a full disk, half of a file takes the room of the next one. What is in its place is not there.
-            let _ = fs::remove_file(&staged);
-        }
-        put
+        // If this fails on a full disk, half of a file must not take the room of the next one: it goes when it is dropped.
+        let mut staged = self.stage(name, file)?;
+        let written = staged.file.write_all(bytes);
+        written.map_err(CheckpointError::io("write", staged.path.display().to_string()))?;
+        self.put(name, file, staged)
     }
 
     fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {
@@ -249,7 +259,7 @@ mod tests {
         let write = |part: &'static str| {
             begin.wait();
             (0..50).try_for_each(|_| {
-                fs::remove_file(directory.stage("one", part)?).unwrap();
+                drop(directory.stage("one", part)?);
                 directory.put_bytes("one", &format!("{part}.json"), b"{}")?;
                 directory.remove("one", &format!("{part}.json"))
             })
@@ -269,6 +279,19 @@ mod tests {
             written.unwrap();
             assert!(clearing.join().unwrap() > 0);
         });
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_staged_file_is_replaced_and_not_followed() {
+        let place = tempfile::tempdir().unwrap();
+        let (directory, other) = (Directory::new(place.path()), place.path().join("other"));
+        fs::create_dir(place.path().join("one")).unwrap();
+        fs::write(&other, "somebody's").unwrap();
+        std::os::unix::fs::symlink(&other, directory.path("one", ".tmp-part")).unwrap();
+        directory.put_bytes("one", "part", b"ours").unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"somebody's");
+        assert_eq!(fs::read(directory.path("one", "part")).unwrap(), b"ours");
+        assert!(!directory.path("one", "part").is_symlink());
     }
 
     #[test]

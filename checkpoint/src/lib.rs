@@ -29,7 +29,7 @@ pub use manifest::{Manifest, PartRecord, Shape, TableRecord, TensorRecord};
 pub use reader::{Part, Stretch, TableRows};
 pub use removal::{Removed, clean, discard, remove, retain, sweep};
 pub use restore::{Checkpoint, ChunkState};
-pub use store::{Store, open};
+pub use store::{Staged, Store, open};
 pub use writer::{PartPlan, PartWriter, Planned, RowsPiece};
 
 #[cfg(test)]

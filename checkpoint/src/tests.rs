@@ -315,8 +315,7 @@ fn the_oldest_go_only_when_a_newer_one_is_complete_and_leftovers_go_with_them() 
     let directory = tempfile::tempdir().unwrap();
     let store = store_in(directory.path());
     let stray = |name: &str| {
-        let path = store.stage(name, "part-0.safetensors").unwrap();
-        std::fs::write(path, b"half").unwrap();
+        store.put_bytes(name, ".tmp-part-0.safetensors", b"half").unwrap();
     };
     let first = write(&store, 1, 1);
     stray(&round_name(2));

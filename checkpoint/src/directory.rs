@@ -71,7 +71,28 @@ impl Directory {
 }
 
 fn flush(directory: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    tests::FLUSHED.with_borrow_mut(|flushed| flushed.push(directory.to_owned()));
     File::open(directory)?.sync_all()
+}
+
+/// Makes a directory, and those above it that are missing. After a loss of power each of them is there: a new one is only in
+/// the directory above it once that is on the disk. False: it was there.
+fn make(directory: &Path) -> io::Result<bool> {
+    // Of a path of one word, that is where the process runs.
+    let above = directory.parent().map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
+    let made = match (fs::create_dir(directory), above) {
+        (Err(error), Some(above)) if error.kind() == ErrorKind::NotFound => {
+            make(above)?;
+            fs::create_dir(directory)
+        }
+        (made, _) => made,
+    };
+    match made {
+        Ok(()) => above.map_or(Ok(()), flush).map(|()| true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && directory.is_dir() => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Is the directory gone, and nothing else in its place?
@@ -184,12 +205,11 @@ impl Store for Directory {
         let failed = |path: &Path| CheckpointError::io("make", path.display().to_string());
         let (mut is_new, mut tries) = (false, STAGE_TRIES);
         loop {
-            let made =
-                if directory.is_dir() { Ok(false) } else { fs::create_dir_all(&directory).map(|()| true) };
-            match made.and_then(|made| replace(&path).map(|file| (file, made))) {
-                Ok((file, made)) => {
+            match make(&directory).and_then(|_| replace(&path)) {
+                Ok(file) => {
                     let staged = Staged::named(file, path);
-                    return if made || is_new { Self::sync(&self.root).map(|()| staged) } else { Ok(staged) };
+                    // Somebody else has made it, and may not have synced it yet.
+                    return if is_new { Self::sync(&self.root).map(|()| staged) } else { Ok(staged) };
                 }
                 // It was removed before the file was there, or between another writer's making it and a look at it.
                 Err(error) if tries > 0 && is_removed(&error, &directory) => {
@@ -248,6 +268,7 @@ impl Store for Directory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -279,6 +300,24 @@ mod tests {
             written.unwrap();
             assert!(clearing.join().unwrap() > 0);
         });
+    }
+
+    thread_local! {
+        /// Directories that this thread has synced.
+        pub(super) static FLUSHED: RefCell<Vec<PathBuf>> = RefCell::default();
+    }
+
+    #[test]
+    fn every_directory_that_is_made_is_synced_into_the_one_above_it() {
+        let place = tempfile::tempdir().unwrap();
+        let (first, root) = (place.path().join("a"), place.path().join("a/b"));
+        drop(Directory::new(&root).stage("one", "part").unwrap());
+        let flushed = FLUSHED.take();
+        for above in [place.path(), &first, &root] {
+            assert!(flushed.iter().any(|path| path == above), "{} is not synced: {flushed:?}", above.display());
+        }
+        drop(Directory::new(&root).stage("one", "part").unwrap());
+        assert!(FLUSHED.take().is_empty(), "nothing is made");
     }
 
     #[test]

@@ -16,10 +16,14 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use tokio::runtime::{Builder, Runtime};
 
-/// Bytes that are sent at once; the store's parts are as long.
-const PIECE_BYTES: usize = 8 << 20;
-/// Pieces under way.
-const PIECES_AHEAD: usize = 4;
+/// Bytes that are sent at once, if a part is not too long for pieces of this size.
+const PIECE_BYTES: u64 = 8 << 20;
+/// As many pieces as S3 takes of one object.
+const PIECES_MAX: u64 = 10_000;
+/// As many bytes as S3 takes in one piece.
+const PIECE_BYTES_MAX: u64 = 5 << 30;
+/// Bytes of pieces under way, where pieces are not longer than that.
+const AHEAD_BYTES: u64 = 4 * PIECE_BYTES;
 /// How many names are tried for a local file. Names are random, so one is enough unless somebody guesses them.
 const STAGE_TRIES: u32 = 16;
 
@@ -112,20 +116,28 @@ fn stage_in(directory: &Path) -> io::Result<Staged> {
     }
 }
 
+/// How long the pieces of a part are: as many as S3 takes cover it. None: S3 takes no such object.
+fn piece_bytes(part_bytes: u64) -> Option<u64> {
+    let bytes = part_bytes.div_ceil(PIECES_MAX).max(PIECE_BYTES).next_multiple_of(PIECE_BYTES);
+    (bytes <= PIECE_BYTES_MAX).then_some(bytes)
+}
+
 /// Sends all of a file piece by piece. Where that fails the pieces go: the store would keep them where nobody lists them.
 async fn send_pieces(
     upload: Box<dyn MultipartUpload>,
     from: &mut (impl io::Read + Send),
+    piece_bytes: u64,
 ) -> object_store::Result<()> {
-    let mut upload = WriteMultipart::new_with_chunk_size(upload, PIECE_BYTES);
-    let mut piece = vec![0; PIECE_BYTES];
+    let pieces_ahead = (AHEAD_BYTES / piece_bytes).max(1) as usize;
+    let mut upload = WriteMultipart::new_with_chunk_size(upload, piece_bytes as usize);
+    let mut piece = vec![0; PIECE_BYTES as usize];
     let wrong = |source: io::Error| object_store::Error::Generic { store: "S3", source: source.into() };
     let failed = loop {
         // A local file that was written a moment ago: the thread has nothing else to do.
         match from.read(&mut piece) {
             // It clears up behind itself.
             Ok(0) => return upload.finish().await.map(drop),
-            Ok(count) => match upload.wait_for_capacity(PIECES_AHEAD).await {
+            Ok(count) => match upload.wait_for_capacity(pieces_ahead).await {
                 Ok(()) => upload.write(&piece[..count]),
                 Err(error) => break error,
             },
@@ -194,10 +206,15 @@ impl Store for Bucket {
     }
 
     fn put(&self, name: &str, file: &str, mut staged: Staged) -> Result<(), CheckpointError> {
-        staged.file.rewind().map_err(CheckpointError::io("read", staged.path.display().to_string()))?;
+        let bytes = staged.file.rewind().and_then(|()| staged.file.metadata()).map(|about| about.len());
+        let bytes = bytes.map_err(CheckpointError::io("read", staged.path.display().to_string()))?;
+        let piece_bytes = piece_bytes(bytes).ok_or_else(|| CheckpointError::BadPlace {
+            place: self.place.clone(),
+            why: format!("a part has {bytes} bytes, more than an object may have; use more servers or lanes"),
+        })?;
         let sent = self.wait("send", self.key(name, file), |store, key| async move {
             let upload = store.put_multipart(&key).await?;
-            send_pieces(upload, &mut staged.file).await
+            send_pieces(upload, &mut staged.file, piece_bytes).await
         })?;
         sent.ok_or_else(|| self.no_bucket())
     }

@@ -90,7 +90,7 @@ fn a_checkpoint_is_written_read_listed_and_removed() {
         assert!(store.names().unwrap().is_empty());
         assert_eq!(catalog::newest(&*store).unwrap(), None);
         let written: Vec<Manifest> = (1..4).map(|round| write(&store, round)).collect();
-        assert!(written[0].bytes() > 2 * PIECE_BYTES as u64, "several pieces");
+        assert!(written[0].bytes() > 2 * PIECE_BYTES, "several pieces");
         assert_eq!(catalog::newest(&*store).unwrap().as_ref(), Some(&written[2]));
         catalog::verify(&store, &written[1].name, |_, _| ()).unwrap();
         let mut rows = 0;
@@ -192,13 +192,30 @@ impl MultipartUpload for Lost {
 }
 
 #[test]
+fn a_part_of_any_size_has_as_many_pieces_as_the_store_takes() {
+    let short = PIECE_BYTES * PIECES_MAX;
+    let longest = PIECE_BYTES_MAX * PIECES_MAX;
+    for (part, piece) in [
+        (0, PIECE_BYTES),
+        (short, PIECE_BYTES),
+        (short + 1, 2 * PIECE_BYTES),
+        (5 << 40, 66 * PIECE_BYTES),
+        (longest, PIECE_BYTES_MAX),
+    ] {
+        assert_eq!(piece_bytes(part), Some(piece), "{part}");
+        assert!(part.div_ceil(piece) <= PIECES_MAX, "{part}");
+    }
+    assert_eq!(piece_bytes(longest + 1), None);
+}
+
+#[test]
 fn pieces_of_a_part_that_is_not_sent_whole_do_not_stay() {
     let runtime = Builder::new_current_thread().build().unwrap();
-    let long = (2 * PIECES_AHEAD * PIECE_BYTES) as u64;
+    let long = 2 * AHEAD_BYTES;
     for (bytes, clears_up) in [(100, true), (long, true), (long, false)] {
         let aborted = Arc::new(AtomicBool::new(false));
         let upload = Box::new(Lost { aborted: aborted.clone(), clears_up });
-        let sent = runtime.block_on(send_pieces(upload, &mut io::repeat(1).take(bytes)));
+        let sent = runtime.block_on(send_pieces(upload, &mut io::repeat(1).take(bytes), PIECE_BYTES));
         let error = sent.unwrap_err().to_string();
         assert!(aborted.load(Ordering::Relaxed), "{bytes}");
         assert!(error.contains("the piece is lost"), "{error}");

@@ -2,7 +2,6 @@
 //! only thing that says so.
 
 use crate::error::CheckpointError;
-use proto_common::ids::Key;
 use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
@@ -113,12 +112,6 @@ impl Manifest {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add)
-    }
-
-    /// The tensor with this key.
-    #[must_use]
-    pub fn tensor(&self, key: Key) -> Option<&TensorRecord> {
-        self.tensors.iter().find(|tensor| tensor.spec.key == key)
     }
 
     /// As it is written.

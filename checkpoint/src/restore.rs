@@ -2,7 +2,7 @@
 
 use crate::entry::What;
 use crate::error::CheckpointError;
-use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, is_plain};
+use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, TensorRecord, is_plain};
 use crate::reader::Part;
 use crate::store::{MANIFEST, Store};
 use crate::writer::{RowsPiece, word_of};
@@ -39,6 +39,9 @@ pub struct ChunkState {
 #[derive(Debug)]
 pub struct Checkpoint {
     manifest: Manifest,
+    /// Where the manifest has each tensor and each table. Without it, each of 100,000 tensors would be looked for among all.
+    tensors: BTreeMap<Key, usize>,
+    tables: BTreeMap<u32, usize>,
     parts: Vec<Part>,
     places: BTreeMap<(Key, What, u64), Place>,
     marks: BTreeMap<ChunkId, Vec<u8>>,
@@ -78,13 +81,21 @@ impl Checkpoint {
             marks.append(&mut part.marks()?);
             parts.push(part);
         }
-        Ok(Self { manifest, parts, places, marks })
+        let tensors = manifest.tensors.iter().map(|tensor| tensor.spec.key).zip(0..).collect();
+        let tables = manifest.tables.iter().map(|table| table.spec.key).zip(0..).collect();
+        Ok(Self { manifest, tensors, tables, parts, places, marks })
     }
 
     /// Its manifest.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// What the manifest says of a tensor, if the checkpoint has it.
+    #[must_use]
+    pub fn tensor(&self, key: Key) -> Option<&TensorRecord> {
+        self.tensors.get(&key).and_then(|at| self.manifest.tensors.get(*at))
     }
 
     /// May a tensor that is declared now go on from it? False: it is not in it.
@@ -94,7 +105,7 @@ impl Checkpoint {
         if theirs != chunk_bytes {
             return Err(CheckpointError::ChunkBytes { name: name(), theirs, ours: chunk_bytes });
         }
-        let Some(tensor) = self.manifest.tensor(spec.key) else { return Ok(false) };
+        let Some(tensor) = self.tensor(spec.key) else { return Ok(false) };
         let alike = |spec: &TensorSpec| TensorSpec {
             name: String::new(),
             compression: Default::default(),
@@ -140,7 +151,7 @@ impl Checkpoint {
     }
 
     fn label(&self, key: Key) -> String {
-        self.manifest.tensor(key).map_or_else(|| label(key, ""), |tensor| tensor.spec.label())
+        self.tensor(key).map_or_else(|| label(key, ""), |tensor| tensor.spec.label())
     }
 
     /// Elements of a tensor, from whatever entries have them; `None` where the first is not there.
@@ -183,7 +194,7 @@ impl Checkpoint {
     /// The declaration of a table, where the checkpoint has it.
     #[must_use]
     pub fn table(&self, key: u32) -> Option<&TableSpec> {
-        self.manifest.tables.iter().map(|table| &table.spec).find(|spec| spec.key == key)
+        self.tables.get(&key).and_then(|at| self.manifest.tables.get(*at)).map(|table| &table.spec)
     }
 
     /// Hands out the rows of a table, stretch by stretch. Stretches without any row that is wanted are not read; others come

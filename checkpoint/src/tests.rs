@@ -346,6 +346,26 @@ fn what_the_job_began_from_is_not_written_over() {
     }
 }
 
+/// If each were looked for among all, this would compare five thousand million keys, and not end within the suite's time.
+#[test]
+fn of_very_many_tensors_each_is_found_by_its_key() {
+    const TENSORS: u64 = 100_000;
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let shape = Shape { chunk_bytes: CHUNK_BYTES, ..Shape::default() };
+    let mut manifest = Manifest::new(&round_name(1), 1, 1, 1, shape);
+    let spec = |key| TensorSpec::f32(key, 1 + key, Optimizer::sum());
+    manifest.tensors =
+        (0..TENSORS).rev().map(|key| TensorRecord { spec: spec(key), version: 1, newest: 1 }).collect();
+    commit(&*store, &manifest).unwrap();
+    let checkpoint = Checkpoint::open(&store, &manifest.name).unwrap();
+    for key in 0..TENSORS {
+        assert!(checkpoint.has(&spec(key), CHUNK_BYTES).unwrap());
+        assert_eq!(checkpoint.tensor(Key(key)).unwrap().spec.elements, 1 + key);
+    }
+    assert!(checkpoint.tensor(Key(TENSORS)).is_none());
+}
+
 #[test]
 fn a_part_that_has_gone_meanwhile_keeps_it_from_being_complete() {
     let directory = tempfile::tempdir().unwrap();

@@ -44,7 +44,7 @@ impl Restorer {
         chunk_bytes: u64,
     ) -> Result<Option<Vec<u8>>, CheckpointError> {
         let key = chunk.id.key;
-        let Some(tensor) = self.0.manifest().tensor(key) else {
+        let Some(tensor) = self.0.tensor(key) else {
             if chunk.id.chunk.0 == 0 {
                 let name = &self.0.manifest().name;
                 tracing::warn!(tensor = %key, checkpoint = name, "a tensor is missing in the checkpoint, and starts with zeros");

@@ -5,7 +5,9 @@ use crate::error::CheckpointError;
 use crate::store::{Staged, Store, new_file};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path as Key;
-use object_store::{ListResult, MultipartUpload, ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
+use object_store::{
+    ListResult, MultipartUpload, ObjectStore as _, ObjectStoreExt as _, PutMode, WriteMultipart,
+};
 use std::fs::{self, OpenOptions};
 use std::future::Future;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -201,8 +203,7 @@ impl Store for Bucket {
 
     fn stage(&self, _: &str, _: &str) -> Result<Staged, CheckpointError> {
         let directory = std::env::temp_dir();
-        stage_in(&directory)
-            .map_err(CheckpointError::io("make a file in", directory.display().to_string()))
+        stage_in(&directory).map_err(CheckpointError::io("make a file in", directory.display().to_string()))
     }
 
     fn put(&self, name: &str, file: &str, mut staged: Staged) -> Result<(), CheckpointError> {
@@ -223,6 +224,17 @@ impl Store for Bucket {
         let (key, bytes) = (self.key(name, file), bytes.to_vec());
         let put = self.wait("send", key, |store, key| async move { store.put(&key, bytes.into()).await })?;
         put.map(drop).ok_or_else(|| self.no_bucket())
+    }
+
+    fn put_new(&self, name: &str, file: &str, bytes: &[u8]) -> Result<bool, CheckpointError> {
+        let (key, bytes) = (self.key(name, file), bytes.to_vec());
+        let put = self.wait("make", key, |store, key| async move {
+            match store.put_opts(&key, bytes.into(), PutMode::Create.into()).await {
+                Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
+                put => put.map(|_| true),
+            }
+        })?;
+        put.ok_or_else(|| self.no_bucket())
     }
 
     fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {

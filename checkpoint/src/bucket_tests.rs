@@ -118,6 +118,36 @@ fn a_checkpoint_is_written_read_listed_and_removed() {
 
 #[test]
 #[ignore = "needs moto's server: checkpoint/test-object-store.sh"]
+fn of_those_that_claim_a_term_in_a_bucket_one_has_it() {
+    let (_server, endpoint) = Server::start();
+    make(&endpoint, "models");
+    let store: Arc<dyn Store> = Arc::new(bucket(&endpoint, "s3://models/job-1"));
+    assert!(store.put_new("a", "b", b"first").unwrap());
+    assert!(!store.put_new("a", "b", b"second").unwrap());
+    let mut read = [0; 5];
+    store.read("a", "b", 0, &mut read).unwrap();
+    assert_eq!(&read, b"first");
+    let owner = |id| crate::Owner { id, ..crate::Owner::default() };
+    let mut before: Option<crate::Ownership> = None;
+    for term in 1..=3 {
+        let found = crate::newest_term(&*store).unwrap();
+        let claim = |id| crate::claim(store.clone(), found.as_ref(), owner(id)).unwrap();
+        let claimed: Vec<_> = std::thread::scope(|scope| {
+            let claims: Vec<_> = (0..4).map(|id| scope.spawn(move || claim(10 * term + id))).collect();
+            claims.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(claimed.len(), 1);
+        if let Some(before) = before {
+            assert!(matches!(before.check(), Err(CheckpointError::Deposed { .. })));
+        }
+        before = claimed.into_iter().next();
+        before.as_ref().unwrap().beat().unwrap();
+    }
+    assert_eq!(store.files("owner").unwrap().len(), 1);
+}
+
+#[test]
+#[ignore = "needs moto's server: checkpoint/test-object-store.sh"]
 fn a_bucket_that_is_not_there_is_told_also_from_within_a_runtime() {
     let (_server, endpoint) = Server::start();
     let store = bucket(&endpoint, "s3://nothing");

@@ -80,7 +80,8 @@ fn flush(directory: &Path) -> io::Result<()> {
 /// the directory above it once that is on the disk. False: it was there.
 fn make(directory: &Path) -> io::Result<bool> {
     // Of a path of one word, that is where the process runs.
-    let above = directory.parent().map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
+    let above =
+        directory.parent().map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
     let made = match (fs::create_dir(directory), above) {
         (Err(error), Some(above)) if error.kind() == ErrorKind::NotFound => {
             make(above)?;
@@ -238,6 +239,22 @@ impl Store for Directory {
         self.put(name, file, staged)
     }
 
+    fn put_new(&self, name: &str, file: &str, bytes: &[u8]) -> Result<bool, CheckpointError> {
+        let (directory, path) = (self.root.join(name), self.path(name, file));
+        let failed = || CheckpointError::io("make", path.display().to_string());
+        make(&directory).map_err(failed())?;
+        let mut made = match new_file(&path, &mut OpenOptions::new()) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
+            made => made.map_err(failed())?,
+        };
+        if let Err(error) = made.write_all(bytes).and_then(|()| made.sync_all()) {
+            // On a full disk, half of it would stand for a file of somebody else.
+            let _ = fs::remove_file(&path);
+            return Err(failed()(error));
+        }
+        Self::sync(&directory).map(|()| true)
+    }
+
     fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {
         let path = self.path(name, file);
         let removed = absent(fs::remove_file(&path));
@@ -314,7 +331,11 @@ mod tests {
         drop(Directory::new(&root).stage("one", "part").unwrap());
         let flushed = FLUSHED.take();
         for above in [place.path(), &first, &root] {
-            assert!(flushed.iter().any(|path| path == above), "{} is not synced: {flushed:?}", above.display());
+            assert!(
+                flushed.iter().any(|path| path == above),
+                "{} is not synced: {flushed:?}",
+                above.display()
+            );
         }
         drop(Directory::new(&root).stage("one", "part").unwrap());
         assert!(FLUSHED.take().is_empty(), "nothing is made");

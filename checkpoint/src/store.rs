@@ -73,6 +73,8 @@ pub trait Store: Debug + Send + Sync {
     fn put(&self, name: &str, file: &str, staged: Staged) -> Result<(), CheckpointError>;
     /// Puts a small file there, whole or not at all, in place of one of that name.
     fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError>;
+    /// Makes a small file of this name, if there is none. False: there is one, and it stays as it is.
+    fn put_new(&self, name: &str, file: &str, bytes: &[u8]) -> Result<bool, CheckpointError>;
     /// Removes a file, if it is there.
     fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError>;
     /// Removes what is left of a checkpoint that has no files any more. False: it has some, and stays.

@@ -63,6 +63,9 @@ impl Store for InMemory {
     fn put_bytes(&self, _: &str, _: &str, _: &[u8]) -> Result<(), CheckpointError> {
         unreachable!("nothing is written")
     }
+    fn put_new(&self, _: &str, _: &str, _: &[u8]) -> Result<bool, CheckpointError> {
+        unreachable!("nothing is written")
+    }
     fn remove(&self, _: &str, _: &str) -> Result<(), CheckpointError> {
         unreachable!("nothing is written")
     }

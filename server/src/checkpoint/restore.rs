@@ -28,8 +28,8 @@ impl Progress {
 impl Restorer {
     /// Opens a complete checkpoint of a place, for servers of so many lanes.
     pub(crate) fn open(place: &str, name: &str, lanes: u16) -> Result<Self, CheckpointError> {
-        let store = checkpoint::open(place)?;
-        Ok(Self(Arc::new(Checkpoint::open(&store, name)?), lanes, Progress::default()))
+        let (store, name) = checkpoint::find(place, name)?;
+        Ok(Self(Arc::new(Checkpoint::open(&store, &name)?), lanes, Progress::default()))
     }
 
     /// How far lanes are with it.

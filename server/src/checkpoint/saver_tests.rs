@@ -46,6 +46,9 @@ impl Store for Bad {
     fn put_bytes(&self, _: &str, _: &str, _: &[u8]) -> Result<(), CheckpointError> {
         Ok(())
     }
+    fn put_new(&self, _: &str, _: &str, _: &[u8]) -> Result<bool, CheckpointError> {
+        Ok(true)
+    }
     fn remove(&self, _: &str, _: &str) -> Result<(), CheckpointError> {
         Ok(())
     }

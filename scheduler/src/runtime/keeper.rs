@@ -4,12 +4,13 @@
 use super::ownership::{self, SILENCE, Standing, now_unix_ms};
 use crate::engine::{CheckpointConfig, Clearing, Completed, Unusable};
 use checkpoint::{
-    CheckpointError, Manifest, Owner, Ownership, PartRecord, Removed, Shape, Store, TableRecord,
+    CheckpointError, Contents, Manifest, Owner, Ownership, PartRecord, Removed, Shape, Store, TableRecord,
     TensorRecord, Term,
 };
 use daemon::shutdown::Shutdown;
 use proto_common::config::Settings;
 use proto_common::ids::Incarnation;
+use proto_common::message::PartWritten;
 use std::future::Future;
 use std::mem::replace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -110,7 +111,7 @@ pub(super) async fn start(
     let (keeper, config) = open(settings, resume)?;
     let Some(mut keeper) = keeper else { return Ok((None, config)) };
     (keeper.own.id, keeper.own.address) = (incarnation.0, format!("{}:{port}", settings.scheduler.host));
-    keeper.own(resume, &mut shutdown).await?;
+    keeper.become_owner(resume, &mut shutdown).await?;
     Ok((Some(keeper), config))
 }
 
@@ -191,6 +192,7 @@ fn begin_from(
     };
     let (store, own_name) = checkpoint::find(place, &name)?;
     let found = checkpoint::Checkpoint::open(&store, &own_name)?;
+    found.check_parts()?;
     let (theirs, ours) = (found.manifest().shape.chunk_bytes, settings.cluster.chunk_bytes);
     if theirs != ours {
         return Err(CheckpointError::ChunkBytes { name, theirs, ours });
@@ -208,7 +210,7 @@ impl Keeper {
     /// Becomes the owner of the job's checkpoints, in place of one that has ended. If that cannot be known, this waits for
     /// [`SILENCE`], in which an owner that runs shows it. An error names the owner. A place that cannot be written is none: the
     /// job may need it for reading only.
-    async fn own(&self, resume: bool, shutdown: &mut Shutdown) -> Result<(), CheckpointError> {
+    async fn become_owner(&self, resume: bool, shutdown: &mut Shutdown) -> Result<(), CheckpointError> {
         let claimed = match self.try_claim(None, resume).await {
             Ok(Claim::Unclear(term)) => {
                 let (place, owner, waits_s) = (self.store.place(), term.to_string(), SILENCE.as_secs());
@@ -306,12 +308,12 @@ impl Keeper {
 
     /// None where nothing is to be told. Blocks.
     fn beat(&self) -> Option<Done> {
-        let owned = self.owned().clone()?;
         // One that the disk keeps waiting is enough.
         if self.is_beating.swap(true, Ordering::Relaxed) {
             return None;
         }
-        let beat = owned.beat();
+        let owned = self.owned().clone();
+        let beat = owned.map_or(Ok(()), |owned| owned.beat());
         self.is_beating.store(false, Ordering::Relaxed);
         match beat {
             Err(CheckpointError::Deposed { place, by }) => {
@@ -437,6 +439,7 @@ impl Keeper {
                 index_crc32c: part.index_crc32c,
             })
             .collect();
+        manifest.contents = completed.parts.iter().map(contents).collect();
         checkpoint::commit(&*self.store, &manifest)?;
         tracing::info!(
             checkpoint = name,
@@ -465,6 +468,12 @@ fn tell(Removed { gone, left, failed }: Removed) {
     if let Some(error) = failed {
         tracing::warn!(%error, "cannot remove an old checkpoint");
     }
+}
+
+/// What servers that continue from a checkpoint find in this part.
+fn contents(part: &PartWritten) -> Contents {
+    let runs = part.covers.iter().map(|cover| (cover.first, cover.chunks));
+    Contents::new(runs, part.tables.iter().filter(|(_, rows)| *rows > 0).map(|(spec, _)| spec.key))
 }
 
 fn tensor((spec, version, newest): (proto_common::tensor::TensorSpec, u64, u64)) -> TensorRecord {

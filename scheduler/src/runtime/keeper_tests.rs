@@ -2,7 +2,6 @@
 
 use super::*;
 use proto_common::error::ExitCode;
-use proto_common::message::PartWritten;
 use std::path::Path;
 
 fn settings(place: &Path, keep: u32) -> Settings {

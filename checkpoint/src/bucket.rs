@@ -2,22 +2,32 @@
 //! to a local file, and sent when it is whole. It must not know what files hold.
 
 use crate::error::CheckpointError;
-use crate::store::Store;
+use crate::store::{Staged, Store, new_file};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path as Key;
-use object_store::{ListResult, MultipartUpload, ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
+use object_store::{
+    ListResult, MultipartUpload, ObjectStore as _, ObjectStoreExt as _, PutMode, WriteMultipart,
+};
+use std::fs::{self, OpenOptions};
 use std::future::Future;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::io::{self, ErrorKind, Seek as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use tokio::runtime::{Builder, Runtime};
 
-/// Bytes that are sent at once; the store's parts are as long.
-const PIECE_BYTES: usize = 8 << 20;
-/// Pieces under way.
-const PIECES_AHEAD: usize = 4;
+/// Bytes that are sent at once, if a part is not too long for pieces of this size.
+const PIECE_BYTES: u64 = 8 << 20;
+/// As many pieces as S3 takes of one object.
+const PIECES_MAX: u64 = 10_000;
+/// As many bytes as S3 takes in one piece.
+const PIECE_BYTES_MAX: u64 = 5 << 30;
+/// Bytes of pieces under way, where pieces are not longer than that.
+const AHEAD_BYTES: u64 = 4 * PIECE_BYTES;
+/// How many names are tried for a local file. Names are random, so one is enough unless somebody guesses them.
+const STAGE_TRIES: u32 = 16;
 
 /// See the module.
 #[derive(Debug)]
@@ -27,12 +37,7 @@ pub(crate) struct Bucket {
     store: Arc<AmazonS3>,
     /// Taken out when it is dropped.
     runtime: Option<Runtime>,
-    /// Where parts are written before they are sent.
-    stage: PathBuf,
 }
-
-/// Tells directories of stores in one process apart.
-static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl Bucket {
     /// The store at `s3://bucket/prefix`. Credentials, region and endpoint come from the variables that AWS's own tools read.
@@ -53,9 +58,7 @@ impl Bucket {
         let mut runtime = Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("gradwire-store").enable_all().build();
         let runtime = runtime.map_err(CheckpointError::io("begin to reach", place))?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let stage = std::env::temp_dir().join(format!("gradwire-store-{}-{number}", std::process::id()));
-        Ok(Self { place: place.into(), prefix, store: Arc::new(store), runtime: Some(runtime), stage })
+        Ok(Self { place: place.into(), prefix, store: Arc::new(store), runtime: Some(runtime) })
     }
 
     fn key(&self, name: &str, file: &str) -> Key {
@@ -100,20 +103,43 @@ impl Bucket {
     }
 }
 
+/// A file for a part in a directory where others may write, too: only this process can open it, and its name is removed at
+/// once, so nothing remains of it if the process is killed.
+fn stage_in(directory: &Path) -> io::Result<Staged> {
+    let mut tries = STAGE_TRIES;
+    loop {
+        let number = RandomState::new().build_hasher().finish();
+        let path = directory.join(format!("gradwire-part-{number:016x}"));
+        match new_file(&path, OpenOptions::new().mode(0o600)) {
+            Ok(file) => return fs::remove_file(&path).map(|()| Staged::nameless(file, path)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && tries > 0 => tries -= 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// How long the pieces of a part are: as many as S3 takes cover it. None: S3 takes no such object.
+fn piece_bytes(part_bytes: u64) -> Option<u64> {
+    let bytes = part_bytes.div_ceil(PIECES_MAX).max(PIECE_BYTES).next_multiple_of(PIECE_BYTES);
+    (bytes <= PIECE_BYTES_MAX).then_some(bytes)
+}
+
 /// Sends all of a file piece by piece. Where that fails the pieces go: the store would keep them where nobody lists them.
 async fn send_pieces(
     upload: Box<dyn MultipartUpload>,
     from: &mut (impl io::Read + Send),
+    piece_bytes: u64,
 ) -> object_store::Result<()> {
-    let mut upload = WriteMultipart::new_with_chunk_size(upload, PIECE_BYTES);
-    let mut piece = vec![0; PIECE_BYTES];
+    let pieces_ahead = (AHEAD_BYTES / piece_bytes).max(1) as usize;
+    let mut upload = WriteMultipart::new_with_chunk_size(upload, piece_bytes as usize);
+    let mut piece = vec![0; PIECE_BYTES as usize];
     let wrong = |source: io::Error| object_store::Error::Generic { store: "S3", source: source.into() };
     let failed = loop {
         // A local file that was written a moment ago: the thread has nothing else to do.
         match from.read(&mut piece) {
             // It clears up behind itself.
             Ok(0) => return upload.finish().await.map(drop),
-            Ok(count) => match upload.wait_for_capacity(PIECES_AHEAD).await {
+            Ok(count) => match upload.wait_for_capacity(pieces_ahead).await {
                 Ok(()) => upload.write(&piece[..count]),
                 Err(error) => break error,
             },
@@ -130,8 +156,6 @@ impl Drop for Bucket {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
-        // What was not sent is no part of anything.
-        let _ = std::fs::remove_dir_all(&self.stage);
     }
 }
 
@@ -177,27 +201,40 @@ impl Store for Bucket {
         Ok(())
     }
 
-    fn stage(&self, name: &str, file: &str) -> Result<PathBuf, CheckpointError> {
-        let made = std::fs::create_dir_all(&self.stage);
-        made.map_err(CheckpointError::io("make", self.stage.display().to_string()))?;
-        Ok(self.stage.join(format!("{name}-{file}")))
+    fn stage(&self, _: &str, _: &str) -> Result<Staged, CheckpointError> {
+        let directory = std::env::temp_dir();
+        stage_in(&directory).map_err(CheckpointError::io("make a file in", directory.display().to_string()))
     }
 
-    fn put(&self, name: &str, file: &str, staged: &Path) -> Result<(), CheckpointError> {
-        let unread = || CheckpointError::io("read", staged.display().to_string());
-        let mut from = std::fs::File::open(staged).map_err(unread())?;
+    fn put(&self, name: &str, file: &str, mut staged: Staged) -> Result<(), CheckpointError> {
+        let bytes = staged.file.rewind().and_then(|()| staged.file.metadata()).map(|about| about.len());
+        let bytes = bytes.map_err(CheckpointError::io("read", staged.path.display().to_string()))?;
+        let piece_bytes = piece_bytes(bytes).ok_or_else(|| CheckpointError::BadPlace {
+            place: self.place.clone(),
+            why: format!("a part has {bytes} bytes, more than an object may have; use more servers or lanes"),
+        })?;
         let sent = self.wait("send", self.key(name, file), |store, key| async move {
             let upload = store.put_multipart(&key).await?;
-            send_pieces(upload, &mut from).await
+            send_pieces(upload, &mut staged.file, piece_bytes).await
         })?;
-        sent.ok_or_else(|| self.no_bucket())?;
-        std::fs::remove_file(staged).map_err(CheckpointError::io("remove", staged.display().to_string()))
+        sent.ok_or_else(|| self.no_bucket())
     }
 
     fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
         let (key, bytes) = (self.key(name, file), bytes.to_vec());
         let put = self.wait("send", key, |store, key| async move { store.put(&key, bytes.into()).await })?;
         put.map(drop).ok_or_else(|| self.no_bucket())
+    }
+
+    fn put_new(&self, name: &str, file: &str, bytes: &[u8]) -> Result<bool, CheckpointError> {
+        let (key, bytes) = (self.key(name, file), bytes.to_vec());
+        let put = self.wait("make", key, |store, key| async move {
+            match store.put_opts(&key, bytes.into(), PutMode::Create.into()).await {
+                Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
+                put => put.map(|_| true),
+            }
+        })?;
+        put.ok_or_else(|| self.no_bucket())
     }
 
     fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {

@@ -8,7 +8,7 @@ use proto_common::table::{Initial, TableSpec};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 struct Server(Child);
 
@@ -90,7 +90,7 @@ fn a_checkpoint_is_written_read_listed_and_removed() {
         assert!(store.names().unwrap().is_empty());
         assert_eq!(catalog::newest(&*store).unwrap(), None);
         let written: Vec<Manifest> = (1..4).map(|round| write(&store, round)).collect();
-        assert!(written[0].bytes() > 2 * PIECE_BYTES as u64, "several pieces");
+        assert!(written[0].bytes() > 2 * PIECE_BYTES, "several pieces");
         assert_eq!(catalog::newest(&*store).unwrap().as_ref(), Some(&written[2]));
         catalog::verify(&store, &written[1].name, |_, _| ()).unwrap();
         let mut rows = 0;
@@ -118,6 +118,36 @@ fn a_checkpoint_is_written_read_listed_and_removed() {
 
 #[test]
 #[ignore = "needs moto's server: checkpoint/test-object-store.sh"]
+fn of_those_that_claim_a_term_in_a_bucket_one_has_it() {
+    let (_server, endpoint) = Server::start();
+    make(&endpoint, "models");
+    let store: Arc<dyn Store> = Arc::new(bucket(&endpoint, "s3://models/job-1"));
+    assert!(store.put_new("a", "b", b"first").unwrap());
+    assert!(!store.put_new("a", "b", b"second").unwrap());
+    let mut read = [0; 5];
+    store.read("a", "b", 0, &mut read).unwrap();
+    assert_eq!(&read, b"first");
+    let owner = |id| crate::Owner { id, ..crate::Owner::default() };
+    let mut before: Option<crate::Ownership> = None;
+    for term in 1..=3 {
+        let found = crate::newest_term(&*store).unwrap();
+        let claim = |id| crate::claim(store.clone(), found.as_ref(), owner(id)).unwrap();
+        let claimed: Vec<_> = std::thread::scope(|scope| {
+            let claims: Vec<_> = (0..4).map(|id| scope.spawn(move || claim(10 * term + id))).collect();
+            claims.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(claimed.len(), 1);
+        if let Some(before) = before {
+            assert!(matches!(before.check(), Err(CheckpointError::Deposed { .. })));
+        }
+        before = claimed.into_iter().next();
+        before.as_ref().unwrap().beat().unwrap();
+    }
+    assert_eq!(store.files("owner").unwrap().len(), 1);
+}
+
+#[test]
+#[ignore = "needs moto's server: checkpoint/test-object-store.sh"]
 fn a_bucket_that_is_not_there_is_told_also_from_within_a_runtime() {
     let (_server, endpoint) = Server::start();
     let store = bucket(&endpoint, "s3://nothing");
@@ -132,6 +162,26 @@ fn places_that_are_no_buckets_are_refused() {
         let error = open(place).unwrap_err();
         assert!(matches!(error, CheckpointError::BadPlace { .. }), "{place}: {error}");
     }
+}
+
+/// The directory for temporary files is everybody's: a link there leads nowhere, others cannot read, and a process that is
+/// killed leaves nothing.
+#[test]
+fn what_is_not_sent_yet_has_no_name_and_is_nobody_elses() {
+    use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+    let place = tempfile::tempdir().unwrap();
+    let staged = [stage_in(place.path()).unwrap(), stage_in(place.path()).unwrap()];
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "a killed process would leave it");
+    assert_ne!(staged[0].path, staged[1].path);
+    assert_eq!(staged[0].file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    staged[0].file.write_all_at(b"whole", 0).unwrap();
+    let mut read = [0; 5];
+    staged[0].file.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(&read, b"whole");
+    let (link, target) = (place.path().join("link"), place.path().join("target"));
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    assert_eq!(new_file(&link, &mut OpenOptions::new()).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert!(!target.exists());
 }
 
 /// An upload whose pieces do not arrive; it says whether it was given up.
@@ -172,13 +222,30 @@ impl MultipartUpload for Lost {
 }
 
 #[test]
+fn a_part_of_any_size_has_as_many_pieces_as_the_store_takes() {
+    let short = PIECE_BYTES * PIECES_MAX;
+    let longest = PIECE_BYTES_MAX * PIECES_MAX;
+    for (part, piece) in [
+        (0, PIECE_BYTES),
+        (short, PIECE_BYTES),
+        (short + 1, 2 * PIECE_BYTES),
+        (5 << 40, 66 * PIECE_BYTES),
+        (longest, PIECE_BYTES_MAX),
+    ] {
+        assert_eq!(piece_bytes(part), Some(piece), "{part}");
+        assert!(part.div_ceil(piece) <= PIECES_MAX, "{part}");
+    }
+    assert_eq!(piece_bytes(longest + 1), None);
+}
+
+#[test]
 fn pieces_of_a_part_that_is_not_sent_whole_do_not_stay() {
     let runtime = Builder::new_current_thread().build().unwrap();
-    let long = (2 * PIECES_AHEAD * PIECE_BYTES) as u64;
+    let long = 2 * AHEAD_BYTES;
     for (bytes, clears_up) in [(100, true), (long, true), (long, false)] {
         let aborted = Arc::new(AtomicBool::new(false));
         let upload = Box::new(Lost { aborted: aborted.clone(), clears_up });
-        let sent = runtime.block_on(send_pieces(upload, &mut io::repeat(1).take(bytes)));
+        let sent = runtime.block_on(send_pieces(upload, &mut io::repeat(1).take(bytes), PIECE_BYTES));
         let error = sent.unwrap_err().to_string();
         assert!(aborted.load(Ordering::Relaxed), "{bytes}");
         assert!(error.contains("the piece is lost"), "{error}");

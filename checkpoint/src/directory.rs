@@ -1,9 +1,9 @@
 //! Checkpoints in a directory that everybody sees. Files come to their names by renaming, after they are on the disk.
 
 use crate::error::CheckpointError;
-use crate::store::{MANIFEST, STAGED, Store};
+use crate::store::{MANIFEST, STAGED, Staged, Store, new_file};
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -71,13 +71,46 @@ impl Directory {
 }
 
 fn flush(directory: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    tests::FLUSHED.with_borrow_mut(|flushed| flushed.push(directory.to_owned()));
     File::open(directory)?.sync_all()
+}
+
+/// Makes a directory, and those above it that are missing. After a loss of power each of them is there: a new one is only in
+/// the directory above it once that is on the disk. False: it was there.
+fn make(directory: &Path) -> io::Result<bool> {
+    // Of a path of one word, that is where the process runs.
+    let above =
+        directory.parent().map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
+    let made = match (fs::create_dir(directory), above) {
+        (Err(error), Some(above)) if error.kind() == ErrorKind::NotFound => {
+            make(above)?;
+            fs::create_dir(directory)
+        }
+        (made, _) => made,
+    };
+    match made {
+        Ok(()) => above.map_or(Ok(()), flush).map(|()| true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && directory.is_dir() => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Is the directory gone, and nothing else in its place?
 fn is_removed(error: &io::Error, directory: &Path) -> bool {
     let may_be = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists);
     may_be && !directory.is_symlink() && !directory.is_file()
+}
+
+/// A new file in place of one of an earlier try. A link in its place is removed, and not followed.
+fn replace(path: &Path) -> io::Result<File> {
+    match new_file(path, &mut OpenOptions::new()) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            absent(fs::remove_file(path))?;
+            new_file(path, &mut OpenOptions::new())
+        }
+        made => made,
+    }
 }
 
 fn absent<T>(result: io::Result<T>) -> io::Result<Option<T>> {
@@ -167,17 +200,18 @@ impl Store for Directory {
 
     /// Makes the file at once, because cleaning up after an earlier try removes the directory while it is empty: once for each writer of
     /// that try.
-    fn stage(&self, name: &str, file: &str) -> Result<PathBuf, CheckpointError> {
+    fn stage(&self, name: &str, file: &str) -> Result<Staged, CheckpointError> {
         let directory = self.root.join(name);
         let path = directory.join(format!("{STAGED}{file}"));
         let failed = |path: &Path| CheckpointError::io("make", path.display().to_string());
         let (mut is_new, mut tries) = (false, STAGE_TRIES);
         loop {
-            let made =
-                if directory.is_dir() { Ok(false) } else { fs::create_dir_all(&directory).map(|()| true) };
-            match made.and_then(|made| File::create(&path).map(|_| made)) {
-                Ok(made) if made || is_new => return Self::sync(&self.root).map(|()| path),
-                Ok(_) => return Ok(path),
+            match make(&directory).and_then(|_| replace(&path)) {
+                Ok(file) => {
+                    let staged = Staged::named(file, path);
+                    // Somebody else has made it, and may not have synced it yet.
+                    return if is_new { Self::sync(&self.root).map(|()| staged) } else { Ok(staged) };
+                }
                 // It was removed before the file was there, or between another writer's making it and a look at it.
                 Err(error) if tries > 0 && is_removed(&error, &directory) => {
                     (is_new, tries) = (true, tries - 1);
@@ -187,25 +221,38 @@ impl Store for Directory {
         }
     }
 
-    fn put(&self, name: &str, file: &str, staged: &Path) -> Result<(), CheckpointError> {
+    fn put(&self, name: &str, file: &str, staged: Staged) -> Result<(), CheckpointError> {
         let path = self.path(name, file);
         let failed = || CheckpointError::io("put in place", path.display().to_string());
-        File::open(staged).and_then(|staged| staged.sync_all()).map_err(failed())?;
-        fs::rename(staged, &path).map_err(failed())?;
+        staged.file.sync_all().map_err(failed())?;
+        fs::rename(&staged.path, &path).map_err(failed())?;
+        staged.renamed();
         self.let_go(&path);
         Self::sync(&self.root.join(name))
     }
 
     fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let staged = self.stage(name, file)?;
-        let written = File::create(&staged).and_then(|mut file| file.write_all(bytes));
-        let written = written.map_err(CheckpointError::io("write", staged.display().to_string()));
-        let put = written.and_then(|()| self.put(name, file, &staged));
-        if put.is_err() {
-            // On a full disk, half of a file takes the room of the next one. What is in its place is not there.
-            let _ = fs::remove_file(&staged);
+        // If this fails on a full disk, half of a file must not take the room of the next one: it goes when it is dropped.
+        let mut staged = self.stage(name, file)?;
+        let written = staged.file.write_all(bytes);
+        written.map_err(CheckpointError::io("write", staged.path.display().to_string()))?;
+        self.put(name, file, staged)
+    }
+
+    fn put_new(&self, name: &str, file: &str, bytes: &[u8]) -> Result<bool, CheckpointError> {
+        let (directory, path) = (self.root.join(name), self.path(name, file));
+        let failed = || CheckpointError::io("make", path.display().to_string());
+        make(&directory).map_err(failed())?;
+        let mut made = match new_file(&path, &mut OpenOptions::new()) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
+            made => made.map_err(failed())?,
+        };
+        if let Err(error) = made.write_all(bytes).and_then(|()| made.sync_all()) {
+            // On a full disk, half of it would stand for a file of somebody else.
+            let _ = fs::remove_file(&path);
+            return Err(failed()(error));
         }
-        put
+        Self::sync(&directory).map(|()| true)
     }
 
     fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {
@@ -238,6 +285,7 @@ impl Store for Directory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -249,7 +297,7 @@ mod tests {
         let write = |part: &'static str| {
             begin.wait();
             (0..50).try_for_each(|_| {
-                fs::remove_file(directory.stage("one", part)?).unwrap();
+                drop(directory.stage("one", part)?);
                 directory.put_bytes("one", &format!("{part}.json"), b"{}")?;
                 directory.remove("one", &format!("{part}.json"))
             })
@@ -269,6 +317,41 @@ mod tests {
             written.unwrap();
             assert!(clearing.join().unwrap() > 0);
         });
+    }
+
+    thread_local! {
+        /// Directories that this thread has synced.
+        pub(super) static FLUSHED: RefCell<Vec<PathBuf>> = RefCell::default();
+    }
+
+    #[test]
+    fn every_directory_that_is_made_is_synced_into_the_one_above_it() {
+        let place = tempfile::tempdir().unwrap();
+        let (first, root) = (place.path().join("a"), place.path().join("a/b"));
+        drop(Directory::new(&root).stage("one", "part").unwrap());
+        let flushed = FLUSHED.take();
+        for above in [place.path(), &first, &root] {
+            assert!(
+                flushed.iter().any(|path| path == above),
+                "{} is not synced: {flushed:?}",
+                above.display()
+            );
+        }
+        drop(Directory::new(&root).stage("one", "part").unwrap());
+        assert!(FLUSHED.take().is_empty(), "nothing is made");
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_staged_file_is_replaced_and_not_followed() {
+        let place = tempfile::tempdir().unwrap();
+        let (directory, other) = (Directory::new(place.path()), place.path().join("other"));
+        fs::create_dir(place.path().join("one")).unwrap();
+        fs::write(&other, "somebody's").unwrap();
+        std::os::unix::fs::symlink(&other, directory.path("one", ".tmp-part")).unwrap();
+        directory.put_bytes("one", "part", b"ours").unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"somebody's");
+        assert_eq!(fs::read(directory.path("one", "part")).unwrap(), b"ours");
+        assert!(!directory.path("one", "part").is_symlink());
     }
 
     #[test]

@@ -30,10 +30,32 @@ pub enum CheckpointError {
         place: String,
     },
     /// A name that no checkpoint has.
-    #[error("invalid checkpoint name {name:?}: names look like round-000000120")]
+    #[error(
+        "invalid checkpoint name {name:?}: names look like job-0/round-000000120 or round-000000120, as `gradwire checkpoint list` shows them"
+    )]
     BadName {
         /// The name.
         name: String,
+    },
+    /// The job's checkpoints belong to another scheduler.
+    #[error(
+        "another scheduler of this job owns the checkpoints in {place}: {by}; stop it first, or give one of the two jobs another number (job) or another checkpoint.directory"
+    )]
+    Owned {
+        /// The job's place.
+        place: String,
+        /// Who owns it.
+        by: String,
+    },
+    /// They did belong to this one.
+    #[error(
+        "another scheduler of this job has taken over the checkpoints in {place}: {by}; this scheduler writes and removes no more of them. If both are to run, give one of the two jobs another number (job) or another checkpoint.directory"
+    )]
+    Deposed {
+        /// The job's place.
+        place: String,
+        /// Who owns it now.
+        by: String,
     },
     /// A place that this build cannot reach.
     #[error("cannot keep checkpoints at {place}: {why}")]
@@ -123,6 +145,7 @@ impl CheckpointError {
         match self {
             Self::Io { .. } => ExitCode::Io,
             Self::BadName { .. } | Self::BadPlace { .. } => ExitCode::Usage,
+            Self::Owned { .. } | Self::Deposed { .. } => ExitCode::Refused,
             Self::Unclear { why, .. } => why.exit_code(),
             _ => ExitCode::BadData,
         }

@@ -11,6 +11,8 @@ mod entry;
 mod error;
 mod header;
 mod manifest;
+mod owner;
+mod place;
 mod reader;
 mod removal;
 mod restore;
@@ -25,11 +27,13 @@ pub use directory::Directory;
 pub use entry::What;
 pub use error::CheckpointError;
 pub use header::{Entry, Header};
-pub use manifest::{Manifest, PartRecord, Shape, TableRecord, TensorRecord};
+pub use manifest::{Contents, Manifest, PartRecord, Shape, TableRecord, TensorRecord};
+pub use owner::{Owner, Ownership, Term, claim, newest_term, utc};
+pub use place::{find, is_name_at, jobs, list_all, name_of_job, newest_of, open_job, own_name, resolve};
 pub use reader::{Part, Stretch, TableRows};
 pub use removal::{Removed, clean, discard, remove, retain, sweep};
 pub use restore::{Checkpoint, ChunkState};
-pub use store::{Store, open};
+pub use store::{Staged, Store, open};
 pub use writer::{PartPlan, PartWriter, Planned, RowsPiece};
 
 #[cfg(test)]

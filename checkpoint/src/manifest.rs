@@ -2,7 +2,7 @@
 //! only thing that says so.
 
 use crate::error::CheckpointError;
-use proto_common::ids::Key;
+use proto_common::ids::ChunkId;
 use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 const FORMAT: &str = "gradwire-checkpoint";
 /// The one version there is.
 const VERSION: u32 = 1;
+/// What a table's word begins with.
+const TABLE: &str = "table.";
 /// Bytes of a manifest: as many tensors as a cluster may have fit.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 1 << 30;
 /// Its last field. It is found by its words, because it covers all bytes before it.
@@ -89,6 +91,48 @@ pub struct Manifest {
     pub tables: Vec<TableRecord>,
     /// Its parts.
     pub parts: Vec<PartRecord>,
+    /// What each of them has, so that a server opens only those that it needs; empty in manifests of release 0.1, which ignores it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contents: Vec<Contents>,
+}
+
+/// What a part has, as one word for each run of chunks, `KEY:FIRST+COUNT`, and for each table with rows, `table.KEY`: a manifest
+/// may have a million of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Contents(String);
+
+impl Contents {
+    /// A part with these chunks, as the first of each run and their number, and rows of these tables.
+    #[must_use]
+    pub fn new(
+        runs: impl IntoIterator<Item = (ChunkId, u32)>,
+        tables: impl IntoIterator<Item = u32>,
+    ) -> Self {
+        let runs =
+            runs.into_iter().map(|(first, count)| format!("{}:{}+{count}", first.key.0, first.chunk.0));
+        let tables = tables.into_iter().map(|table| format!("{TABLE}{table}"));
+        Self(runs.chain(tables).collect::<Vec<_>>().join(" "))
+    }
+
+    /// Its runs of chunks.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Result<(ChunkId, u32), String>> {
+        let run = |word: &str| {
+            let (key, rest) = word.split_once(':')?;
+            let (first, count) = rest.split_once('+')?;
+            let (first, count) = (first.parse::<u32>().ok()?, count.parse::<u32>().ok()?);
+            first.checked_add(count)?;
+            Some((ChunkId::new(key.parse().ok()?, first), count))
+        };
+        let words = self.0.split_ascii_whitespace().filter(|word| !word.starts_with(TABLE));
+        words.map(move |word| run(word).ok_or_else(|| format!("a part's contents have the word {word:?}")))
+    }
+
+    /// May it have rows of this table?
+    pub(crate) fn has_table(&self, table: u32) -> bool {
+        let table = format!("{TABLE}{table}");
+        self.0.split_ascii_whitespace().any(|word| word == table)
+    }
 }
 
 impl Manifest {
@@ -106,6 +150,7 @@ impl Manifest {
             tensors: Vec::new(),
             tables: Vec::new(),
             parts: Vec::new(),
+            contents: Vec::new(),
         }
     }
 
@@ -113,12 +158,6 @@ impl Manifest {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add)
-    }
-
-    /// The tensor with this key.
-    #[must_use]
-    pub fn tensor(&self, key: Key) -> Option<&TensorRecord> {
-        self.tensors.iter().find(|tensor| tensor.spec.key == key)
     }
 
     /// As it is written.
@@ -158,6 +197,9 @@ impl Manifest {
                 file,
                 format!("its part {:?} is no file's name", part.file),
             ));
+        }
+        if !manifest.contents.is_empty() && manifest.contents.len() != manifest.parts.len() {
+            return Err(CheckpointError::foreign(file, "it has contents of more or fewer parts than it has"));
         }
         Ok(manifest)
     }

@@ -12,6 +12,8 @@ use proto_common::table::TableSpec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Bytes of data that are read at once: an object store needs a request for each, which takes as long as many blocks do.
+const RUN_BYTES: u64 = 32 * BLOCK_BYTES;
 /// Bytes that a whole part is checked by at once.
 const STEP_BYTES: usize = 1 << 20;
 
@@ -159,23 +161,29 @@ impl Part {
             return Err(CheckpointError::corrupt(&self.path(), "an entry lies behind its end"));
         }
         let (mut at, mut done) = (offset - offset % BLOCK_BYTES, 0);
-        let mut block = vec![0; BLOCK_BYTES as usize];
+        let behind = end.next_multiple_of(BLOCK_BYTES).min(self.covered);
+        let mut run = vec![0; RUN_BYTES.min(behind.saturating_sub(at)) as usize];
         while at < end {
-            let block = &mut block[..BLOCK_BYTES.min(self.covered - at) as usize];
-            self.store.read(&self.name, &self.record.file, self.data_at + at, block)?;
+            let run = &mut run[..RUN_BYTES.min(behind - at) as usize];
+            self.store.read(&self.name, &self.record.file, self.data_at + at, run)?;
+            self.check_blocks(at, run)?;
+            let from = offset.saturating_sub(at) as usize;
+            let count = (run.len() - from).min(into.len() - done);
+            into[done..done + count].copy_from_slice(&run[from..from + count]);
+            done += count;
+            at += RUN_BYTES;
+        }
+        Ok(())
+    }
+
+    /// Compares blocks of data that begin at this offset with their checksums.
+    fn check_blocks(&self, at: u64, run: &[u8]) -> Result<(), CheckpointError> {
+        for (at, block) in (at..).step_by(BLOCK_BYTES as usize).zip(run.chunks(BLOCK_BYTES as usize)) {
             if self.blocks.get((at / BLOCK_BYTES) as usize) != Some(&crc32c::crc32c(block)) {
-                let why = format!(
-                    "the checksum of the {} bytes at {} is another one",
-                    block.len(),
-                    self.data_at + at
-                );
+                let (bytes, at) = (block.len(), self.data_at + at);
+                let why = format!("the checksum of the {bytes} bytes at {at} is another one");
                 return Err(CheckpointError::corrupt(&self.path(), why));
             }
-            let from = offset.saturating_sub(at) as usize;
-            let count = (block.len() - from).min(into.len() - done);
-            into[done..done + count].copy_from_slice(&block[from..from + count]);
-            done += count;
-            at += BLOCK_BYTES;
         }
         Ok(())
     }

@@ -7,7 +7,8 @@ use proto_common::optimizer::{Moments, Optimizer, Rule};
 use proto_common::table::{Initial, TableSpec};
 use proto_common::tensor::TensorSpec;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 const CHUNK_BYTES: u64 = 4096;
 
@@ -315,8 +316,7 @@ fn the_oldest_go_only_when_a_newer_one_is_complete_and_leftovers_go_with_them() 
     let directory = tempfile::tempdir().unwrap();
     let store = store_in(directory.path());
     let stray = |name: &str| {
-        let path = store.stage(name, "part-0.safetensors").unwrap();
-        std::fs::write(path, b"half").unwrap();
+        store.put_bytes(name, ".tmp-part-0.safetensors", b"half").unwrap();
     };
     let first = write(&store, 1, 1);
     stray(&round_name(2));
@@ -344,6 +344,164 @@ fn what_the_job_began_from_is_not_written_over() {
     assert_eq!(name_beside(100, Some(&again)), round_name(100));
     for other in [None, Some("round-000000101"), Some("best")] {
         assert_eq!(name_beside(100, other), round_name(100));
+    }
+}
+
+/// If each were looked for among all, this would compare five thousand million keys, and not end within the suite's time.
+#[test]
+fn of_very_many_tensors_each_is_found_by_its_key() {
+    const TENSORS: u64 = 100_000;
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let shape = Shape { chunk_bytes: CHUNK_BYTES, ..Shape::default() };
+    let mut manifest = Manifest::new(&round_name(1), 1, 1, 1, shape);
+    let spec = |key| TensorSpec::f32(key, 1 + key, Optimizer::sum());
+    manifest.tensors =
+        (0..TENSORS).rev().map(|key| TensorRecord { spec: spec(key), version: 1, newest: 1 }).collect();
+    commit(&*store, &manifest).unwrap();
+    let checkpoint = Checkpoint::open(&store, &manifest.name).unwrap();
+    for key in 0..TENSORS {
+        assert!(checkpoint.has(&spec(key), CHUNK_BYTES).unwrap());
+        assert_eq!(checkpoint.tensor(Key(key)).unwrap().spec.elements, 1 + key);
+    }
+    assert!(checkpoint.tensor(Key(TENSORS)).is_none());
+}
+
+/// A place that counts what is asked of it.
+#[derive(Debug)]
+struct Counting {
+    store: Arc<dyn Store>,
+    /// Files that were opened, as a reader asks for their length first.
+    opened: Mutex<Vec<String>>,
+    reads: AtomicU64,
+}
+
+impl Store for Counting {
+    fn place(&self) -> String {
+        self.store.place()
+    }
+    fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        self.store.names()
+    }
+    fn files(&self, name: &str) -> Result<Vec<(String, u64)>, CheckpointError> {
+        self.store.files(name)
+    }
+    fn bytes(&self, name: &str, file: &str) -> Result<Option<u64>, CheckpointError> {
+        self.opened.lock().unwrap().push(file.to_owned());
+        self.store.bytes(name, file)
+    }
+    fn read(&self, name: &str, file: &str, offset: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.store.read(name, file, offset, into)
+    }
+    fn stage(&self, name: &str, file: &str) -> Result<Staged, CheckpointError> {
+        self.store.stage(name, file)
+    }
+    fn put(&self, name: &str, file: &str, staged: Staged) -> Result<(), CheckpointError> {
+        self.store.put(name, file, staged)
+    }
+    fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.store.put_bytes(name, file, bytes)
+    }
+    fn put_new(&self, name: &str, file: &str, bytes: &[u8]) -> Result<bool, CheckpointError> {
+        self.store.put_new(name, file, bytes)
+    }
+    fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {
+        self.store.remove(name, file)
+    }
+    fn forget(&self, name: &str) -> Result<bool, CheckpointError> {
+        self.store.forget(name)
+    }
+}
+
+fn counting(path: &Path) -> (Arc<Counting>, Arc<dyn Store>) {
+    let (store, opened, reads) = (store_in(path), Mutex::default(), AtomicU64::new(0));
+    let counting = Arc::new(Counting { store, opened, reads });
+    (counting.clone(), counting)
+}
+
+/// The contents of what [`write`] writes.
+fn contents_of(servers: u64) -> Vec<Contents> {
+    let of = |server| {
+        let spans = specs().into_iter().flat_map(|spec| spec.chunks(CHUNK_BYTES).collect::<Vec<_>>());
+        let own = spans.filter(|span| u64::from(span.id.chunk.0) % servers == server);
+        Contents::new(own.map(|span| (span.id, 1)).collect::<Vec<_>>(), [5])
+    };
+    (0..servers).map(of).collect()
+}
+
+#[test]
+fn only_parts_that_have_what_is_read_are_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    let (counting, store) = counting(directory.path());
+    let mut manifest = write(&store, 1, 4);
+    manifest.contents = contents_of(4);
+    commit(&*store, &manifest).unwrap();
+    let opened = || std::mem::take(&mut *counting.opened.lock().unwrap());
+    drop(opened());
+    let checkpoint = Checkpoint::open(&store, &manifest.name).unwrap();
+    assert_eq!(opened(), ["manifest.json"]);
+    let spec = &specs()[0];
+    for chunk in [1, 1] {
+        let span = spec.chunk(proto_common::ids::ChunkIndex(chunk), CHUNK_BYTES).unwrap();
+        assert_eq!(checkpoint.chunk(spec, &span).unwrap(), state_of(spec, span.offset, span.bytes));
+    }
+    assert_eq!(opened(), ["part-1.safetensors"], "once");
+    checkpoint.rows(6, |_| true, |_| panic!("there is no such table")).unwrap();
+    assert!(opened().is_empty());
+    check(&checkpoint);
+    checkpoint.check_parts().unwrap();
+    assert_eq!(opened().len(), 3, "each of the others");
+    // A part of which the manifest says something wrong, and a word that is none.
+    manifest.contents.swap(0, 1);
+    commit(&*store, &manifest).unwrap();
+    let checkpoint = Checkpoint::open(&store, &manifest.name).unwrap();
+    let span = spec.chunks(CHUNK_BYTES).next().unwrap();
+    assert!(matches!(checkpoint.chunk(spec, &span), Err(CheckpointError::Corrupt { .. })));
+    let wrong = [["1:0", "1:0+x", "x:0+1", "1+1", "1:4294967295+1"], ["", " ", "table.x", "table.", "1:1+1"]];
+    for (word, is_wrong) in
+        wrong.iter().zip([true, false]).flat_map(|(words, is)| words.iter().map(move |word| (word, is)))
+    {
+        let text = serde_json::to_string(word).unwrap();
+        manifest.contents[0] = serde_json::from_str(&text).unwrap();
+        commit(&*store, &manifest).unwrap();
+        assert_eq!(Checkpoint::open(&store, &manifest.name).is_err(), is_wrong, "{word:?}");
+    }
+    manifest.contents.pop();
+    commit(&*store, &manifest).unwrap();
+    assert!(matches!(Checkpoint::open(&store, &manifest.name), Err(CheckpointError::Foreign { .. })));
+}
+
+/// Over a network each read is a request of many milliseconds.
+#[test]
+fn a_long_stretch_is_read_at_once_and_each_block_of_it_is_checked() {
+    const BLOCK: usize = 256 << 10;
+    let directory = tempfile::tempdir().unwrap();
+    let (counting, store) = counting(directory.path());
+    let table = TableSpec::new(5, 1024, Optimizer::sum(), Initial::Constant(0.0));
+    let plan = PartPlan { tables: vec![(table, 1)], ..PartPlan::default() };
+    let mut writer = PartWriter::begin(store.clone(), "round-1", "part", &plan).unwrap();
+    let (ids, numbers): (Vec<u64>, Vec<f32>) =
+        ((0..3000).collect(), (0..3000 * 1024).map(|at| at as f32).collect());
+    writer.rows(&RowsPiece { key: 5, pushes: ids.clone(), ids, numbers: numbers.clone() }).unwrap();
+    let record = writer.finish().unwrap();
+    let part = Part::open(store.clone(), "round-1", &record).unwrap();
+    let (offset, bytes) = (2 * 3000 * 8 + 4, 3000 * 1024 * 4 - 8);
+    let before = counting.reads.load(Ordering::Relaxed);
+    let mut read = vec![0; bytes];
+    part.read(offset, &mut read).unwrap();
+    assert_eq!(counting.reads.load(Ordering::Relaxed) - before, 2, "12 MB");
+    let expected: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    assert!(read == expected[4..4 + bytes]);
+    let path = directory.path().join("round-1/part");
+    let sound = std::fs::read(&path).unwrap();
+    for block in [0, 1, 31, 32, 46] {
+        let mut other = sound.clone();
+        let data_at = 8 + u64::from_le_bytes(*sound.first_chunk().unwrap()) as usize;
+        other[data_at + block * BLOCK] ^= 1;
+        std::fs::write(&path, other).unwrap();
+        let error = part.read(offset, &mut read).unwrap_err().to_string();
+        assert!(error.contains(&format!("bytes at {}", data_at + block * BLOCK)), "{error}");
     }
 }
 

@@ -5,14 +5,12 @@ use crate::entry::{BLOCKS, MARKS, WORD_BYTES_MAX, What, base_of, base_of_table, 
 use crate::error::CheckpointError;
 use crate::header::{Entry, HEADER_BYTES_MAX, Header, LENGTH_BYTES};
 use crate::manifest::PartRecord;
-use crate::store::Store;
+use crate::store::{Staged, Store};
 use proto_common::element::Dtype;
 use proto_common::ids::Key;
 use proto_common::table::TableSpec;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Bytes that one checksum of a part is of.
@@ -71,8 +69,7 @@ pub struct PartWriter {
     store: Arc<dyn Store>,
     name: String,
     file: String,
-    path: PathBuf,
-    out: File,
+    staged: Staged,
     header: Header,
     header_bytes: u64,
     bases: BTreeMap<Key, String>,
@@ -128,17 +125,14 @@ impl PartWriter {
             let chunks = plan.tensors.iter().map(|planned| planned.chunks).sum();
             return Err(CheckpointError::TooManyChunks { chunks, header_bytes });
         }
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(true);
-        let path = store.stage(name, file)?;
-        let out = options.open(&path).map_err(CheckpointError::io("make", path.display().to_string()))?;
+        let staged = store.stage(name, file)?;
         let (name, file, marks, rows) = (name.to_owned(), file.to_owned(), Vec::new(), BTreeMap::new());
-        Ok(Self { store, name, file, path, out, header, header_bytes, bases, places, end, marks, rows })
+        Ok(Self { store, name, file, staged, header, header_bytes, bases, places, end, marks, rows })
     }
 
     fn write(&self, bytes: &[u8], at: u64) -> Result<(), CheckpointError> {
-        let written = self.out.write_all_at(bytes, self.header_bytes + at);
-        written.map_err(CheckpointError::io("write", self.path.display().to_string()))
+        let written = self.staged.file.write_all_at(bytes, self.header_bytes + at);
+        written.map_err(CheckpointError::io("write", self.staged.path.display().to_string()))
     }
 
     fn append(
@@ -219,33 +213,25 @@ impl PartWriter {
         let entry = Entry { dtype: "U32".into(), shape: vec![blocks], data_offsets: [covered, table_end] };
         self.header.entries.insert(BLOCKS.into(), entry);
         let header = self.header.to_bytes(self.header_bytes)?;
-        let failed = || CheckpointError::io("write", self.path.display().to_string());
-        self.out.write_all_at(&header, 0).map_err(failed())?;
+        let failed = || CheckpointError::io("write", self.staged.path.display().to_string());
+        self.staged.file.write_all_at(&header, 0).map_err(failed())?;
         // Read as a reader will find it.
         let mut crc = crc32c::crc32c(&header);
         let (mut table, mut block) = (Vec::new(), vec![0; BLOCK_BYTES as usize]);
         for number in 0..blocks {
             let at = number * BLOCK_BYTES;
             let block = &mut block[..BLOCK_BYTES.min(covered - at) as usize];
-            self.out.read_exact_at(block, self.header_bytes + at).map_err(failed())?;
+            self.staged.file.read_exact_at(block, self.header_bytes + at).map_err(failed())?;
             crc = crc32c::crc32c_append(crc, block);
             table.extend_from_slice(&crc32c::crc32c(block).to_le_bytes());
         }
         self.write(&table, covered)?;
         let crc32c = crc32c::crc32c_append(crc, &table);
         let index_crc32c = crc32c::crc32c_append(crc32c::crc32c(&header), &table);
-        self.store.put(&self.name, &self.file, &self.path)?;
+        self.store.put(&self.name, &self.file, self.staged)?;
         let bytes = self.header_bytes + table_end;
         debug_assert!(self.header_bytes > LENGTH_BYTES, "a header has room");
-        Ok(PartRecord { file: std::mem::take(&mut self.file), bytes, crc32c, index_crc32c })
-    }
-}
-
-impl Drop for PartWriter {
-    fn drop(&mut self) {
-        // What was given up takes no room any more; what is in its place is not there. An error has nobody to hear it, and
-        // retention looks for leftovers too.
-        let _ = std::fs::remove_file(&self.path);
+        Ok(PartRecord { file: self.file, bytes, crc32c, index_crc32c })
     }
 }
 

@@ -1,7 +1,9 @@
 //! `gradwire checkpoint`: what lies in a place of checkpoints. It reads files and removes them; asking a cluster for one is
 //! `save`'s business.
 
-use ::checkpoint::{CheckpointError, Listed, Manifest, Store, is_name, list, open, remove, verify};
+use ::checkpoint::{
+    CheckpointError, Listed, Manifest, find, is_name_at, list, list_all as list_place, remove, utc, verify,
+};
 use clap::{Args, Subcommand};
 use daemon::exit::Failure;
 use proto_common::error::ExitCode;
@@ -10,12 +12,10 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, IsTerminal as _, Write as _};
-use std::sync::Arc;
-use time::OffsetDateTime;
 
 /// Inspect checkpoints (list, show, verify, delete), or request one from a running job (save)
 ///
-/// DIR is the value of checkpoint.directory.
+/// DIR is the value of checkpoint.directory. Each job has its own checkpoints there: job 7 has job-7/NAME.
 #[derive(Args, Debug)]
 pub(crate) struct CheckpointArgs {
     #[command(subcommand)]
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), anyhow::Error> {
 type Text = Result<String, CheckpointError>;
 
 /// The place, which is to be there: who looks at another one than is written to would see none, and believe it.
-fn open_there(dir: &str) -> Result<Arc<dyn Store>, CheckpointError> {
+fn check_there(dir: &str) -> Result<(), CheckpointError> {
     if dir.is_empty() {
         return Err(CheckpointError::BadPlace { place: "\"\"".into(), why: "it is empty".into() });
     }
@@ -92,36 +92,37 @@ fn open_there(dir: &str) -> Result<Arc<dyn Store>, CheckpointError> {
         let failed = |source| CheckpointError::Io { what: "list", file: dir.into(), source };
         fs::read_dir(dir).map_err(failed)?;
     }
-    open(dir)
+    Ok(())
 }
 
 /// The same for everything that takes a name.
 fn checked(name: &str) -> Result<&str, CheckpointError> {
-    if is_name(name) { Ok(name) } else { Err(CheckpointError::BadName { name: name.into() }) }
+    if is_name_at(name) { Ok(name) } else { Err(CheckpointError::BadName { name: name.into() }) }
 }
 
 fn list_all(place: &Place) -> Text {
-    let all = list(&*open_there(&place.dir)?)?;
+    check_there(&place.dir)?;
+    let all = list_place(&place.dir)?;
     if place.json {
         return Ok(Value::from(all.iter().map(summary).collect::<Vec<_>>()).to_string());
     }
     let mut text = format!(
-        "{:<18} {:>10} {:>10} {:>8} {:>6}  {}\n",
+        "{:<24} {:>10} {:>10} {:>8} {:>6}  {}\n",
         "name", "round", "size", "tensors", "parts", "written"
     );
     for one in &all {
         match &one.manifest {
             Ok(Some(manifest)) => {
-                let (round, size, time) = (manifest.round, size(manifest.bytes()), time(manifest.unix_ms));
+                let (round, size, time) = (manifest.round, size(manifest.bytes()), utc(manifest.unix_ms));
                 let (tensors, parts) = (manifest.tensors.len(), manifest.parts.len());
                 let _ =
-                    writeln!(text, "{:<18} {round:>10} {size:>10} {tensors:>8} {parts:>6}  {time}", one.name);
+                    writeln!(text, "{:<24} {round:>10} {size:>10} {tensors:>8} {parts:>6}  {time}", one.name);
             }
             Ok(None) => {
-                let _ = writeln!(text, "{:<18} {:>10} {:>10}  incomplete", one.name, "-", size(one.bytes));
+                let _ = writeln!(text, "{:<24} {:>10} {:>10}  incomplete", one.name, "-", size(one.bytes));
             }
             Err(error) => {
-                let _ = writeln!(text, "{:<18} {:>10} {:>10}  {error}", one.name, "-", size(one.bytes));
+                let _ = writeln!(text, "{:<24} {:>10} {:>10}  {error}", one.name, "-", size(one.bytes));
             }
         }
     }
@@ -146,22 +147,24 @@ fn summary(one: &Listed) -> Value {
     value
 }
 
-fn manifest_of(store: &dyn Store, name: &str) -> Result<Manifest, CheckpointError> {
-    let missing = || CheckpointError::Missing { name: name.into(), place: store.place() };
-    list(store)?.into_iter().find(|one| one.name == name).ok_or_else(missing)?.manifest?.ok_or_else(missing)
+fn manifest_of(dir: &str, name: &str) -> Result<Manifest, CheckpointError> {
+    let missing = || CheckpointError::Missing { name: name.into(), place: dir.into() };
+    let (store, own) = find(dir, name)?;
+    list(&*store)?.into_iter().find(|one| one.name == own).ok_or_else(missing)?.manifest?.ok_or_else(missing)
 }
 
 fn show(one: &One) -> Text {
-    let manifest = manifest_of(&*open_there(&one.place.dir)?, checked(&one.name)?)?;
+    check_there(&one.place.dir)?;
+    let manifest = manifest_of(&one.place.dir, checked(&one.name)?)?;
     if one.place.json {
         return Ok(serde_json::to_value(&manifest).unwrap_or_default().to_string());
     }
     let shape = &manifest.shape;
     let mut text = format!(
         "{}: round {}, {}, {} in {} parts, job {}\nwritten by {} servers of {} lanes for {} workers, chunks of {} bytes\n\n",
-        manifest.name,
+        one.name,
         manifest.round,
-        time(manifest.unix_ms),
+        utc(manifest.unix_ms),
         size(manifest.bytes()),
         manifest.parts.len(),
         manifest.job,
@@ -187,18 +190,20 @@ fn show(one: &One) -> Text {
 
 /// A line for each, and how many are damaged.
 fn verify_several(several: &Several) -> Result<(String, usize), CheckpointError> {
-    let store = open_there(&several.place.dir)?;
+    let dir = &several.place.dir;
+    check_there(dir)?;
     let names: Vec<String> = match &several.name {
         Some(name) => vec![checked(name)?.to_owned()],
         // One whose manifest cannot be read is to be told, too.
         None => {
-            let all = list(&*store)?.into_iter();
+            let all = list_place(dir)?.into_iter();
             all.filter(|listed| !matches!(listed.manifest, Ok(None))).map(|listed| listed.name).collect()
         }
     };
     let (mut text, mut all, mut damaged) = (String::new(), Vec::new(), 0);
     for name in names {
-        let done = match verify(&store, &name, |done, total| progress(&name, done, total)) {
+        let (store, own) = find(dir, &name)?;
+        let done = match verify(&store, &own, |done, total| progress(&name, done, total)) {
             Ok(done) => done,
             // Which of the others are sound is what is asked for; and programs read what is wrong with this one.
             Err(error) if several.name.is_none() || (several.place.json && is_damage(&error)) => {
@@ -240,11 +245,12 @@ fn progress(name: &str, done: u64, total: u64) {
 }
 
 fn delete(one: &One) -> Text {
-    let (store, wanted) = (open_there(&one.place.dir)?, checked(&one.name)?);
-    if !store.names()?.iter().any(|name| name == wanted) {
-        return Err(CheckpointError::Missing { name: one.name.clone(), place: store.place() });
+    check_there(&one.place.dir)?;
+    let (store, wanted) = find(&one.place.dir, checked(&one.name)?)?;
+    if !store.names()?.contains(&wanted) {
+        return Err(CheckpointError::Missing { name: one.name.clone(), place: one.place.dir.clone() });
     }
-    let is_gone = remove(&*store, &one.name)?;
+    let is_gone = remove(&*store, &wanted)?;
     Ok(if one.place.json {
         json!({ "deleted": one.name, "directory_stays": !is_gone }).to_string()
     } else if !is_gone {
@@ -252,15 +258,6 @@ fn delete(one: &One) -> Text {
     } else {
         format!("{} is deleted", one.name)
     })
-}
-
-/// A time in UTC; as it is where no calendar goes so far.
-fn time(unix_ms: u64) -> String {
-    let seconds = (unix_ms / 1000) as i64;
-    OffsetDateTime::from_unix_timestamp(seconds).map_or_else(
-        |_| format!("{seconds} s"),
-        |at| format!("{}T{:02}:{:02}:{:02}Z", at.date(), at.hour(), at.minute(), at.second()),
-    )
 }
 
 #[cfg(test)]
@@ -300,11 +297,42 @@ mod tests {
     }
 
     #[test]
-    fn times_and_sizes_are_those_of_people() {
-        assert_eq!(time(0), "1970-01-01T00:00:00Z");
-        assert_eq!(time(951_782_399_000), "2000-02-28T23:59:59Z");
-        assert_eq!(time(951_868_800_000), "2000-03-01T00:00:00Z");
-        assert_eq!(time(1_795_000_000_000), "2026-11-18T11:06:40Z");
+    fn checkpoints_of_all_jobs_of_a_place_are_listed_verified_and_deleted_by_their_names() {
+        use ::checkpoint::{Manifest, Shape, commit, name_of_job, open, open_job, round_name};
+        let place = std::env::temp_dir().join(format!("gradwire-cli-jobs-{}", std::process::id()));
+        let dir = place.display().to_string();
+        let write = |store: &dyn ::checkpoint::Store, round| {
+            commit(store, &Manifest::new(&round_name(round), 1, round, round, Shape::default())).unwrap();
+        };
+        write(&*open(&dir).unwrap(), 9);
+        [7, 12].iter().for_each(|job| write(&*open_job(&dir, *job).unwrap(), 5));
+        let at = || Place { dir: dir.clone(), json: true };
+        let names = || {
+            let listed: Value = serde_json::from_str(&list_all(&at()).unwrap()).unwrap();
+            listed
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|one| one["name"].as_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
+        };
+        let [of_7, of_12] = [7, 12].map(|job| name_of_job(job, &round_name(5)));
+        let listed = names();
+        let shown = show(&One { place: at(), name: of_7.clone() }).unwrap();
+        let verified = verify_several(&Several { place: at(), name: None }).unwrap();
+        delete(&One { place: at(), name: of_7.clone() }).unwrap();
+        let left = names();
+        let gone = delete(&One { place: at(), name: of_7.clone() }).unwrap_err();
+        fs::remove_dir_all(&place).unwrap();
+        assert_eq!(listed, [round_name(9), of_7.clone(), of_12.clone()]);
+        assert!(shown.contains("\"round\":5"), "{shown}");
+        assert!(verified.1 == 0 && verified.0.matches("true").count() == 3, "{verified:?}");
+        assert_eq!(left, [round_name(9), of_12]);
+        assert!(gone.to_string().contains(&of_7), "{gone}");
+    }
+
+    #[test]
+    fn sizes_are_those_of_people() {
         assert_eq!([size(0), size(1023), size(1536), size(5 << 40)], ["0 B", "1023 B", "1.5 KiB", "5.0 TiB"]);
     }
 }

@@ -57,7 +57,7 @@ gradwire checkpoint list:
   gradwire checkpoint list /var/lib/gradwire/checkpoints
       Lists all checkpoints
 gradwire checkpoint show:
-  gradwire checkpoint show /var/lib/gradwire/checkpoints round-000000120
+  gradwire checkpoint show /var/lib/gradwire/checkpoints job-0/round-000000120
       Shows the tensors, tables and parts of a checkpoint
 gradwire checkpoint verify:
   gradwire checkpoint verify /var/lib/gradwire/checkpoints

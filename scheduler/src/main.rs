@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 /// The scheduler of a job: assigns ranks, detects failures, releases barriers and places tensors on servers.
 ///
 /// Exit codes: 0 when all workers are done or on SIGTERM, 65 if the checkpoint to restore is unusable, 71 if a member
-/// failed, 72 if members did not register in time, 74 if its port is in use, 78 if a setting is invalid.
+/// failed, 72 if members did not register in time, 73 if another scheduler owns the job's checkpoints, 74 if its port is in
+/// use, 78 if a setting is invalid.
 #[derive(Debug, Parser)]
 #[command(name = "gradwire-scheduler", version)]
 struct Args {

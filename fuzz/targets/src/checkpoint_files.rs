@@ -3,7 +3,7 @@
 //! has as many bytes as it says.
 
 use checkpoint::{
-    Checkpoint, CheckpointError, Entry, Header, Manifest, Part, PartRecord, Shape, Store, TableRecord,
+    Checkpoint, CheckpointError, Entry, Header, Manifest, Part, PartRecord, Shape, Staged, Store, TableRecord,
 };
 use crate::Program;
 use proto_common::element::Dtype;
@@ -12,7 +12,6 @@ use proto_common::optimizer::Optimizer;
 use proto_common::table::{Initial, TableSpec};
 use proto_common::tensor::TensorSpec;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const NAME: &str = "round-000000001";
@@ -55,13 +54,16 @@ impl Store for InMemory {
         into.copy_from_slice(there);
         Ok(())
     }
-    fn stage(&self, _: &str, _: &str) -> Result<PathBuf, CheckpointError> {
+    fn stage(&self, _: &str, _: &str) -> Result<Staged, CheckpointError> {
         unreachable!("nothing is written")
     }
-    fn put(&self, _: &str, _: &str, _: &Path) -> Result<(), CheckpointError> {
+    fn put(&self, _: &str, _: &str, _: Staged) -> Result<(), CheckpointError> {
         unreachable!("nothing is written")
     }
     fn put_bytes(&self, _: &str, _: &str, _: &[u8]) -> Result<(), CheckpointError> {
+        unreachable!("nothing is written")
+    }
+    fn put_new(&self, _: &str, _: &str, _: &[u8]) -> Result<bool, CheckpointError> {
         unreachable!("nothing is written")
     }
     fn remove(&self, _: &str, _: &str) -> Result<(), CheckpointError> {

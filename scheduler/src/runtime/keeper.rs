@@ -1,14 +1,21 @@
 //! The scheduler's hands for checkpoints: finds the one to begin from, writes manifests, and removes what is too old. It must
 //! not decide what is complete.
 
+use super::ownership::{self, SILENCE, Standing, now_unix_ms};
 use crate::engine::{CheckpointConfig, Clearing, Completed, Unusable};
-use checkpoint::{CheckpointError, Manifest, PartRecord, Removed, Shape, Store, TableRecord, TensorRecord};
+use checkpoint::{
+    CheckpointError, Contents, Manifest, Owner, Ownership, PartRecord, Removed, Shape, Store, TableRecord,
+    TensorRecord, Term,
+};
+use daemon::shutdown::Shutdown;
 use proto_common::config::Settings;
+use proto_common::ids::Incarnation;
+use proto_common::message::PartWritten;
 use std::future::Future;
 use std::mem::replace;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
 use tokio::task::spawn_blocking;
 
@@ -17,6 +24,8 @@ use tokio::task::spawn_blocking;
 pub(super) enum Task {
     Write(Box<Completed>),
     Clear(Clearing),
+    /// Shows other schedulers of this job that this one runs.
+    Beat,
 }
 
 impl Task {
@@ -25,6 +34,7 @@ impl Task {
         let (round, clearing) = match self {
             Self::Write(completed) => (Some(completed.round), None),
             Self::Clear(clearing) => (None, Some(clearing.clone()).filter(Clearing::is_told)),
+            Self::Beat => (None, None),
         };
         move |error| {
             let written = round.map(|round| Done::Written(round, Err(error.clone())));
@@ -40,12 +50,19 @@ pub(super) enum Done {
     Written(u64, Result<String, String>),
     /// What was left of one that was given up is gone, or why it is not.
     Cleared(Clearing, Result<(), String>),
+    /// Another scheduler has taken over the job's checkpoints; this says which.
+    Deposed(String),
 }
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Keeper {
+    /// Of this job's checkpoints only.
     store: Arc<dyn Store>,
+    /// This scheduler, as it is recorded there.
+    own: Owner,
+    owned: Arc<Mutex<Option<Arc<Ownership>>>>,
+    is_beating: Arc<AtomicBool>,
     job: u64,
     shape: Shape,
     keep: u32,
@@ -55,6 +72,14 @@ pub(super) struct Keeper {
     writing: Arc<Mutex<Vec<String>>>,
     manifests: Line,
     clearing: Line,
+}
+
+/// What came of a try to own the job's checkpoints.
+#[derive(Debug, PartialEq)]
+enum Claim {
+    Owned,
+    /// Whether their owner runs is not known.
+    Unclear(Term),
 }
 
 /// Tasks one after another.
@@ -76,6 +101,20 @@ impl Line {
     }
 }
 
+/// As [`open`]; and this scheduler, whose members reach it at this port, owns what its job writes from then on.
+pub(super) async fn start(
+    settings: &Settings,
+    resume: bool,
+    (incarnation, port): (Incarnation, u16),
+    mut shutdown: Shutdown,
+) -> Result<(Option<Keeper>, CheckpointConfig), CheckpointError> {
+    let (keeper, config) = open(settings, resume)?;
+    let Some(mut keeper) = keeper else { return Ok((None, config)) };
+    (keeper.own.id, keeper.own.address) = (incarnation.0, format!("{}:{port}", settings.scheduler.host));
+    keeper.become_owner(resume, &mut shutdown).await?;
+    Ok((Some(keeper), config))
+}
+
 /// Looks at the place of checkpoints, if there is one, and at what the job is to begin from. Members of a job that is resumed
 /// will say what that was.
 pub(super) fn open(
@@ -86,12 +125,13 @@ pub(super) fn open(
     if wanted.directory.is_empty() {
         return Ok((None, CheckpointConfig::default()));
     }
-    let store = checkpoint::open(&wanted.directory)?;
+    let job = settings.job.0;
+    let store = checkpoint::open_job(&wanted.directory, job)?;
     let (mut last, mut last_unix_ms) = (None, 0);
     let found = checkpoint::newest_readable(&*store).and_then(|newest| {
         last_unix_ms = newest.as_ref().map_or(0, |manifest| manifest.unix_ms);
-        last = newest.map(|manifest| manifest.name);
-        if resume { Ok(None) } else { begin_from(&store, settings, last.as_deref()) }
+        last = newest.map(|manifest| checkpoint::name_of_job(job, &manifest.name));
+        if resume { Ok(None) } else { begin_from(&*store, settings, last.as_deref()) }
     });
     let (restore, unusable) = match found {
         Ok(restore) => (restore, None),
@@ -110,41 +150,55 @@ pub(super) fn open(
         chunk_bytes: cluster.chunk_bytes,
         deterministic: cluster.deterministic,
     };
-    let (job, keep) = (settings.job.0, wanted.keep);
+    let (keep, own) = (wanted.keep, ownership::of_this_process());
     let last_unix_ms = Arc::new(AtomicU64::new(last_unix_ms));
-    let (writing, manifests, clearing) = Default::default();
-    let keeper = Keeper { store, job, shape, keep, last_unix_ms, writing, manifests, clearing };
+    let (owned, is_beating, writing, manifests, clearing) = Default::default();
+    let keeper = Keeper {
+        store,
+        own,
+        owned,
+        is_beating,
+        job,
+        shape,
+        keep,
+        last_unix_ms,
+        writing,
+        manifests,
+        clearing,
+    };
     // Who went back to one has left what is newer behind: the next one to begin from is the same, until another is written.
     let last = restore.clone().or(last);
     Ok((Some(keeper), CheckpointConfig { has_place: true, restore, last, unusable }))
 }
 
-/// What a fresh job begins from, whole as far as its headers tell; `last` is the newest that can be read.
+/// What a fresh job begins from, whole as far as its headers tell; `last` is the newest of its own that can be read.
 fn begin_from(
-    store: &Arc<dyn Store>,
+    own: &dyn Store,
     settings: &Settings,
     last: Option<&str>,
 ) -> Result<Option<String>, CheckpointError> {
-    let wanted = &settings.checkpoint;
+    let (wanted, job) = (&settings.checkpoint, settings.job.0);
+    let place = &wanted.directory;
     let name = match wanted.restore.as_str() {
         "none" => return Ok(None),
-        "latest" => checkpoint::newest(&**store)?.map(|manifest| manifest.name),
-        name => Some(name.to_owned()),
+        "latest" => checkpoint::newest_of(place, job)?,
+        name => Some(checkpoint::resolve(place, job, name)?),
     };
     let Some(name) = name else {
-        tracing::info!(
-            directory = wanted.directory,
-            "no checkpoint found; training starts from initial values"
-        );
+        let others = checkpoint::jobs(place)?.into_iter().filter(|other| *other != job).collect::<Vec<u64>>();
+        let what = "no checkpoint of this job found; training starts from initial values. checkpoint.restore can name one of another job (`gradwire checkpoint list`)";
+        tracing::info!(directory = place, job, other_jobs = ?others, what);
         return Ok(None);
     };
-    let found = checkpoint::Checkpoint::open(store, &name)?;
+    let (store, own_name) = checkpoint::find(place, &name)?;
+    let found = checkpoint::Checkpoint::open(&store, &own_name)?;
+    found.check_parts()?;
     let (theirs, ours) = (found.manifest().shape.chunk_bytes, settings.cluster.chunk_bytes);
     if theirs != ours {
         return Err(CheckpointError::ChunkBytes { name, theirs, ours });
     }
     tracing::info!(checkpoint = name, round = found.manifest().round, "restoring tensors from a checkpoint");
-    let left = checkpoint::left_behind(&**store, found.manifest())?;
+    let left = checkpoint::left_behind(own, found.manifest())?;
     if last != Some(name.as_str()) && !left.is_empty() {
         let what = "the directory has checkpoints of later rounds from another branch of training; they count as older as soon as this job writes its own";
         tracing::warn!(checkpoint = name, others = ?left, what);
@@ -153,16 +207,142 @@ fn begin_from(
 }
 
 impl Keeper {
+    /// Becomes the owner of the job's checkpoints, in place of one that has ended. If that cannot be known, this waits for
+    /// [`SILENCE`], in which an owner that runs shows it. An error names the owner. A place that cannot be written is none: the
+    /// job may need it for reading only.
+    async fn become_owner(&self, resume: bool, shutdown: &mut Shutdown) -> Result<(), CheckpointError> {
+        let claimed = match self.try_claim(None, resume).await {
+            Ok(Claim::Unclear(term)) => {
+                let (place, owner, waits_s) = (self.store.place(), term.to_string(), SILENCE.as_secs());
+                let what = "another scheduler of this job owns the checkpoints, and it cannot be known from here whether it runs; waiting for it to show that it does";
+                tracing::warn!(place, owner, waits_s, what);
+                tokio::select! {
+                    // Sleep: nothing tells of a scheduler that does not run any more.
+                    () = tokio::time::sleep(SILENCE) => {}
+                    _ = shutdown.wait() => return Ok(()),
+                }
+                self.try_claim(Some(term), resume).await
+            }
+            claimed => claimed,
+        };
+        match claimed {
+            Err(CheckpointError::Owned { place, by }) => Err(CheckpointError::Owned { place, by }),
+            Err(error) => {
+                tracing::warn!(%error, "cannot write at checkpoint.directory; each checkpoint tries again");
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+        }
+    }
+
+    async fn try_claim(&self, silent: Option<Term>, resume: bool) -> Result<Claim, CheckpointError> {
+        let keeper = self.clone();
+        let claimed = spawn_blocking(move || keeper.claim(silent.as_ref(), resume));
+        claimed.await.unwrap_or_else(|error| Err(CheckpointError::Plan(error.to_string())))
+    }
+
+    /// Becomes the owner, if the one before has ended, or has not changed since it was `silent`. Blocks.
+    fn claim(&self, silent: Option<&Term>, resume: bool) -> Result<Claim, CheckpointError> {
+        // Tasks of two lines may come here at once, and one of them would find the other one's record.
+        let mut owned = self.owned();
+        if owned.is_some() {
+            return Ok(Claim::Owned);
+        }
+        let others = |term: Option<Term>| CheckpointError::Owned {
+            place: self.store.place(),
+            by: term.map_or_else(|| "a process that ends".into(), |term| term.to_string()),
+        };
+        let newest = checkpoint::newest_term(&*self.store)?;
+        if let Some(term) = newest.as_ref().filter(|term| !resume && silent != Some(*term)) {
+            let known = term.owner.as_ref().map(|owner| ownership::standing(owner, &self.own));
+            match known.unwrap_or(Standing::Unknown) {
+                Standing::Ended => {}
+                Standing::Unknown if silent.is_none() => return Ok(Claim::Unclear(term.clone())),
+                Standing::Runs | Standing::Unknown => return Err(others(newest)),
+            }
+        }
+        let own = Owner { since_unix_ms: now_unix_ms(), ..self.own.clone() };
+        let Some(ownership) = checkpoint::claim(self.store.clone(), newest.as_ref(), own)? else {
+            return Err(others(checkpoint::newest_term(&*self.store)?));
+        };
+        tracing::info!(
+            place = self.store.place(),
+            term = ownership.term(),
+            "this scheduler owns the job's checkpoints"
+        );
+        *owned = Some(Arc::new(ownership));
+        Ok(Claim::Owned)
+    }
+
+    fn owned(&self) -> MutexGuard<'_, Option<Arc<Ownership>>> {
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Before anything is written or removed: an error unless this scheduler owns the job's checkpoints. Blocks.
+    fn check_owned(&self) -> Result<(), CheckpointError> {
+        let owned = self.owned().clone();
+        match owned {
+            Some(owned) => owned.check(),
+            // It could not be written at the start.
+            None => match self.claim(None, false)? {
+                Claim::Owned => Ok(()),
+                Claim::Unclear(term) => {
+                    Err(CheckpointError::Owned { place: self.store.place(), by: term.to_string() })
+                }
+            },
+        }
+    }
+
+    /// The job has ended: the next scheduler need not wait. If the disk does not answer in this time, that one finds that this
+    /// scheduler shows nothing more.
+    pub(super) async fn end_within(self, limit: Duration) {
+        let _ = tokio::time::timeout(limit, spawn_blocking(move || self.end())).await;
+    }
+
+    fn end(&self) {
+        let owned = self.owned().clone();
+        if let Some(Err(error)) = owned.map(|owned| owned.end()) {
+            tracing::debug!(%error, "cannot record that this scheduler has ended");
+        }
+    }
+
+    /// None where nothing is to be told. Blocks.
+    fn beat(&self) -> Option<Done> {
+        // One that the disk keeps waiting is enough.
+        if self.is_beating.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        let owned = self.owned().clone();
+        let beat = owned.map_or(Ok(()), |owned| owned.beat());
+        self.is_beating.store(false, Ordering::Relaxed);
+        match beat {
+            Err(CheckpointError::Deposed { place, by }) => {
+                Some(Done::Deposed(CheckpointError::Deposed { place, by }.to_string()))
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot record that this scheduler runs");
+                None
+            }
+            Ok(()) => None,
+        }
+    }
+
+    /// The name of a round's checkpoint within the job's directory.
+    fn name_of(&self, round: u64, restore: Option<&str>) -> String {
+        checkpoint::name_beside(round, restore.and_then(|name| checkpoint::own_name(self.job, name)))
+    }
+
     /// Begins a task behind all of its line that were begun before. Who is given up comes behind the manifest that may name the
     /// same files. None waits for what rounds before have left, which may be much: nothing that was begun meanwhile is part of
     /// that.
     pub(super) fn begin(&self, task: Task) -> impl Future<Output = Option<Done>> + Send + use<> {
         let line = match &task {
             Task::Clear(Clearing::Before { writing, restore, .. }) => {
-                let name = |round: &u64| checkpoint::name_beside(*round, restore.as_deref());
+                let name = |round: &u64| self.name_of(*round, restore.as_deref());
                 *self.writing() = writing.iter().map(name).collect();
                 &self.clearing
             }
+            Task::Beat => &Line::default(),
             _ => &self.manifests,
         };
         let (before, over) = line.join();
@@ -183,12 +363,25 @@ impl Keeper {
     /// None where nobody is to hear of it. Blocks.
     fn execute(&self, task: Task) -> Option<Done> {
         match task {
+            Task::Beat => self.beat(),
             Task::Write(completed) => {
-                let written = self.write(&completed).map_err(|error| error.to_string());
-                Some(Done::Written(completed.round, written))
+                let written = self.check_owned().and_then(|()| self.write(&completed));
+                if let Err(error @ CheckpointError::Deposed { .. }) = &written {
+                    return Some(Done::Deposed(error.to_string()));
+                }
+                Some(Done::Written(completed.round, written.map_err(|error| error.to_string())))
             }
             Task::Clear(clearing) => {
-                let cleared = self.clear(&clearing).map_err(|error| error.to_string());
+                let owned = match self.check_owned() {
+                    // Files that this job's servers have named are its own, also where no record can be written.
+                    Err(CheckpointError::Io { .. }) if clearing.is_told() => Ok(()),
+                    owned => owned,
+                };
+                let cleared = owned.and_then(|()| self.clear(&clearing));
+                if let Err(error @ CheckpointError::Deposed { .. }) = &cleared {
+                    return Some(Done::Deposed(error.to_string()));
+                }
+                let cleared = cleared.map_err(|error| error.to_string());
                 if let Err(error) = &cleared {
                     tracing::warn!(error, "cannot remove the remains of an abandoned checkpoint");
                 }
@@ -208,11 +401,12 @@ impl Keeper {
     fn clear(&self, clearing: &Clearing) -> Result<(), CheckpointError> {
         match clearing {
             Clearing::GivenUp { round, files, restore } => {
-                let name = checkpoint::name_beside(*round, restore.as_deref());
+                let name = self.name_of(*round, restore.as_deref());
                 checkpoint::discard(&*self.store, &name, files)
             }
             Clearing::Before { round, restore, .. } => {
-                let is_needed = |name: &str| Some(name) == restore.as_deref() || self.is_written(name);
+                let restore = restore.as_deref().and_then(|name| checkpoint::own_name(self.job, name));
+                let is_needed = |name: &str| Some(name) == restore || self.is_written(name);
                 checkpoint::sweep(&*self.store, *round, is_needed).map(tell)
             }
         }
@@ -220,14 +414,14 @@ impl Keeper {
 
     /// Writes the manifest: from then on the checkpoint is complete. Then what is too old goes. Blocks.
     fn write(&self, completed: &Completed) -> Result<String, CheckpointError> {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        let now_ms = now_unix_ms();
         // Whosever clock goes back: what is written later is newer.
         let later = |last: u64| Some(now_ms.max(last.saturating_add(1)));
         let last = self.last_unix_ms.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
         let unix_ms = last.ok().and_then(later).unwrap_or(now_ms);
         let restore = completed.restore.as_deref();
-        let name = checkpoint::name_beside(completed.round, restore);
+        let name = self.name_of(completed.round, restore);
+        let restore = restore.and_then(|name| checkpoint::own_name(self.job, name));
         let mut manifest = Manifest::new(&name, self.job, completed.round, unix_ms, self.shape.clone());
         manifest.tensors = completed.tensors.iter().cloned().map(tensor).collect();
         manifest.tables = completed
@@ -245,6 +439,7 @@ impl Keeper {
                 index_crc32c: part.index_crc32c,
             })
             .collect();
+        manifest.contents = completed.parts.iter().map(contents).collect();
         checkpoint::commit(&*self.store, &manifest)?;
         tracing::info!(
             checkpoint = name,
@@ -259,7 +454,7 @@ impl Keeper {
             // The new one is complete all the same.
             Err(error) => tracing::warn!(%error, "cannot remove an old checkpoint"),
         }
-        Ok(name)
+        Ok(checkpoint::name_of_job(self.job, &name))
     }
 }
 
@@ -273,6 +468,12 @@ fn tell(Removed { gone, left, failed }: Removed) {
     if let Some(error) = failed {
         tracing::warn!(%error, "cannot remove an old checkpoint");
     }
+}
+
+/// What servers that continue from a checkpoint find in this part.
+fn contents(part: &PartWritten) -> Contents {
+    let runs = part.covers.iter().map(|cover| (cover.first, cover.chunks));
+    Contents::new(runs, part.tables.iter().filter(|(_, rows)| *rows > 0).map(|(spec, _)| spec.key))
 }
 
 fn tensor((spec, version, newest): (proto_common::tensor::TensorSpec, u64, u64)) -> TensorRecord {

@@ -6,9 +6,10 @@ mod connection;
 mod embed;
 mod keeper;
 mod metrics;
+mod ownership;
 mod words;
 
-use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome, Standing};
+use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome, Standing, Unusable};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox, Parting};
 use daemon::Later;
@@ -37,7 +38,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, interval, sleep_until, timeout};
 
 /// Milliseconds until a connection is taken again, where one could not be: out of descriptors, of which no event tells when there
 /// are some again.
@@ -132,8 +133,9 @@ async fn run_with(
     (notify, flight): (Notify, Flight),
 ) -> Result<Outcome, anyhow::Error> {
     let incarnation = daemon::host::new_incarnation()?;
-    let opened = keeper::open(settings, resume).map_err(|error| Failure::new(error.exit_code(), error));
-    let (keeper, checkpoints) = opened?;
+    let own = (incarnation, listeners.control.local_addr()?.port());
+    let started = keeper::start(settings, resume, own, shutdown.clone()).await;
+    let (keeper, checkpoints) = started.map_err(|error| Failure::new(error.exit_code(), error))?;
     let pid = std::process::id();
     let config = EngineConfig { resume, pid, checkpoints, ..EngineConfig::new(settings, incarnation) };
     let engine = Engine::new(config, 0);
@@ -141,7 +143,7 @@ async fn run_with(
         Some(posts) => (engine.with_program(), posts),
         None => (engine, Posts::start()?),
     };
-    let core = Core::new((settings, listeners.security), engine, (posts, flight.clone()), keeper)?;
+    let core = Core::new((settings, listeners.security), engine, (posts, flight.clone()), keeper.clone())?;
     if let Some(listener) = listeners.http {
         let (ready, status, targets) = (core.view(), core.view(), core.view());
         let own = daemon::targets::reachable(Some(&listener), &settings.scheduler.host);
@@ -156,7 +158,11 @@ async fn run_with(
         .with_documents(&crate::page::DOCUMENTS);
         http::spawn(listener, state, shutdown.clone());
     }
-    core.run(listeners.control, shutdown, &notify).await
+    let outcome = core.run(listeners.control, shutdown, &notify).await;
+    if let Some(keeper) = keeper {
+        keeper.end_within(Duration::from_millis(FLUSH_MS)).await;
+    }
+    outcome
 }
 
 /// The exit code and words for how a job ended.
@@ -233,6 +239,8 @@ struct Core {
     posts: Posts,
     said: mpsc::UnboundedReceiver<ToScheduler>,
     keeper: Option<Keeper>,
+    /// How the job ends here once another scheduler has its checkpoints.
+    deposed: Option<Outcome>,
     flight: Flight,
     /// Who is let go by what is being carried out.
     parting: Option<Parting>,
@@ -279,6 +287,7 @@ impl Core {
             posts,
             said,
             keeper,
+            deposed: None,
             flight,
             parting: None,
         })
@@ -294,7 +303,7 @@ impl Core {
         mut shutdown: Shutdown,
         notify: &Notify,
     ) -> Result<Outcome, anyhow::Error> {
-        let (mut stopping, mut beats) = (false, notify.beats());
+        let (mut stopping, mut beats, mut owner_beats) = (false, notify.beats(), interval(ownership::BEAT));
         notify.ready("accepting members");
         let mut tick_ms = self.view.engine().next_tick_ms(0);
         let outcome = loop {
@@ -325,12 +334,17 @@ impl Core {
                     notify.status(&self.view.status().line());
                     None
                 }
+                _ = owner_beats.tick(), if self.keeper.is_some() => {
+                    self.keep(Task::Beat);
+                    None
+                }
                 // Finished tasks are taken off the list.
                 Some(_) = self.tasks.join_next() => None,
             };
             let stop = input.as_ref().and_then(|input| stop_before(input, stopping, &shutdown));
             stopping |= stop.is_some();
-            if let Some(outcome) = stop.into_iter().chain(input).find_map(|input| self.step(input)) {
+            let decided = stop.into_iter().chain(input).find_map(|input| self.step(input));
+            if let Some(outcome) = decided.or_else(|| self.deposed.take()) {
                 break outcome;
             }
             tick_ms = tick_ms.min(self.view.engine().next_tick_ms(self.view.now_ms()));
@@ -391,6 +405,10 @@ impl Core {
                 Some(Input::ManifestWritten { round, result })
             }
             Event::Kept(Done::Cleared(clearing, result)) => Some(Input::ClearedAway { clearing, result }),
+            Event::Kept(Done::Deposed(reason)) => {
+                self.deposed = Some(Outcome::Unusable(Unusable { code: ExitCode::Refused, reason }));
+                None
+            }
             Event::Message { from, message } => {
                 let outbox = self.connections.get(&from)?;
                 match message {

@@ -5,7 +5,16 @@ use crate::tables::Rows;
 use checkpoint::{Checkpoint, CheckpointError};
 use proto_common::table::{Spread, TableSpec};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::thread;
+
+/// Threads of a lane that read chunks at once: an object store needs as long for one request as for several.
+const READERS_MAX: u64 = 8;
+/// Bytes of chunks that they may have read beside one another. One of them reads a chunk of any size.
+const READ_BYTES_MAX: u64 = 64 << 20;
+/// A chunk's bytes, with as much as a rule keeps beside it.
+const IMAGE_CHUNKS: u64 = 4;
 
 /// See the module. Lanes share it.
 #[derive(Clone, Debug)]
@@ -28,8 +37,8 @@ impl Progress {
 impl Restorer {
     /// Opens a complete checkpoint of a place, for servers of so many lanes.
     pub(crate) fn open(place: &str, name: &str, lanes: u16) -> Result<Self, CheckpointError> {
-        let store = checkpoint::open(place)?;
-        Ok(Self(Arc::new(Checkpoint::open(&store, name)?), lanes, Progress::default()))
+        let (store, name) = checkpoint::find(place, name)?;
+        Ok(Self(Arc::new(Checkpoint::open(&store, &name)?), lanes, Progress::default()))
     }
 
     /// How far lanes are with it.
@@ -44,7 +53,7 @@ impl Restorer {
         chunk_bytes: u64,
     ) -> Result<Option<Vec<u8>>, CheckpointError> {
         let key = chunk.id.key;
-        let Some(tensor) = self.0.manifest().tensor(key) else {
+        let Some(tensor) = self.0.tensor(key) else {
             if chunk.id.chunk.0 == 0 {
                 let name = &self.0.manifest().name;
                 tracing::warn!(tensor = %key, checkpoint = name, "a tensor is missing in the checkpoint, and starts with zeros");
@@ -77,6 +86,36 @@ impl Restorer {
         image.extend_from_slice(&state.weights);
         state.state.iter().chain(&state.master).for_each(|array| image.extend_from_slice(array));
         Ok(Some(image))
+    }
+
+    /// Hands out the images of new chunks, in whatever order they are read, with the chunk's place among these. Several threads read
+    /// them, because a lane that waited for one request after the other would wait for minutes. Ends with the first error.
+    pub(crate) fn images<E: From<CheckpointError>>(
+        &self,
+        chunks: &[&ChunkSpec],
+        chunk_bytes: u64,
+        mut take: impl FnMut(usize, Option<Vec<u8>>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let image_bytes = IMAGE_CHUNKS * chunks.iter().map(|chunk| chunk.bytes).max().unwrap_or(0);
+        let readers = READ_BYTES_MAX.checked_div(image_bytes).unwrap_or(1).clamp(1, READERS_MAX);
+        let (next, (read, images)) = (AtomicUsize::new(0), sync_channel(0));
+        thread::scope(|scope| {
+            for _ in 0..readers.min(chunks.len() as u64) {
+                let (next, read) = (&next, read.clone());
+                scope.spawn(move || {
+                    loop {
+                        let at = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(chunk) = chunks.get(at) else { return };
+                        // Nobody takes more after an error.
+                        if read.send((at, self.image(chunk, chunk_bytes))).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            drop(read);
+            images.into_iter().try_for_each(|(at, image)| take(at, image?))
+        })
     }
 
     /// Puts the rows that a lane has now into a new table of so many parts; says why not.

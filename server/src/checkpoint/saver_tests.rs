@@ -3,7 +3,7 @@
 use super::super::part::Piece;
 use super::*;
 use crate::engine::ChunkSpec;
-use std::path::{Path, PathBuf};
+use checkpoint::Staged;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ impl Store for Bad {
     fn read(&self, _: &str, _: &str, _: u64, _: &mut [u8]) -> Result<(), CheckpointError> {
         Ok(())
     }
-    fn stage(&self, _: &str, _: &str) -> Result<PathBuf, CheckpointError> {
+    fn stage(&self, _: &str, _: &str) -> Result<Staged, CheckpointError> {
         match &self.0 {
             None => panic!("a bug"),
             Some(word) => {
@@ -38,13 +38,16 @@ impl Store for Bad {
                 let _ = (word.recv(), word.recv());
             }
         }
-        Ok(PathBuf::from("/nowhere/at/all"))
+        Err(CheckpointError::BadPlace { place: "nowhere".into(), why: "it is not there".into() })
     }
-    fn put(&self, _: &str, _: &str, _: &Path) -> Result<(), CheckpointError> {
+    fn put(&self, _: &str, _: &str, _: Staged) -> Result<(), CheckpointError> {
         Ok(())
     }
     fn put_bytes(&self, _: &str, _: &str, _: &[u8]) -> Result<(), CheckpointError> {
         Ok(())
+    }
+    fn put_new(&self, _: &str, _: &str, _: &[u8]) -> Result<bool, CheckpointError> {
+        Ok(true)
     }
     fn remove(&self, _: &str, _: &str) -> Result<(), CheckpointError> {
         Ok(())

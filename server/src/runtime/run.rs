@@ -265,11 +265,14 @@ fn checkpoints(
         });
     };
     // The server refuses a place that this build cannot reach before training, and not at the first checkpoint.
-    let store = Some(place).filter(|place| !place.is_empty()).map(|place| checkpoint::open(place));
+    let store =
+        Some(place).filter(|place| !place.is_empty()).map(|place| checkpoint::open_job(place, welcome.job.0));
     let store = store.transpose().map_err(|error| Failure::new(ExitCode::Config, error))?;
     let own = (welcome.rank, incarnation, welcome.shape.chunk_bytes);
     let drain = Duration::from_millis(settings.deadlines.drain_ms);
-    let saver = Saver::start(store, &settings.checkpoint, own, (drain, welcome.restore.clone()), has_room)?;
+    let restore = welcome.restore.as_deref().and_then(|name| checkpoint::own_name(welcome.job.0, name));
+    let saver =
+        Saver::start(store, &settings.checkpoint, own, (drain, restore.map(str::to_owned)), has_room)?;
     let open = |name: &String| {
         if place.is_empty() {
             let text = format!(

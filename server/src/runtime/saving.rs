@@ -248,32 +248,32 @@ impl<Q: CompletionQueue> DataLane<Q> {
         // A copy is filled by its stream; one that serves before it was is named then.
         let Self { saves, engine, .. } = self;
         saves.unread.retain(|index| engine.is_served(*index));
-        let (mut begun, mut unread) = (Ok(()), Vec::new());
+        let Some(restorer) = self.saves.restorer.clone() else { return Ok(()) };
+        let (mut unread, mut named) = (BTreeSet::new(), Vec::new());
         for chunk in chunks {
             let index = self.engine.index_of(chunk.id).filter(|index| self.saves.unread.remove(index));
-            let Some(index) = index else { continue };
-            if begun.is_ok() {
-                begun = self.begin_one(chunk);
-            }
-            if begun.is_err() {
-                unread.push(index);
+            // Tables are read when they are declared; who contributed what was of another job.
+            if let Some(index) = index.filter(|_| !chunk.has_rows()) {
+                unread.insert(index);
+                named.push(chunk);
             }
         }
+        let begun = restorer.images(&named, self.config.chunk_bytes, |at, image| {
+            let chunk = named[at];
+            if let Some(index) = self.engine.index_of(chunk.id) {
+                image.map_or(Ok(()), |image| self.begin_one(chunk, index, &image))?;
+                unread.remove(&index);
+            }
+            Ok(())
+        });
         // Nobody is to go on with zeros instead.
-        self.engine.unmade(&unread, &mut self.commands);
+        self.engine.unmade(&unread.into_iter().collect::<Vec<_>>(), &mut self.commands);
         begun
     }
 
-    fn begin_one(&mut self, chunk: &ChunkSpec) -> Result<(), LaneError> {
-        let Some(restorer) = &self.saves.restorer else { return Ok(()) };
-        // Its tables are read when they are declared; who contributed what was of another job.
-        if chunk.has_rows() {
-            return Ok(());
-        }
-        let Some(image) = restorer.image(chunk, self.config.chunk_bytes)? else { return Ok(()) };
-        let Some(index) = self.engine.index_of(chunk.id) else { return Ok(()) };
+    fn begin_one(&mut self, chunk: &ChunkSpec, index: u32, image: &[u8]) -> Result<(), LaneError> {
         let wrong = |why: String| CheckpointError::Corrupt { file: format!("chunk {:?}", chunk.id), why };
-        let image = Image::read(&image).map_err(|error| wrong(error.to_string()))?;
+        let image = Image::read(image).map_err(|error| wrong(error.to_string()))?;
         self.engine.check_state(index, &image.state).map_err(wrong)?;
         // Nobody reads a chunk that has served nothing yet.
         self.storage.load_image(index, &image, 0, false).map_err(|error| wrong(error.to_string()))?;

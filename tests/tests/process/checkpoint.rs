@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use checkpoint::{Directory, Listed, Store, list, newest, round_name, verify};
+use checkpoint::{Listed, Store, list, name_of_job, newest, open_job, round_name, verify};
 use gradwire_tests::rigs::bed::Bed;
 use gradwire_tests::rigs::cluster::{Cluster, Place};
 use gradwire_tests::rigs::job::join;
@@ -39,6 +39,16 @@ fn specs() -> Vec<TensorSpec> {
 
 fn value(key: u64, at: usize, rank: u32, round: u64) -> i32 {
     ((at as u64 * 7 + key * 13 + u64::from(rank) * 3 + round * 5) % 31) as i32 - 15
+}
+
+/// What a round's checkpoint is called: jobs of these tests have number 0.
+fn name(round: u64) -> String {
+    name_of_job(0, &round_name(round))
+}
+
+/// The job's own checkpoints at a place.
+fn store_in(place: &Path) -> Arc<dyn Store> {
+    open_job(place.to_str().unwrap(), 0).unwrap()
 }
 
 /// A cluster of so many servers over checkpoints in a directory.
@@ -141,14 +151,14 @@ fn any_number_of_servers_goes_on_from_what_any_other_wrote_with_the_same_bits() 
         let place = directory.path().join(servers.to_string());
         let bed = bed(servers, lanes, &place, |_| {});
         assert_eq!(train(&bed.clients, 4), 0);
-        assert_eq!(save(&bed.clients[0]), round_name(4));
+        assert_eq!(save(&bed.clients[0]), name(4));
         let at_four = weights(&bed.clients[0]);
         assert_eq!(train(&bed.clients, 6), 4, "training goes on where it is");
         let at_six = weights(&bed.clients[0]);
         let expected = undisturbed.get_or_insert((at_four.clone(), at_six.clone()));
         assert!(*expected == (at_four, at_six), "{servers} servers");
         bed.end();
-        let store: Arc<dyn Store> = Arc::new(Directory::new(&place));
+        let store = store_in(&place);
         verify(&store, &round_name(4), |_, _| ()).unwrap();
     }
     let (at_four, at_six) = undisturbed.unwrap();
@@ -168,12 +178,12 @@ fn any_number_of_servers_goes_on_from_what_any_other_wrote_with_the_same_bits() 
 #[test]
 fn a_round_is_written_again_as_often_as_somebody_asks_and_nothing_is_written_over() {
     let directory = tempfile::tempdir().unwrap();
-    let store: Arc<dyn Store> = Arc::new(Directory::new(directory.path()));
+    let store = store_in(directory.path());
     let bed = bed(2, 2, directory.path(), |settings| settings.checkpoint.every_rounds = 2);
     train(&bed.clients, 4);
     let mut files = Vec::new();
     for client in [0, 1, 0] {
-        assert_eq!(save(&bed.clients[client]), round_name(4));
+        assert_eq!(save(&bed.clients[client]), name(4));
         verify(&store, &round_name(4), |_, _| ()).unwrap();
         let parts = newest(&*store).unwrap().unwrap().parts;
         files.extend(parts.into_iter().map(|part| part.file));
@@ -185,7 +195,7 @@ fn a_round_is_written_again_as_often_as_somebody_asks_and_nothing_is_written_ove
     assert_eq!(distinct.len(), count, "{distinct:?}");
     // And those that begin by themselves do so afterwards.
     train(&bed.clients, 8);
-    assert_eq!(save(&bed.clients[1]), round_name(8));
+    assert_eq!(save(&bed.clients[1]), name(8));
     bed.end();
     assert!(complete(&*store).contains(&round_name(6)) || complete(&*store).contains(&round_name(8)));
 }
@@ -226,10 +236,10 @@ fn rounds_are_written_behind_training_within_little_memory_and_are_never_torn() 
     assert_eq!(train(&bed.clients, 20), 0);
     let expected = weights(&bed.clients[0]);
     bed.end();
-    let store = Directory::new(directory.path());
-    let found = complete(&store);
+    let store = store_in(directory.path());
+    let found = complete(&*store);
     assert!(!found.is_empty() && found.len() <= 2, "{found:?}");
-    let last = list(&store).unwrap().into_iter().rev().find_map(|one| one.manifest.ok().flatten()).unwrap();
+    let last = list(&*store).unwrap().into_iter().rev().find_map(|one| one.manifest.ok().flatten()).unwrap();
     assert!(last.tensors.iter().take(4).all(|tensor| tensor.version == last.round), "{last:?}");
     assert_eq!(last.tensors[4].version, 0, "nobody contributed to it");
     let bed = self::bed(3, 1, directory.path(), |settings| settings.checkpoint.restore = "latest".into());
@@ -244,7 +254,7 @@ fn servers_with_copies_write_what_they_serve_and_copies_begin_from_it_too() {
     let copies = |settings: &mut Settings| settings.cluster.replicas = 1;
     let first = bed(2, 2, directory.path(), copies);
     train(&first.clients, 4);
-    assert_eq!(save(&first.clients[0]), round_name(4));
+    assert_eq!(save(&first.clients[0]), name(4));
     train(&first.clients, 6);
     let expected = weights(&first.clients[0]);
     first.end();
@@ -288,7 +298,7 @@ fn whatever_is_killed_while_it_writes_earlier_checkpoints_are_whole() {
     let expected = weights(&undisturbed.clients[0]);
     undisturbed.end();
     let place = directory.path().join("killed");
-    let store: Arc<dyn Store> = Arc::new(Directory::new(&place));
+    let store = store_in(&place);
     let mut reached = 0;
     for (servers, until) in [(2, 9), (1, 17), (3, 25)] {
         let (mut cluster, clients) = processes(servers, &place, "latest");
@@ -357,10 +367,10 @@ fn rows_of_tables_come_to_whatever_server_has_them_then() {
     let first = bed(3, 2, directory.path(), |settings| settings.checkpoint.memory_bytes = 1);
     train(&first.clients, 2);
     let saved_rows = touch(&first.clients[0], 1);
-    assert_eq!(save(&first.clients[0]), round_name(2));
+    assert_eq!(save(&first.clients[0]), name(2));
     let later = touch(&first.clients[0], 2);
     first.end();
-    let store: Arc<dyn Store> = Arc::new(Directory::new(directory.path()));
+    let store = store_in(directory.path());
     verify(&store, &round_name(2), |_, _| ()).unwrap();
     let manifest = checkpoint::newest(&*store).unwrap().unwrap();
     assert_eq!((manifest.tables[0].spec.clone(), manifest.tables[0].rows), (table(), ROWS));
@@ -420,7 +430,7 @@ fn halves_keep_their_exact_weights() {
     let first = bed(2, 1, directory.path(), |_| {});
     step(&first.clients, 5);
     let tensors: Vec<Tensor> = [1, 2].map(|key| first.clients[0].tensor(key).unwrap()).into();
-    assert_eq!(first.clients[0].checkpoint(&tensors, PATIENCE).unwrap(), round_name(5));
+    assert_eq!(first.clients[0].checkpoint(&tensors, PATIENCE).unwrap(), name(5));
     let expected = step(&first.clients, 12);
     first.end();
     let second = bed(1, 2, directory.path(), |settings| settings.checkpoint.restore = "latest".into());
@@ -484,9 +494,10 @@ fn an_operator_has_a_checkpoint_of_a_training_that_goes_on() {
         assert!(saved.status.success(), "{saved:?}");
         String::from_utf8(saved.stdout).unwrap().trim().to_owned()
     });
-    let store: Arc<dyn Store> = Arc::new(Directory::new(directory.path()));
-    assert_eq!(complete(&*store), std::slice::from_ref(&name));
-    verify(&store, &name, |_, _| ()).unwrap();
+    let store = store_in(directory.path());
+    let own = name.strip_prefix("job-0/").unwrap();
+    assert_eq!(complete(&*store), [own]);
+    verify(&store, own, |_, _| ()).unwrap();
     let manifest = checkpoint::newest(&*store).unwrap().unwrap();
     assert!(manifest.tensors.iter().take(4).all(|tensor| tensor.version == manifest.round), "{manifest:?}");
     // Nobody trains: it says what it waits for.
@@ -500,6 +511,31 @@ fn an_operator_has_a_checkpoint_of_a_training_that_goes_on() {
     let text = String::from_utf8_lossy(&late.stderr).into_owned();
     assert!(!late.status.success() && text.contains("of tensor") && text.contains("not yet at"), "{text}");
     drop((clients, cluster));
+}
+
+/// Another scheduler of this job at the same place is refused; told to take over, it has the job, and the first one ends.
+#[test]
+fn two_schedulers_of_one_job_do_not_write_to_one_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = format!("checkpoint.directory={}", directory.path().display());
+    let mut first = Cluster::new(1, 1, &["--set", &place]);
+    let second = |more: &[&str]| {
+        let mut command = first.place.command("gradwire-scheduler");
+        command.args(["--scheduler", "127.0.0.1:0", "--set", &place]).args(more);
+        command
+    };
+    first.scheduler.expect_line("owns the job's checkpoints", PATIENCE);
+    let refused = second(&[]).output().unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(i32::from(ExitCode::Refused as u8)), "{text}");
+    let pid = format!("process {} on host", first.scheduler.pid());
+    assert!(text.contains(&pid) && text.contains("another checkpoint.directory"), "{text}");
+    let other_job = ["--job", "7", "--set", "deadlines.assemble_ms=100"];
+    let text = second(&other_job).output().unwrap().stderr;
+    assert!(!String::from_utf8_lossy(&text).contains("another scheduler"), "{text:?}");
+    let _taking = Process::start("the next scheduler", &mut second(&["--resume"]));
+    first.scheduler.expect_line("has taken over the checkpoints", PATIENCE);
+    assert_eq!(first.scheduler.expect_end(PATIENCE), i32::from(ExitCode::Refused as u8));
 }
 
 const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "5", "--batch", "8", "--seed", "7"];
@@ -530,10 +566,10 @@ fn the_demo_goes_on_from_a_checkpoint_to_the_hash_of_an_undisturbed_run() {
     let mut reference = Process::start("reference", &mut reference);
     let directory = tempfile::tempdir().unwrap();
     demo(2, directory.path(), Some("3"));
-    let store = Directory::new(directory.path());
-    let killed_at = checkpoint::newest(&store).unwrap().expect("one was complete").round;
+    let store = store_in(directory.path());
+    let killed_at = newest(&*store).unwrap().expect("one was complete").round;
     let hash = demo(3, directory.path(), None);
     assert_eq!(reference.expect_end(PATIENCE), 0);
     assert_eq!(hash, hash_in(&reference.log().text()));
-    assert!(checkpoint::newest(&store).unwrap().unwrap().round > killed_at, "and it wrote others");
+    assert!(newest(&*store).unwrap().unwrap().round > killed_at, "and it wrote others");
 }

@@ -73,7 +73,13 @@ fn rules_codecs_versions_and_rows_are_as_in_rust() {
     // Rounds that end without somebody are not the same twice.
     let args = ["--set", "cluster.deterministic=false", "--set", &checkpoints];
     in_cluster_of("c/extras.c", 2, &[], &args);
-    assert!(place.path().join(checkpoint::round_name(1)).join("manifest.json").exists());
+    assert!(
+        place
+            .path()
+            .join(checkpoint::name_of_job(0, &checkpoint::round_name(1)))
+            .join("manifest.json")
+            .exists()
+    );
 }
 
 #[test]

@@ -209,7 +209,7 @@ static void checkpoints(const GradwireClient *client, int rank) {
         FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "name", gradwire_checkpoint(client, all, 1, 20000, NULL, 256));
         FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "tensors", gradwire_checkpoint(client, NULL, 1, 20000, name, 256));
         WORKS(gradwire_checkpoint(client, all, 1, 20000, name, sizeof(name)));
-        REQUIRE(strcmp(name, "round-000000001") == 0);
+        REQUIRE(strcmp(name, "job-0/round-000000001") == 0);
         WORKS(gradwire_checkpoint(client, all, 1, 20000, again, sizeof(again)));
         REQUIRE(strcmp(name, again) == 0);
         WORKS(gradwire_checkpoint(client, all, 1, 20000, NULL, 0));

@@ -39,7 +39,7 @@ pub struct Completed {
     pub tensors: Vec<(TensorSpec, u64, u64)>,
     /// Its tables, with their rows.
     pub tables: Vec<(TableSpec, u64)>,
-    /// Its parts, without what they cover.
+    /// Its parts, with what they cover.
     pub parts: Vec<PartWritten>,
     /// The checkpoint that the job began from: it is not written over, and stays.
     pub restore: Option<String>,
@@ -195,9 +195,7 @@ pub(super) fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Re
     {
         return Err("training ended before any tensor came to that round".into());
     }
-    let without_covers =
-        |part: &PartWritten| PartWritten { covers: Vec::new(), tables: Vec::new(), ..part.clone() };
-    let parts = pending.parts.values().map(without_covers).collect();
+    let parts = pending.parts.values().cloned().collect();
     let restore = wanted.restore.map(str::to_owned);
     Ok(Completed { round, tensors, tables: rows.into_values().collect(), parts, restore })
 }

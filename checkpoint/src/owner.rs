@@ -1,0 +1,184 @@
+//! Who owns a job's checkpoints at a place: the scheduler with the newest term. Each term is a file that only one process can
+//! make, `owner/term-N.json`. It must not decide whether an owner still runs: its caller compares what owners write.
+//!
+//! If two schedulers of one job removed and wrote side by side, the manifest of one could name parts that the other has removed.
+
+use crate::error::CheckpointError;
+use crate::store::Store;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The directory of the records, beside a job's checkpoints.
+const OWNERS: &str = "owner";
+/// Bytes of a record that is read.
+const RECORD_BYTES_MAX: u64 = 64 << 10;
+
+/// A scheduler, as it is recorded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// Random: tells it apart from all others.
+    pub id: u64,
+    /// The name of its host.
+    pub host: String,
+    /// The kernel that it runs on, and its space of process ids: where they are alike, `pid` says whether it runs.
+    pub machine: String,
+    /// Its process.
+    pub pid: u32,
+    /// When that process started, in the kernel's ticks.
+    pub started_ticks: u64,
+    /// Where members reach it.
+    pub address: String,
+    /// When it became the owner, in milliseconds since 1970.
+    pub since_unix_ms: u64,
+    /// How often it has shown since then that it runs.
+    pub beats: u64,
+    /// It has ended, and gave the checkpoints up.
+    pub has_ended: bool,
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, pid, since_unix_ms, .. } = self;
+        write!(f, "process {pid} on host {host:?}, owner since {}", utc(*since_unix_ms))
+    }
+}
+
+/// The newest term of a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// Its number.
+    pub number: u64,
+    /// Who has it; none where the record cannot be understood, for example because it is being written.
+    pub owner: Option<Owner>,
+}
+
+impl fmt::Display for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.owner {
+            Some(owner) => owner.fmt(f),
+            None => write!(f, "a process whose record {OWNERS}/{} cannot be read", file_of(self.number)),
+        }
+    }
+}
+
+fn file_of(term: u64) -> String {
+    format!("term-{term}.json")
+}
+
+fn term_of(file: &str) -> Option<u64> {
+    let term = file.strip_prefix("term-")?.strip_suffix(".json")?.parse().ok()?;
+    (file_of(term) == file).then_some(term)
+}
+
+fn terms(store: &dyn Store) -> Result<Vec<u64>, CheckpointError> {
+    Ok(store.files(OWNERS)?.iter().filter_map(|(file, _)| term_of(file)).collect())
+}
+
+/// The newest term of a job's place; none if nobody has owned it yet.
+pub fn newest_term(store: &dyn Store) -> Result<Option<Term>, CheckpointError> {
+    let Some(number) = terms(store)?.into_iter().max() else { return Ok(None) };
+    let file = file_of(number);
+    // It may go meanwhile, where still another one becomes the owner.
+    let bytes = store.bytes(OWNERS, &file)?.unwrap_or(0).min(RECORD_BYTES_MAX);
+    let mut record = vec![0; bytes as usize];
+    let owner =
+        store.read(OWNERS, &file, 0, &mut record).ok().and_then(|()| serde_json::from_slice(&record).ok());
+    Ok(Some(Term { number, owner }))
+}
+
+/// Becomes the owner after the one that was found, with the next term. None: another one was quicker.
+pub fn claim(
+    store: Arc<dyn Store>,
+    after: Option<&Term>,
+    owner: Owner,
+) -> Result<Option<Ownership>, CheckpointError> {
+    let term = after.map_or(0, |term| term.number) + 1;
+    let is_made = store.put_new(OWNERS, &file_of(term), &bytes_of(&owner)?)?;
+    let newest = newest_term(&*store)?;
+    let is_ours = newest.is_some_and(|newest| {
+        // An answer may be lost, and the request repeated: then the file was there already, and it is ours.
+        newest.number == term && (is_made || newest.owner.is_some_and(|there| there.id == owner.id))
+    });
+    if !is_ours {
+        return Ok(None);
+    }
+    for old in terms(&*store)?.into_iter().filter(|old| *old < term) {
+        store.remove(OWNERS, &file_of(old))?;
+    }
+    Ok(Some(Ownership { store, term, owner: Mutex::new(owner) }))
+}
+
+fn bytes_of(owner: &Owner) -> Result<Vec<u8>, CheckpointError> {
+    serde_json::to_vec_pretty(owner).map_err(|error| CheckpointError::Plan(error.to_string()))
+}
+
+/// A term that this process has.
+#[derive(Debug)]
+pub struct Ownership {
+    store: Arc<dyn Store>,
+    term: u64,
+    owner: Mutex<Owner>,
+}
+
+impl Ownership {
+    fn owner(&self) -> MutexGuard<'_, Owner> {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.term
+    }
+
+    /// Before anything is written or removed: an error if another one has become the owner, or this one has given it up.
+    pub fn check(&self) -> Result<(), CheckpointError> {
+        if self.owner().has_ended {
+            return Err(CheckpointError::Plan("its scheduler has ended".into()));
+        }
+        match newest_term(&*self.store)? {
+            Some(newest) if newest.number > self.term => {
+                Err(CheckpointError::Deposed { place: self.store.place(), by: newest.to_string() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Shows others that this process runs.
+    pub fn beat(&self) -> Result<(), CheckpointError> {
+        self.check()?;
+        let mut owner = self.owner();
+        owner.beats += 1;
+        self.store.put_bytes(OWNERS, &file_of(self.term), &bytes_of(&owner)?)
+    }
+
+    /// Gives it up: the next one need not wait.
+    pub fn end(&self) -> Result<(), CheckpointError> {
+        self.check()?;
+        let mut owner = self.owner();
+        owner.has_ended = true;
+        self.store.put_bytes(OWNERS, &file_of(self.term), &bytes_of(&owner)?)
+    }
+}
+
+/// A time in UTC, for people.
+#[must_use]
+pub fn utc(unix_ms: u64) -> String {
+    let seconds = unix_ms / 1000;
+    // Years of 400 repeat; they begin with March, so that the day that some years lack comes last.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let (day, month) =
+        (day_of_year - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = 400 * era + year + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+#[path = "owner_tests.rs"]
+mod tests;

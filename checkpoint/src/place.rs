@@ -1,0 +1,121 @@
+//! Where a job's checkpoints lie in a place that jobs share: each job has a directory of its own, `job-N`. It must not read what
+//! is in it.
+
+use crate::catalog::{self, Listed, is_name};
+use crate::error::CheckpointError;
+use crate::store::{Store, open};
+use std::sync::Arc;
+
+/// What the directories of jobs begin with.
+const JOB: &str = "job-";
+
+/// The job in a directory's name; none where it is no name of ours, letter by letter.
+fn job_of(name: &str) -> Option<u64> {
+    let job = name.strip_prefix(JOB)?.parse().ok()?;
+    (job_name(job) == name).then_some(job)
+}
+
+fn job_name(job: u64) -> String {
+    format!("{JOB}{job}")
+}
+
+fn within(place: &str, directory: &str) -> String {
+    format!("{}/{directory}", place.trim_end_matches('/'))
+}
+
+/// The store of a job's own checkpoints. Nothing outside of it is written or removed.
+pub fn open_job(place: &str, job: u64) -> Result<Arc<dyn Store>, CheckpointError> {
+    open(&within(place, &job_name(job)))
+}
+
+/// What a job's checkpoint is called at the place: this is what `checkpoint.restore` takes.
+#[must_use]
+pub fn name_of_job(job: u64, name: &str) -> String {
+    format!("{JOB}{job}/{name}")
+}
+
+/// A checkpoint's name within its job's directory, if it is this job's.
+#[must_use]
+pub fn own_name(job: u64, name: &str) -> Option<&str> {
+    let (directory, own) = name.split_once('/')?;
+    (directory == job_name(job)).then_some(own)
+}
+
+/// The store that a checkpoint lies in, and its name there: `job-N/NAME`, or `NAME`, which lies in no job's directory, as all
+/// checkpoints of release 0.1 do.
+pub fn find(place: &str, name: &str) -> Result<(Arc<dyn Store>, String), CheckpointError> {
+    match name.split_once('/') {
+        Some((directory, own)) if job_of(directory).is_some() => {
+            Ok((open(&within(place, directory))?, own.to_owned()))
+        }
+        Some(_) => Err(CheckpointError::BadName { name: name.into() }),
+        None => Ok((open(place)?, name.to_owned())),
+    }
+}
+
+/// Is this what a checkpoint of a place is called?
+#[must_use]
+pub fn is_name_at(name: &str) -> bool {
+    match name.split_once('/') {
+        Some((directory, own)) => job_of(directory).is_some() && is_name(own),
+        None => is_name(name),
+    }
+}
+
+/// The jobs that have a directory at a place.
+pub fn jobs(place: &str) -> Result<Vec<u64>, CheckpointError> {
+    let mut jobs: Vec<u64> = open(place)?.names()?.iter().filter_map(|name| job_of(name)).collect();
+    jobs.sort_unstable();
+    Ok(jobs)
+}
+
+/// All checkpoints of a place: first those that lie in no job's directory, then job by job.
+pub fn list_all(place: &str) -> Result<Vec<Listed>, CheckpointError> {
+    let mut all = catalog::list(&*open(place)?)?;
+    for job in jobs(place)? {
+        let of_job = catalog::list(&*open_job(place, job)?)?.into_iter();
+        all.extend(of_job.map(|listed| Listed { name: name_of_job(job, &listed.name), ..listed }));
+    }
+    Ok(all)
+}
+
+/// The checkpoint that a job continues from if it asks for the one that was written last: its own, or, if it has none, of those
+/// in no job's directory.
+pub fn newest_of(place: &str, job: u64) -> Result<Option<String>, CheckpointError> {
+    if let Some(own) = catalog::newest(&*open_job(place, job)?)? {
+        return Ok(Some(name_of_job(job, &own.name)));
+    }
+    Ok(catalog::newest(&*open(place)?)?.map(|manifest| manifest.name))
+}
+
+/// What `checkpoint.restore` names: a name without a directory is this job's if the job has it.
+pub fn resolve(place: &str, job: u64, name: &str) -> Result<String, CheckpointError> {
+    let is_own = !name.contains('/') && crate::restore::manifest(&*open_job(place, job)?, name)?.is_some();
+    Ok(if is_own { name_of_job(job, name) } else { name.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_into_jobs_directories_and_nowhere_else() {
+        assert_eq!(name_of_job(7, "round-000000001"), "job-7/round-000000001");
+        assert_eq!(own_name(7, "job-7/round-000000001"), Some("round-000000001"));
+        for other in ["job-8/round-000000001", "round-000000001", "job-07/round-000000001"] {
+            assert_eq!(own_name(7, other), None, "{other}");
+        }
+        let place = |name| find("place/", name).map(|(store, own)| (store.place(), own));
+        assert_eq!(place("job-7/a").unwrap(), ("place/job-7".into(), "a".into()));
+        assert_eq!(place("a").unwrap(), ("place/".into(), "a".into()));
+        for name in ["../a", "job-7/../a", "job-+7/a", "job-7x/a", "/a", "owner/a"] {
+            let opened = place(name).and_then(|_| {
+                let (store, own) = find("place", name)?;
+                crate::restore::manifest(&*store, &own)
+            });
+            assert!(matches!(opened, Err(CheckpointError::BadName { .. })), "{name}: {opened:?}");
+            assert!(!is_name_at(name));
+        }
+        assert!(is_name_at("job-7/round-000000001") && is_name_at("round-000000001-again"));
+    }
+}

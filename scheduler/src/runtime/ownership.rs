@@ -1,0 +1,127 @@
+//! Whether the scheduler that owns a job's checkpoints still runs: two that write and remove side by side would take each other's
+//! files. It must not read or write the records.
+//!
+//! A new scheduler replaces the owner if that has ended: it says so itself, its process is gone, or its address is this
+//! scheduler's. Of an owner on another machine nothing is known but its record. One that runs changes it every five seconds.
+
+use checkpoint::Owner;
+use std::fs;
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// How often an owner shows that it runs.
+pub(super) const BEAT: Duration = Duration::from_secs(5);
+/// An owner that has not shown it for so long is replaced. If it runs all the same, it finds its successor's record before it
+/// writes again.
+pub(super) const SILENCE: Duration = Duration::from_secs(20);
+
+/// What is known of an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Ended,
+    Runs,
+    Unknown,
+}
+
+/// This process, as the owner's record has it.
+pub(super) fn of_this_process() -> Owner {
+    Owner {
+        host: daemon::host::name().unwrap_or_default(),
+        machine: machine(),
+        pid: std::process::id(),
+        started_ticks: started_ticks(std::process::id()).unwrap_or(0),
+        since_unix_ms: now_unix_ms(),
+        ..Owner::default()
+    }
+}
+
+pub(super) fn now_unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Where numbers of processes mean the same: a kernel since its start, and the namespace of its processes. Empty: unknown.
+fn machine() -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let namespace = fs::read_link("/proc/self/ns/pid");
+    match (boot, namespace) {
+        (Ok(boot), Ok(namespace)) => format!("{}/{}", boot.trim(), namespace.display()),
+        _ => String::new(),
+    }
+}
+
+/// When a process started; none where it does not run, or has ended and its parent has not taken notice.
+fn started_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The program's name may contain spaces and parentheses: the fields start after the last one (proc(5): state is field 3).
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let is_over = matches!(fields.next()?, "Z" | "X");
+    fields.nth(18)?.parse().ok().filter(|_| !is_over)
+}
+
+/// Does nobody else reach this host by this name?
+fn is_loopback(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// Does this owner still run, as far as `own`, a scheduler that has bound its address, can find out?
+pub(super) fn standing(owner: &Owner, own: &Owner) -> Standing {
+    // A port has one owner, and the new scheduler has it now.
+    let is_here = !is_loopback(&own.address) || owner.host == own.host;
+    let is_replaced = !own.address.is_empty() && owner.address == own.address && is_here;
+    if owner.has_ended || is_replaced {
+        return Standing::Ended;
+    }
+    if owner.machine.is_empty() || owner.machine != own.machine {
+        return Standing::Unknown;
+    }
+    if started_ticks(owner.pid) == Some(owner.started_ticks) { Standing::Runs } else { Standing::Ended }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_that_has_ended_is_known_by_its_number_and_its_start() {
+        let own = of_this_process();
+        assert!(own.started_ticks > 0 && !own.machine.is_empty());
+        assert_eq!(standing(&own, &own), Standing::Runs);
+        let earlier = Owner { started_ticks: own.started_ticks - 1, ..own.clone() };
+        assert_eq!(standing(&earlier, &own), Standing::Ended, "another process has its number");
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let there =
+            Owner { pid: child.id(), started_ticks: started_ticks(child.id()).unwrap(), ..own.clone() };
+        assert_eq!(standing(&there, &own), Standing::Runs);
+        // It ends, and is not waited for until the last line.
+        drop(child.stdin.take());
+        let path = format!("/proc/{}/stat", child.id());
+        while !fs::read_to_string(&path).unwrap().contains(") Z ") {
+            std::thread::yield_now();
+        }
+        assert_eq!(standing(&there, &own), Standing::Ended);
+        child.wait().unwrap();
+        assert_eq!(standing(&there, &own), Standing::Ended);
+        assert_eq!(standing(&Owner { has_ended: true, ..own.clone() }, &own), Standing::Ended);
+    }
+
+    #[test]
+    fn a_scheduler_at_the_same_address_replaces_one_of_another_machine() {
+        let at = |host: &str, address: &str| Owner {
+            host: host.into(),
+            machine: host.into(),
+            address: address.into(),
+            ..Owner::default()
+        };
+        for address in ["scheduler:9091", "10.0.0.1:9091", "[fd00::1]:9091"] {
+            assert_eq!(standing(&at("n1", address), &at("n2", address)), Standing::Ended, "{address}");
+        }
+        for address in ["localhost:9091", "127.0.0.1:9091", "[::1]:9091", ""] {
+            assert_eq!(standing(&at("n1", address), &at("n2", address)), Standing::Unknown, "{address}");
+        }
+        assert_eq!(standing(&at("n1", "a:1"), &at("n2", "a:2")), Standing::Unknown);
+    }
+}

@@ -5,6 +5,8 @@ use crate::ids::{ChunkId, ChunkIndex, Epoch, Key, Lane, Rank};
 use crate::tensor::{ChunkSpan, TensorSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// A half-open range of the ordered (key, chunk) space within one tensor, and its servers.
@@ -58,6 +60,50 @@ pub struct MapUpdate {
     pub tensors: Vec<TensorSpec>,
     /// Their ranges.
     pub ranges: Vec<KeyRange>,
+}
+
+/// An update that several receivers are told: clones share it, and its bytes are those of the update.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SharedUpdate(Arc<MapUpdate>);
+
+impl SharedUpdate {
+    /// Whether these two are clones of one another. Equal updates that were made apart are not.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The update; copied if there are other clones.
+    #[must_use]
+    pub fn into_inner(self) -> MapUpdate {
+        Arc::unwrap_or_clone(self.0)
+    }
+}
+
+impl From<MapUpdate> for SharedUpdate {
+    fn from(update: MapUpdate) -> Self {
+        Self(Arc::new(update))
+    }
+}
+
+impl Deref for SharedUpdate {
+    type Target = MapUpdate;
+
+    fn deref(&self) -> &MapUpdate {
+        &self.0
+    }
+}
+
+impl Serialize for SharedUpdate {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.as_ref().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for SharedUpdate {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        MapUpdate::deserialize(deserializer).map(Self::from)
+    }
 }
 
 /// An update that cannot be applied.

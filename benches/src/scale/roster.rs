@@ -51,7 +51,7 @@ impl Driver {
                     }
                     FromScheduler::Declared { result: Ok(update), .. } => {
                         self.declared += 1;
-                        self.update.get_or_insert(update);
+                        self.update.get_or_insert_with(|| update.into_inner());
                     }
                     FromScheduler::Declared { result: Err(error), .. } => self.refuse(&error.to_string()),
                     FromScheduler::Refused(reason) => self.refuse(&reason.to_string()),

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 /// Bytes of a frame's length field.
-const LENGTH_BYTES: usize = 4;
+pub const LENGTH_BYTES: usize = 4;
 /// Bytes read at once.
 const STEP_BYTES: usize = 16 << 10;
 

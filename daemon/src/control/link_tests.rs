@@ -6,7 +6,10 @@ use crate::security::Security;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Epoch, Incarnation, JobId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{Coming, NodeGroup, RefusalReason};
+use proto_common::message::{Coming, MapDigest, NodeGroup, RefusalReason};
+use proto_common::optimizer::Optimizer;
+use proto_common::shard_map::MapUpdate;
+use proto_common::tensor::TensorSpec;
 use proto_common::transport::Policies;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
@@ -226,6 +229,27 @@ async fn the_next_scheduler_is_told_what_the_member_knows_and_hears_what_waited(
     heard.sort_by_key(|message| !matches!(message, ToScheduler::Heartbeat(_)));
     assert!(matches!(heard[0], ToScheduler::Heartbeat(_)), "heartbeats go on: {heard:?}");
     assert_eq!(heard[1], ToScheduler::LinksReady, "what was said meanwhile");
+}
+
+#[tokio::test]
+async fn a_large_map_is_sent_to_a_scheduler_that_asks_for_it() {
+    let tensors = (0..1000).map(|key| TensorSpec::f32(key, 1, Optimizer::sum())).collect();
+    let map = MapUpdate { epoch: known().epoch, tensors, ranges: Vec::new() };
+    let (mut link, scheduler, listener, settings) =
+        linked_for(5_000, Some(Resume { map: map.clone(), ..known() })).await;
+    drop(scheduler);
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
+    let (mut scheduler, again, told) = comes_again(&listener).await;
+    let digest = Some(MapDigest::of(&map));
+    assert_eq!((again.resume.and_then(|head| head.digest), told.digest), (digest, digest));
+    assert_eq!((told.map.tensors.len(), &told.barriers), (0, &known().barriers));
+    scheduler.admit();
+    scheduler.send_within(&FromScheduler::SendMap, LONG).await.unwrap();
+    let rest = scheduler.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap();
+    let ToScheduler::Resuming { part, last: true } = rest else { panic!("{rest:?}") };
+    assert_eq!((part.map, part.barriers), (map, Vec::new()));
+    scheduler.send_within(&welcome_of(&settings, 2), LONG).await.unwrap();
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Back(_))));
 }
 
 #[tokio::test]

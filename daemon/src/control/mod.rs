@@ -12,6 +12,6 @@ mod seek;
 pub use connect::{ConnectError, connect_with_retry};
 pub use connection::{Connection, ReadHalf, WriteHalf};
 pub use crowd::{STRANGERS_MAX, patience};
-pub use frame::{FrameError, FrameReader, FrameWriter, frame_of};
+pub use frame::{FrameError, FrameReader, FrameWriter, LENGTH_BYTES, frame_of};
 pub use link::{LinkEvent, LinkSender, SchedulerLink};
 pub use link_error::{LinkError, code_of_refusal};

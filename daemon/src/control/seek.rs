@@ -29,16 +29,20 @@ pub(super) async fn greet(
     };
     let whom = Some((register.job, Role::Scheduler));
     let mut connection = security.dial(stream, whom, limit).await.map_err(no_answer)?;
+    let leaves = resume.as_ref().is_some_and(|resume| resume.leaves);
+    let (resume, map) = resume.map_or((None, None), |resume| {
+        let (resume, map) = resume.apart();
+        (Some(resume), map)
+    });
     let head = Register { resume: resume.as_ref().map(Resume::head), ..register.clone() };
     connection.send_within(&ToScheduler::Register(head), limit).await.map_err(no_answer)?;
-    let leaves = resume.as_ref().is_some_and(|resume| resume.leaves);
-    let parts = resume.map(Resume::parts).unwrap_or_default();
-    let count = parts.len();
-    for (at, part) in parts.into_iter().enumerate() {
-        let last = at + 1 == count;
-        connection.send_within(&ToScheduler::Resuming { part, last }, limit).await.map_err(no_answer)?;
+    report(&mut connection, resume, limit).await.map_err(no_answer)?;
+    let mut answer = connection.receive_within(limit).await.map_err(no_answer)?;
+    if matches!(answer, Some(FromScheduler::SendMap)) {
+        report(&mut connection, map, limit).await.map_err(no_answer)?;
+        answer = connection.receive_within(limit).await.map_err(no_answer)?;
     }
-    match connection.receive_within::<FromScheduler>(limit).await.map_err(no_answer)? {
+    match answer {
         Some(FromScheduler::Welcome(welcome)) => {
             connection.admit();
             Ok((connection, welcome))
@@ -51,6 +55,21 @@ pub(super) async fn greet(
         }
         None => Err(no_answer(FrameError::Cut { got: 0 })),
     }
+}
+
+/// Sends what a member knows, in parts.
+async fn report(
+    connection: &mut Connection,
+    known: Option<Resume>,
+    limit: Duration,
+) -> Result<(), FrameError> {
+    let parts = known.map(Resume::parts).unwrap_or_default();
+    let count = parts.len();
+    for (at, part) in parts.into_iter().enumerate() {
+        let last = at + 1 == count;
+        connection.send_within(&ToScheduler::Resuming { part, last }, limit).await?;
+    }
+    Ok(())
 }
 
 /// What the member knows; `None` where it is in no roster yet.

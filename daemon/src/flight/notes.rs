@@ -49,6 +49,7 @@ impl Flight {
             | FromScheduler::AskRounds { .. }
             | FromScheduler::CountFrom { .. }
             | FromScheduler::HeartbeatAck
+            | FromScheduler::SendMap
             | FromScheduler::GoodbyeAck => {}
         }
     }

@@ -1,6 +1,7 @@
 //! Messages of the scheduler to members.
 
 use super::checkpoint::{CheckpointOrder, SaveError, SaveProgress};
+use super::codec::{CodecError, encode};
 use super::post::{PostError, PostMessage, PostReply};
 use super::rounds::RoundsPart;
 use super::version::{Build, older};
@@ -9,7 +10,7 @@ use crate::error::Death;
 use crate::ids::{Epoch, Incarnation, JobId, Key, MemberId, Rank};
 use crate::limits::RANKS_LISTED_MAX;
 use crate::mode::Mode;
-use crate::shard_map::{MapChange, MapUpdate};
+use crate::shard_map::{MapChange, MapUpdate, SharedUpdate};
 use crate::tensor::{RuleChange, TensorError, TensorSpec, label, with_labels};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -366,7 +367,7 @@ pub enum FromScheduler {
         /// Repeated from the request.
         request: u64,
         /// Where the tensors are, or the reason for the refusal.
-        result: Result<MapUpdate, DeclareError>,
+        result: Result<SharedUpdate, DeclareError>,
     },
     /// Answer to `Barrier`.
     Released {
@@ -453,4 +454,19 @@ pub enum FromScheduler {
     },
     /// To an operator: progress of the ordered checkpoint. Sent when it has changed.
     CheckpointGoes(SaveProgress),
+    /// To a member that has reported the digest of its shard map: no member has sent this map yet. Answered by `Resuming`,
+    /// with the map in parts.
+    SendMap,
+}
+
+impl FromScheduler {
+    /// The first bytes of every `Declared`: all that differs between two answers with the same result.
+    pub const DECLARED_HEAD_BYTES: usize = 12;
+
+    /// These bytes of the answer to a request.
+    pub fn declared_head(request: u64) -> Result<Vec<u8>, CodecError> {
+        let mut bytes = encode(&Self::Declared { request, result: Ok(SharedUpdate::default()) })?;
+        bytes.truncate(Self::DECLARED_HEAD_BYTES);
+        Ok(bytes)
+    }
 }

@@ -4,6 +4,7 @@
 mod bootstrap;
 mod checkpoint;
 mod codec;
+mod digest;
 mod from_scheduler;
 mod post;
 mod resume;
@@ -18,6 +19,7 @@ pub use checkpoint::{
     Waiting, Waits,
 };
 pub use codec::{CodecError, Message, decode, encode, from_bytes, to_bytes};
+pub use digest::MapDigest;
 pub use from_scheduler::{
     ClusterShape, Coming, DeclareError, FromScheduler, Member, RefusalReason, WaitError, Welcome,
 };

@@ -1,9 +1,10 @@
 //! What a member sends to a restarted scheduler, and how it is divided into messages.
 
+use super::digest::MapDigest;
 use super::from_scheduler::{ClusterShape, Member};
 use super::to_scheduler::NodeGroup;
 use crate::ids::{Epoch, Rank};
-use crate::limits::NAME_BYTES_MAX;
+use crate::limits::{FIRST_FRAME_BYTES_MAX, NAME_BYTES_MAX};
 use crate::shard_map::{KeyRange, MapUpdate};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -17,6 +18,8 @@ const RANK_BYTES: usize = 4;
 const BARRIER_BYTES: usize = 32;
 const TENSOR_BYTES: usize = 112;
 const RANGE_BYTES: usize = 34;
+/// Bytes of a map that is sent with the other lists; of a larger one only the digest is.
+const MAP_BYTES_MAX: usize = FIRST_FRAME_BYTES_MAX;
 
 /// What a member knows of a cluster whose scheduler has failed. The next scheduler rebuilds the cluster from the
 /// knowledge of all members.
@@ -42,6 +45,8 @@ pub struct Resume {
     pub map: MapUpdate,
     /// Barriers that it has passed, and how many times, by name and group.
     pub barriers: Vec<(String, NodeGroup, u64)>,
+    /// Instead of a large map: its digest. The scheduler asks one of the members with this digest for the map (`SendMap`).
+    pub digest: Option<MapDigest>,
 }
 
 impl Resume {
@@ -49,8 +54,30 @@ impl Resume {
     #[must_use]
     pub fn head(&self) -> Self {
         let map = MapUpdate { epoch: self.map.epoch, ..MapUpdate::default() };
-        let Self { rank, term, leaves, shape, epoch, .. } = *self;
-        Self { rank, term, leaves, restore: self.restore.clone(), shape, epoch, map, ..Self::default() }
+        let Self { rank, term, leaves, shape, epoch, digest, .. } = *self;
+        let restore = self.restore.clone();
+        Self { rank, term, leaves, restore, shape, epoch, map, digest, ..Self::default() }
+    }
+
+    /// What is sent at once, and what only if the scheduler asks for it: a large map.
+    #[must_use]
+    pub fn apart(self) -> (Self, Option<Self>) {
+        let MapUpdate { tensors, ranges, .. } = &self.map;
+        let names: usize = tensors.iter().map(|spec| TENSOR_BYTES + spec.name.len()).sum();
+        if names + ranges.len() * RANGE_BYTES <= MAP_BYTES_MAX {
+            return (self, None);
+        }
+        let (told, map) = self.announced();
+        (told, Some(map))
+    }
+
+    /// As [`Resume::apart`] for a large map, whatever size it has.
+    #[must_use]
+    pub fn announced(mut self) -> (Self, Self) {
+        self.digest = Some(MapDigest::of(&self.map));
+        let head = self.head();
+        let map = std::mem::replace(&mut self.map, head.map.clone());
+        (self, Self { map, ..head })
     }
 
     /// The lists as parts that each fit into a message; at least one.
@@ -125,6 +152,7 @@ mod tests {
             left: vec![Rank(5)],
             map: MapUpdate { epoch: Epoch { term: 2, counter: 7 }, tensors, ranges },
             barriers: (0..4096).map(barrier).collect(),
+            digest: None,
         };
         let parts = whole.clone().parts();
         assert!(parts.len() > 3, "{}", parts.len());
@@ -139,6 +167,27 @@ mod tests {
         }
         assert_eq!(joined, whole);
         assert_eq!(Resume::default().parts(), [Resume::default()], "one part at least");
+    }
+
+    #[test]
+    fn a_large_map_is_only_announced() {
+        let tensors =
+            |count: u64| (0..count).map(|key| TensorSpec::f32(key, 1024, Optimizer::sum())).collect();
+        let ranges =
+            |count: u64| (0..count).map(|key| KeyRange::alone(ChunkId::new(key, 0), 1, Rank(0))).collect();
+        let epoch = Epoch { term: 2, counter: 9 };
+        let of = |count| Resume {
+            left: vec![Rank(4)],
+            map: MapUpdate { epoch, tensors: tensors(count), ranges: ranges(count) },
+            ..Resume::default()
+        };
+        assert_eq!(of(10).apart(), (of(10), None), "a small one is sent with the rest");
+        let (told, map) = of(1000).apart();
+        let map = map.expect("a large one");
+        assert_eq!((&told.left, told.map.epoch, told.map.tensors.len()), (&vec![Rank(4)], epoch, 0));
+        assert_eq!((map.digest, told.digest), (told.digest, Some(MapDigest::of(&of(1000).map))));
+        assert_eq!((map.map, map.left), (of(1000).map, Vec::new()));
+        assert!(to_bytes(&told).unwrap().len() < 200);
     }
 
     #[test]

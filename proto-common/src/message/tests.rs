@@ -105,3 +105,17 @@ proptest! {
         let _ = decode::<FromServer>(&bytes);
     }
 }
+
+#[test]
+fn answers_to_a_declaration_differ_in_their_first_bytes_only() {
+    let spec = crate::tensor::TensorSpec::f32(7, 1024, crate::optimizer::Optimizer::sum());
+    let update = crate::shard_map::MapUpdate { tensors: vec![spec], ..Default::default() };
+    let answer =
+        |request| encode(&FromScheduler::Declared { request, result: Ok(update.clone().into()) }).unwrap();
+    let (one, other) = (answer(1), answer(u64::MAX));
+    let at = FromScheduler::DECLARED_HEAD_BYTES;
+    assert_eq!(one[at..], other[at..]);
+    for (request, answer) in [(1, one), (u64::MAX, other)] {
+        assert_eq!(FromScheduler::declared_head(request).unwrap(), answer[..at]);
+    }
+}

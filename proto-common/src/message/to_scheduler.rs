@@ -166,6 +166,7 @@ pub struct ServerLoad {
 
 /// All messages of members.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant, reason = "few are in memory at once")]
 pub enum ToScheduler {
     /// First message on the connection.
     Register(Register),

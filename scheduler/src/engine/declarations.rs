@@ -6,27 +6,27 @@ use super::{ConnectionId, deadline_ms};
 use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
 use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, TENSORS_MAX};
 use proto_common::message::{ClusterShape, DeclareError, NotTaken, Resume};
-use proto_common::shard_map::{MapChange, MapError, MapUpdate};
+use proto_common::shard_map::{MapChange, MapError, MapUpdate, SharedUpdate};
 use proto_common::tensor::{RuleChange, TensorError, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Declarations that may wait for servers at once, over all members.
 const WAITERS_MAX: usize = 16_384;
-/// Keys in all of them.
-const WAITING_KEYS_MAX: usize = 1 << 25;
+/// Keys that are kept for them: those of declarations of the same tensors once.
+pub(super) const WAITING_KEYS_MAX: usize = if cfg!(test) { 1 << 17 } else { 1 << 25 };
 /// Changes of rules that may wait for servers at once.
 pub(super) const CHANGES_MAX: usize = 4096;
 /// Chunks placed by one declaration: placing takes time for each.
 const CHUNKS_MAX: u64 = 1 << 26;
 
 /// An answer that is due: to whom, to which request, what.
-pub(super) type DueAnswer = (ConnectionId, u64, Result<MapUpdate, DeclareError>);
+pub(super) type DueAnswer = (ConnectionId, u64, Result<SharedUpdate, DeclareError>);
 
 /// What follows from a declaration.
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
     /// Answer now.
-    Answer(Result<MapUpdate, DeclareError>),
+    Answer(Result<SharedUpdate, DeclareError>),
     /// Servers are to allocate this; the answer waits for them.
     Assign(MapUpdate),
     /// The answer waits for servers that were asked before.
@@ -84,10 +84,11 @@ impl Asker {
     }
 }
 
+/// Those who wait for the same tensors: they get the same answer.
 #[derive(Debug)]
-struct Waiter {
-    who: Asker,
+struct Waiters {
     keys: Vec<Key>,
+    askers: Vec<Asker>,
 }
 
 /// All declared tensors.
@@ -96,7 +97,9 @@ pub(super) struct Declarations {
     shape: ClusterShape,
     tensors: BTreeMap<Key, Entry>,
     pending: BTreeMap<Epoch, Pending>,
-    waiters: Vec<Waiter>,
+    waiters: Vec<Waiters>,
+    /// The last answer that was made, for those who declare the same soon after; with the map's epoch.
+    answered: Option<(Epoch, SharedUpdate)>,
     /// What could not be allocated everywhere, and is to leave the map.
     dropped: Vec<Key>,
     pub(super) shards: Shards,
@@ -109,6 +112,7 @@ impl Declarations {
             tensors: BTreeMap::new(),
             pending: BTreeMap::new(),
             waiters: Vec::new(),
+            answered: None,
             dropped: Vec::new(),
             shards: Shards::new(shape),
         }
@@ -134,18 +138,21 @@ impl Declarations {
         epoch: &mut Epoch,
     ) -> Step {
         // Said to the scheduler before this one as well, and perhaps on its way twice.
-        self.waiters
-            .retain(|waiter| (waiter.who.connection, waiter.who.request) != (who.connection, who.request));
+        self.retain_askers(|asker| (asker.connection, asker.request) != (who.connection, who.request));
         let keys: Vec<Key> = tensors.iter().map(|spec| spec.key).collect();
         let fresh = match self.fresh(tensors) {
             Ok(fresh) => fresh,
             Err(error) => return Step::Answer(Err(error)),
         };
-        if let Some(result) = fresh.is_empty().then(|| self.answer_for(&keys)).flatten() {
+        if fresh.is_empty()
+            && let Some(result) = self.answer_for(&keys)
+        {
             return Step::Answer(result);
         }
-        let waiting_keys: usize = self.waiters.iter().map(|waiter| waiter.keys.len()).sum();
-        if self.waiters.len() >= WAITERS_MAX || waiting_keys + keys.len() > WAITING_KEYS_MAX {
+        let together = self.waiters.iter().position(|waiters| waiters.keys == keys);
+        let waiting: usize = self.waiters.iter().map(|waiters| waiters.askers.len()).sum();
+        let kept: usize = self.waiters.iter().map(|waiters| waiters.keys.len()).sum();
+        if waiting >= WAITERS_MAX || together.is_none() && kept + keys.len() > WAITING_KEYS_MAX {
             let what = "too many declarations wait already; wait for their answers before declaring more";
             return Step::Answer(Err(DeclareError::NotNow(what.into())));
         }
@@ -157,8 +164,16 @@ impl Declarations {
             }
             *epoch = epoch.next();
         }
-        self.waiters.push(Waiter { who, keys });
+        match together.and_then(|at| self.waiters.get_mut(at)) {
+            Some(waiters) => waiters.askers.push(who),
+            None => self.waiters.push(Waiters { keys, askers: vec![who] }),
+        }
         step
+    }
+
+    fn retain_askers(&mut self, mut stays: impl FnMut(&Asker) -> bool) {
+        self.waiters.iter_mut().for_each(|waiters| waiters.askers.retain(&mut stays));
+        self.waiters.retain(|waiters| !waiters.askers.is_empty());
     }
 
     /// A declared tensor gets another rule. What servers say to it changes nothing of the tensor's own state.
@@ -263,7 +278,7 @@ impl Declarations {
         }
         let mut due = self.due();
         if let Some(who) = done.changer {
-            let result = done.error.map_or_else(|| Ok(MapUpdate::default()), Err);
+            let result = done.error.map_or_else(|| Ok(SharedUpdate::default()), Err);
             due.push((who.connection, who.request, result));
         }
         due
@@ -330,6 +345,11 @@ impl Declarations {
         stamped.collect()
     }
 
+    /// How many decisions servers have not answered.
+    pub(super) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
     /// Has a declaration of it been answered?
     pub(super) fn is_ready(&self, key: Key) -> bool {
         self.tensors.get(&key).is_some_and(|entry| matches!(entry.state, State::Ready))
@@ -356,7 +376,7 @@ impl Declarations {
 
     /// A connection is gone: what it waited for is not answered.
     pub(super) fn forget(&mut self, connection: ConnectionId) {
-        self.waiters.retain(|waiter| waiter.who.connection != connection);
+        self.retain_askers(|asker| asker.connection != connection);
         for pending in self.pending.values_mut() {
             pending.changer = pending.changer.filter(|who| who.connection != connection);
         }
@@ -366,19 +386,23 @@ impl Declarations {
     /// declaration waits anew or finds them ready.
     pub(super) fn expire(&mut self, now_ms: u64) -> Vec<DueAnswer> {
         let mut due = Vec::new();
+        // Whoever declares the same later gets a new one.
+        self.answered = None;
         if self.next_deadline_ms().is_none_or(|next| next > now_ms) {
             return due;
         }
-        let waiters = std::mem::take(&mut self.waiters);
-        for waiter in waiters {
-            let who = waiter.who;
-            if who.deadline_ms > now_ms {
-                self.waiters.push(waiter);
-                continue;
+        for mut waiters in std::mem::take(&mut self.waiters) {
+            let is_due = |asker: &mut Asker| asker.deadline_ms <= now_ms;
+            let late: Vec<Asker> = waiters.askers.extract_if(.., is_due).collect();
+            let servers = if late.is_empty() { Vec::new() } else { self.silent_servers(&waiters.keys) };
+            for who in late {
+                let waited_ms = now_ms.saturating_sub(who.since_ms);
+                let error = DeclareError::Deadline { waited_ms, servers: servers.clone() };
+                due.push((who.connection, who.request, Err(error)));
             }
-            let waited_ms = now_ms.saturating_sub(who.since_ms);
-            let error = DeclareError::Deadline { waited_ms, servers: self.silent_servers(&waiter.keys) };
-            due.push((who.connection, who.request, Err(error)));
+            if !waiters.askers.is_empty() {
+                self.waiters.push(waiters);
+            }
         }
         for pending in self.pending.values_mut() {
             if let Some(who) = pending.changer.take_if(|who| who.deadline_ms <= now_ms) {
@@ -393,7 +417,7 @@ impl Declarations {
 
     pub(super) fn next_deadline_ms(&self) -> Option<u64> {
         let changers = self.pending.values().filter_map(|pending| pending.changer.as_ref());
-        let askers = self.waiters.iter().map(|waiter| &waiter.who).chain(changers);
+        let askers = self.waiters.iter().flat_map(|waiters| &waiters.askers).chain(changers);
         askers.map(|who| who.deadline_ms).min()
     }
 
@@ -409,11 +433,12 @@ impl Declarations {
     fn due(&mut self) -> Vec<DueAnswer> {
         let waiters = std::mem::take(&mut self.waiters);
         let mut due = Vec::new();
-        for waiter in waiters {
-            match self.answer_for(&waiter.keys) {
-                Some(result) => due.push((waiter.who.connection, waiter.who.request, result)),
-                None => self.waiters.push(waiter),
-            }
+        for waiters in waiters {
+            let Some(result) = self.answer_for(&waiters.keys) else {
+                self.waiters.push(waiters);
+                continue;
+            };
+            due.extend(waiters.askers.iter().map(|who| (who.connection, who.request, result.clone())));
         }
         due
     }
@@ -482,8 +507,7 @@ impl Declarations {
     }
 
     /// The answer for these tensors, once all of them are allocated or one has failed.
-    fn answer_for(&self, keys: &[Key]) -> Option<Result<MapUpdate, DeclareError>> {
-        let mut update = MapUpdate::default();
+    fn answer_for(&mut self, keys: &[Key]) -> Option<Result<SharedUpdate, DeclareError>> {
         let entries: Vec<&Entry> = keys.iter().filter_map(|key| self.tensors.get(key)).collect();
         let failed = entries.iter().find_map(|entry| match &entry.state {
             State::Failed(error) => Some(error.clone()),
@@ -495,17 +519,27 @@ impl Declarations {
         if entries.iter().any(|entry| matches!(entry.state, State::Pending)) {
             return None;
         }
-        // Each was declared in a message that it fitted, and all of them need not fit one.
         let map = &self.shards.map;
+        let epoch = entries.iter().map(|entry| entry.epoch).max().unwrap_or_default();
+        let is_it = |(at, update): &&(Epoch, SharedUpdate)| {
+            let told = update.tensors.iter().map(|spec| spec.key);
+            (*at, update.epoch) == (map.epoch(), epoch) && told.eq(keys.iter().copied())
+        };
+        if let Some((_, update)) = self.answered.as_ref().filter(is_it) {
+            return Some(Ok(update.clone()));
+        }
+        // Each was declared in a message that it fitted, and all of them need not fit one.
         let ranges = keys.iter().map(|key| map.ranges_of(*key).len()).sum();
         if let Err(error) = fits_a_message(keys.iter().filter_map(|key| map.tensor(*key)), ranges) {
             return Some(Err(error));
         }
-        update.epoch = entries.iter().map(|entry| entry.epoch).max().unwrap_or_default();
+        let mut update = MapUpdate { epoch, ..MapUpdate::default() };
         for key in keys {
             update.tensors.extend(map.tensor(*key).cloned());
             update.ranges.extend_from_slice(map.ranges_of(*key));
         }
+        let update = SharedUpdate::from(update);
+        self.answered = Some((map.epoch(), update.clone()));
         Some(Ok(update))
     }
 }

@@ -47,6 +47,7 @@ use proto_common::message::{
 use rebuild::Rebuild;
 use report::bounded;
 use roster::{Changes, Dead};
+use shards::Servers;
 use std::collections::BTreeMap;
 use std::fmt;
 pub use strangers::Standing;
@@ -257,6 +258,8 @@ pub struct Engine {
     awaited: BTreeMap<Rank, Awaited>,
     /// Copies are missing, or bytes are not level, as far as is known.
     unsettled: bool,
+    /// For what nothing was to be decided: the epoch, the decisions that servers have not answered, and the servers.
+    planned_for: Option<(Epoch, usize, Servers)>,
     /// While rebuilding: what members have said.
     rebuild: Rebuild,
     comings: Comings,
@@ -290,6 +293,7 @@ impl Engine {
             dead: Dead::default(),
             awaited: BTreeMap::new(),
             unsettled: false,
+            planned_for: None,
             rebuild: Rebuild::default(),
             comings: Comings::default(),
             changes: Changes { servers: config.shape.servers, ..Changes::default() },

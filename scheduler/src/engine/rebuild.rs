@@ -1,10 +1,9 @@
 //! A scheduler that follows another one: members say what they know, and nothing is decided before all of them have, or had
 //! their time for it. Then the cluster goes on under a new term. Strangers wait meanwhile.
 
-use super::checkpoints::Asker;
 use super::lists::check_lists;
 use super::member::Member;
-use super::{Command, ConnectionId, Engine, LOCAL, Note, Phase, refuse};
+use super::{Command, ConnectionId, Engine, Note, Phase, refuse};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Incarnation, Key, MemberId, Rank, Role};
@@ -18,8 +17,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) use settings::later;
 
+mod maps;
 mod seats;
 mod settings;
+mod wake;
 
 /// Processes that wait to be let in.
 const WAITING_MAX: usize = 1024;
@@ -35,6 +36,8 @@ struct Arrival {
     barriers: Vec<(String, NodeGroup, u64)>,
     epoch: Epoch,
     term: u32,
+    /// Its lists are complete; of its map perhaps only the digest is there.
+    has_lists: bool,
     /// It has said all it knows.
     is_whole: bool,
 }
@@ -78,6 +81,8 @@ fn lives_of(members: &[message::Member]) -> Lives {
 pub(super) struct Rebuild {
     /// When the first came.
     since_ms: Option<u64>,
+    /// When somebody last came, or said a part of what it knows.
+    heard_ms: u64,
     /// Nobody has, and it slept until then.
     woke_ms: Option<u64>,
     arrivals: BTreeMap<ConnectionId, Arrival>,
@@ -91,6 +96,8 @@ pub(super) struct Rebuild {
     left: Vec<Rank>,
     /// The newest that was told of each tensor.
     tensors: BTreeMap<Key, Told>,
+    /// Maps that were reported by digest.
+    maps: maps::Maps,
     /// Those that workers know: their declarations were answered.
     answered: BTreeSet<Key>,
     /// The lives that those who told of tensors mean by a rank.
@@ -127,6 +134,8 @@ impl Rebuild {
 
     /// A part of what a member knows; the error is what is wrong with it.
     fn take(&mut self, from: ConnectionId, part: Resume, shape: (u64, u16, u32)) -> Result<(), String> {
+        let announced = self.arrivals.get(&from).filter(|arrival| !arrival.is_whole);
+        announced.map_or(Ok(()), |arrival| self.may_tell(from, arrival))?;
         let Some(arrival) = self.arrivals.get_mut(&from).filter(|arrival| !arrival.is_whole) else {
             return Err("it sent recovery state that its registration did not announce".into());
         };
@@ -153,7 +162,9 @@ impl Rebuild {
             spec: spec.clone(),
             ranges: ranges.to_vec(),
         });
+        let before = arrival.tensors.len();
         arrival.tensors.extend(told);
+        self.maps.add(self.heard_ms, from, &arrival.tensors[before..]);
         arrival.barriers.extend(part.barriers);
         Ok(())
     }
@@ -168,6 +179,10 @@ impl Rebuild {
                 "the roster that it reports does not contain this process; start it as a new process".into(),
             );
         }
+        if !self.has_map(from)? {
+            return Ok(());
+        }
+        let Some(arrival) = self.arrivals.get_mut(&from) else { return Ok(()) };
         arrival.is_whole = true;
         let (members, left) = (std::mem::take(&mut arrival.members), std::mem::take(&mut arrival.left));
         for told in std::mem::take(&mut arrival.tensors) {
@@ -296,7 +311,10 @@ impl Engine {
         self.rebuild.since_ms.get_or_insert(now_ms);
         let (epoch, term) = (resume.epoch, term_of(resume));
         let (members, left, tensors, barriers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let arrival = Arrival { register, members, left, tensors, barriers, epoch, term, is_whole: false };
+        let (has_lists, is_whole) = (false, false);
+        let arrival =
+            Arrival { register, members, left, tensors, barriers, epoch, term, has_lists, is_whole };
+        self.rebuild.heard_ms = now_ms;
         self.rebuild.arrivals.insert(from, arrival);
     }
 
@@ -310,6 +328,7 @@ impl Engine {
         out: &mut Vec<Command>,
     ) {
         let shape = self.shape_of_maps();
+        self.rebuild.heard_ms = now_ms;
         let taken = self.rebuild.take(from, part, shape);
         let taken = taken.and_then(|()| if last { self.rebuild.finish(from) } else { Ok(()) });
         if let Err(what) = taken {
@@ -329,6 +348,7 @@ impl Engine {
     /// A connection has closed: what was said on it stays said.
     pub(super) fn rebuild_without(&mut self, connection: ConnectionId) {
         self.rebuild.arrivals.remove(&connection);
+        self.rebuild.maps.forget(connection);
         self.rebuild.waiting.retain(|(waiting, _)| *waiting != connection);
         self.rebuild.early.retain(|(_, member)| member.connection != connection);
     }
@@ -338,12 +358,13 @@ impl Engine {
             return None;
         }
         let shape = &self.config.shape;
-        match self.rebuild.since_ms {
+        let deadline_ms = match self.rebuild.since_ms {
             Some(since_ms) if self.knows_enough() => Some(since_ms + shape.silence_ms),
             Some(since_ms) if self.follows() => Some(since_ms + shape.scheduler_ms.max(shape.silence_ms)),
             Some(since_ms) => Some(since_ms + 2 * shape.silence_ms),
             None => Some(self.rebuild.woke_ms.unwrap_or(self.started_ms) + self.config.assemble_ms),
-        }
+        };
+        deadline_ms.map(|deadline_ms| self.while_telling(deadline_ms))
     }
 
     /// Is it sure that there is a job to take over?
@@ -361,6 +382,11 @@ impl Engine {
 
     /// Goes on when everyone has come, or had the time to.
     pub(super) fn rebuild_if_whole(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        for connection in self.rebuild.satisfied() {
+            // Its lists were checked when they came.
+            let _ = self.rebuild.finish(connection);
+        }
+        self.ask_for_maps(now_ms, out);
         let Some(deadline_ms) = self.rebuild_deadline_ms() else { return };
         let is_due = now_ms >= deadline_ms;
         if !is_due && !self.rebuild.is_whole() {
@@ -499,70 +525,5 @@ impl Engine {
             out.push(self.to_all(Role::Worker, FromScheduler::Remap { epoch, change }));
         }
         out.retain(|command| !matches!(command, Command::Send { to, .. } if to.is_empty()));
-    }
-
-    /// A scheduler that has not run for so long that members have given it up follows itself: they come again.
-    pub(super) fn wake(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        let slept_ms = now_ms.saturating_sub(self.awake_ms);
-        self.awake_ms = now_ms;
-        let shape = &self.config.shape;
-        if self.phase == Phase::Rebuilding && slept_ms > 2 * shape.heartbeat_ms {
-            // What came meanwhile is unread yet, and who gave this one up comes again: they have their time once more.
-            match &mut self.rebuild.since_ms {
-                Some(since_ms) => *since_ms = now_ms,
-                None => self.rebuild.woke_ms = Some(now_ms),
-            }
-        }
-        // The last sign of life that they had may be a heartbeat older than the sleep.
-        let unheard_ms = slept_ms.saturating_add(shape.heartbeat_ms);
-        let given_up = slept_ms.saturating_mul(4) >= shape.silence_ms.saturating_mul(3)
-            || unheard_ms.saturating_mul(10) >= shape.silence_ms.saturating_mul(9);
-        if !given_up || shape.scheduler_ms == 0 || self.phase != Phase::Running {
-            return;
-        }
-        let there = self.members.iter().filter(|(_, member)| !member.gone);
-        let members: Vec<message::Member> =
-            there.map(|(id, member)| super::roster::entry(*id, member)).collect();
-        let left = self.left();
-        let tensors =
-            self.declarations.shards.map.tensors().filter(|(spec, _)| self.declarations.is_kept(spec.key));
-        let tensors = tensors.map(|(spec, ranges)| {
-            let told = Told { epoch: self.epoch, by: LOCAL, spec: spec.clone(), ranges: ranges.to_vec() };
-            (spec.key, told)
-        });
-        let tensors: BTreeMap<Key, Told> = tensors.collect();
-        let answered = tensors.keys().copied().filter(|key| self.declarations.is_ready(*key)).collect();
-        let opened = self.barriers.all_opened().into_iter();
-        let barriers = opened.map(|(name, group, times)| ((name, group), times));
-        let rebuild = Rebuild {
-            since_ms: Some(now_ms),
-            epoch: self.epoch,
-            lives: BTreeMap::from([(LOCAL, lives_of(&members))]),
-            members,
-            left,
-            tensors,
-            answered,
-            barriers: barriers.collect(),
-            ..Rebuild::default()
-        };
-        for connection in self.present(|_| true) {
-            out.push(Command::Close { connection });
-            self.posts.forget(connection, &mut Vec::new());
-        }
-        // Members ask again when they have come; an operator is no member.
-        let connections = std::mem::take(&mut self.connections);
-        let is_stranger = |asker: &Asker| !connections.contains_key(&asker.connection);
-        self.checkpoints.refuse_all(
-            is_stranger,
-            "the scheduler was suspended and is waiting for its members; retry",
-            out,
-        );
-        let fresh = Self::new(self.config.clone(), self.started_ms);
-        let fresh = if self.barriers.has_program() { fresh.with_program() } else { fresh };
-        let epoch = self.epoch;
-        let (changes, dead) = (self.changes.clone(), std::mem::take(&mut self.dead));
-        let (checkpoints, last_checkpoint) = (self.checkpoints.woken(), self.last_checkpoint.take());
-        let known = Self { changes, dead, checkpoints, last_checkpoint, ..fresh };
-        *self = Self { phase: Phase::Rebuilding, epoch, rebuild, awake_ms: now_ms, ..known };
     }
 }

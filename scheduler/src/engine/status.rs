@@ -10,21 +10,30 @@ use proto_common::ids::{MemberId, Role};
 use proto_common::message::ServerLoad;
 
 impl Engine {
+    /// The job's phase.
+    #[must_use]
+    pub fn job_phase(&self) -> JobPhase {
+        match self.phase {
+            Phase::Assembling => JobPhase::Assembling,
+            Phase::Rebuilding => JobPhase::Rebuilding,
+            Phase::Running => JobPhase::Running,
+            Phase::Ending { .. } => JobPhase::Ending,
+            Phase::Ended { .. } => JobPhase::Ended,
+        }
+    }
+
     /// The job as it stands at `now_ms`.
     #[must_use]
     pub fn status(&self, now_ms: u64) -> ClusterStatus {
         let (tensors, tensor_bytes) = self.declarations.totals();
-        let (phase, ending) = match &self.phase {
-            Phase::Assembling => (JobPhase::Assembling, None),
-            Phase::Rebuilding => (JobPhase::Rebuilding, None),
-            Phase::Running => (JobPhase::Running, None),
-            Phase::Ending { outcome, .. } => (JobPhase::Ending, Some(outcome.to_string())),
-            Phase::Ended { outcome } => (JobPhase::Ended, Some(outcome.to_string())),
+        let ending = match &self.phase {
+            Phase::Assembling | Phase::Rebuilding | Phase::Running => None,
+            Phase::Ending { outcome, .. } | Phase::Ended { outcome } => Some(outcome.to_string()),
         };
         let waited = self.waited_for();
         ClusterStatus {
             job: self.config.job.0,
-            phase,
+            phase: self.job_phase(),
             epoch: self.epoch.to_string(),
             workers: self.config.shape.workers.saturating_sub(self.left().len() as u32),
             servers: self.changes.servers,

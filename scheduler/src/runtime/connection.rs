@@ -1,6 +1,7 @@
 //! One control connection: a task that reads and a task that writes, with what each may cost. It must not
 //! know what messages mean.
 
+use super::frames::Encoded;
 use super::keeper::Done;
 use crate::engine::{ConnectionId, Standing};
 use daemon::control::{Connection, FrameError, ReadHalf, WriteHalf};
@@ -83,10 +84,33 @@ pub(super) enum Event {
     Kept(Done),
 }
 
+/// Where connections' tasks tell the core. Heartbeats have a queue of their own: a message before them may take long, and nothing
+/// depends on their order.
+#[derive(Clone, Debug)]
+pub(super) struct Events {
+    all: mpsc::Sender<Event>,
+    beats: mpsc::Sender<Event>,
+}
+
+impl Events {
+    /// The queues, with room for so many events each, and their ends.
+    pub(super) fn new(room: usize) -> (Self, mpsc::Receiver<Event>, mpsc::Receiver<Event>) {
+        let ((all, received), (beats, heard)) = (mpsc::channel(room), mpsc::channel(room));
+        (Self { all, beats }, received, heard)
+    }
+
+    /// Waits until there is room. The error is that the core is gone.
+    pub(super) async fn send(&self, event: Event) -> Result<(), mpsc::error::SendError<Event>> {
+        let is_beat = matches!(&event, Event::Message { message: ToScheduler::Heartbeat(_), .. });
+        let queue = if is_beat { &self.beats } else { &self.all };
+        queue.send(event).await
+    }
+}
+
 /// What waits to be written.
 #[derive(Debug)]
 struct Frame {
-    bytes: Arc<[u8]>,
+    bytes: Encoded,
     /// Dropped when it is written, or never will be.
     _told: Option<mpsc::Sender<Infallible>>,
 }
@@ -145,7 +169,7 @@ impl Outbox {
         (stream, peer): (TcpStream, SocketAddr),
         (security, job): (Security, JobId),
         limits: Limits,
-        events: &mpsc::Sender<Event>,
+        events: &Events,
         tasks: &mut JoinSet<()>,
     ) -> Self {
         let (frames, queue) = mpsc::channel(QUEUE_MAX);
@@ -212,7 +236,7 @@ impl Outbox {
     }
 
     /// Queues a frame, or says why the peer is to be given up. `before` waits for it.
-    pub(super) fn push(&self, bytes: Arc<[u8]>, before: Option<&Parting>) -> Result<(), String> {
+    pub(super) fn push(&self, bytes: Encoded, before: Option<&Parting>) -> Result<(), String> {
         let length = bytes.len();
         let waiting = self.queued_bytes.fetch_add(length, Ordering::Relaxed);
         let frame = Frame { bytes, _told: before.map(|parting| parting.told.clone()) };
@@ -225,7 +249,7 @@ impl Outbox {
     }
 
     /// As [`Outbox::push`], for an answer to a goodbye. The connection stays open for it, also when this end is dropped.
-    pub(super) fn push_last(&self, bytes: Arc<[u8]>, parting: &mut Parting) {
+    pub(super) fn push_last(&self, bytes: Encoded, parting: &mut Parting) {
         self.queued_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
         parting.answers.push((self.frames.clone(), Frame { bytes, _told: None }));
     }
@@ -236,7 +260,7 @@ async fn converse(
     (connection, job): (Connection, JobId),
     limits: Limits,
     (queue, queued_bytes): (mpsc::Receiver<Frame>, Arc<AtomicUsize>),
-    events: mpsc::Sender<Event>,
+    events: Events,
     judged: Judged,
 ) {
     let shown = Shown { identity: connection.identity().cloned(), job };
@@ -271,7 +295,7 @@ async fn read_messages(
     id: ConnectionId,
     (mut read, shown): (ReadHalf, Shown),
     handshake: Duration,
-    events: mpsc::Sender<Event>,
+    events: Events,
     Judged { mut standing, mut closing }: Judged,
 ) {
     let fault = loop {
@@ -354,10 +378,16 @@ async fn write_frames(
     limit: Duration,
     mut queue: mpsc::Receiver<Frame>,
     queued_bytes: Arc<AtomicUsize>,
-    events: mpsc::Sender<Event>,
+    events: Events,
 ) {
     while let Some(frame) = queue.recv().await {
-        match write.write_within(&frame.bytes, limit).await {
+        let written = async {
+            for part in frame.bytes.parts().into_iter().filter(|part| !part.is_empty()) {
+                write.write_within(part, limit).await?;
+            }
+            Ok(())
+        };
+        match written.await {
             Ok(()) => drop(queued_bytes.fetch_sub(frame.bytes.len(), Ordering::Relaxed)),
             Err(FrameError::Deadline { waited_ms }) => {
                 let text = format!("it has not read its control connection for {waited_ms} ms");
@@ -382,7 +412,7 @@ mod tests {
     #[tokio::test]
     async fn answers_to_goodbyes_wait_for_what_others_are_told_but_not_for_ever() {
         let frame = |told: Option<&Parting>| Frame {
-            bytes: Arc::new([]),
+            bytes: Vec::new().into(),
             _told: told.map(|parting| parting.told.clone()),
         };
         for is_written in [true, false] {

@@ -1,7 +1,7 @@
 //! The scheduler's metrics: counters of what passed, and gauges read from the engine when they are scraped.
 //! Labels have a fixed set of values.
 
-use super::View;
+use super::view::View;
 use crate::engine::Input;
 use daemon::metrics::{add_security, add_settings, registry};
 use daemon::security::Security;
@@ -333,9 +333,8 @@ impl Collector for EngineGauges {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let status = self.view.status();
-        let epoch = self.view.engine().epoch();
-        self.set(&status, epoch);
+        let shown = self.view.get();
+        self.set(&shown.status, shown.epoch);
         self.parts().into_iter().flat_map(Collector::collect).collect()
     }
 }

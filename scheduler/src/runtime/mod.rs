@@ -4,14 +4,16 @@
 
 mod connection;
 mod embed;
+mod frames;
 mod keeper;
 mod metrics;
 mod ownership;
+mod view;
 mod words;
 
 use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome, Standing, Unusable};
 use anyhow::Context as _;
-use connection::{Event, Limits, Outbox, Parting};
+use connection::{Event, Events, Limits, Outbox, Parting};
 use daemon::Later;
 use daemon::control::{STRANGERS_MAX, frame_of, patience};
 use daemon::exit::{Failure, WithCode as _};
@@ -22,8 +24,8 @@ use daemon::post::Posts;
 use daemon::security::Security;
 use daemon::seldom::Seldom;
 use daemon::shutdown::Shutdown;
-use daemon::status::JobPhase;
 pub use embed::Scheduler;
+use frames::Frames;
 use keeper::{Done, Keeper, Task};
 use metrics::Metrics;
 use proto_common::config::Settings;
@@ -33,12 +35,12 @@ use proto_common::message::{Build, FromScheduler, PostError, RefusalReason, ToSc
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep_until, timeout};
+use view::{Publisher, View};
 
 /// Milliseconds until a connection is taken again, where one could not be: out of descriptors, of which no event tells when there
 /// are some again.
@@ -150,9 +152,9 @@ async fn run_with(
         let state = HttpState::new(
             core.metrics.registry().clone(),
             move || ready.ready(),
-            move || serde_json::to_value(status.status()).unwrap_or_default(),
+            move || serde_json::to_value(&status.get().status).unwrap_or_default(),
         )
-        .with_targets(move || daemon::targets::groups(&targets.status(), own.as_deref()))
+        .with_targets(move || daemon::targets::groups(&targets.get().status, own.as_deref()))
         .with_tls(settings.security.is_tls())
         .with_flight(flight)
         .with_documents(&crate::page::DOCUMENTS);
@@ -177,38 +179,6 @@ pub fn verdict(outcome: &Outcome) -> Result<(), Failure> {
     Err(Failure::message(code, outcome.to_string()))
 }
 
-/// The engine with its clock, as the HTTP endpoints and metrics look at it.
-#[derive(Clone, Debug)]
-struct View {
-    engine: Arc<Mutex<Engine>>,
-    start: Instant,
-}
-
-impl View {
-    fn now_ms(&self) -> u64 {
-        self.start.elapsed().as_millis() as u64
-    }
-
-    fn engine(&self) -> MutexGuard<'_, Engine> {
-        // The engine does not panic; if it did, looking at it is still harmless.
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn status(&self) -> daemon::status::ClusterStatus {
-        self.engine().status(self.now_ms())
-    }
-
-    fn ready(&self) -> Result<(), String> {
-        let status = self.status();
-        match status.phase {
-            JobPhase::Running => Ok(()),
-            JobPhase::Rebuilding => Err("recovering: waiting for members of the previous scheduler".into()),
-            JobPhase::Assembling => Err(format!("waiting for {} members", status.missing.len())),
-            JobPhase::Ending | JobPhase::Ended => Err(status.ending.unwrap_or_default()),
-        }
-    }
-}
-
 /// A stop of everything reaches us and the members at once. Where both show at the same time, our own comes first:
 /// else whoever was quicker to leave would count as dead.
 fn stop_before(input: &Input, stopping: bool, shutdown: &Shutdown) -> Option<Input> {
@@ -218,7 +188,11 @@ fn stop_before(input: &Input, stopping: bool, shutdown: &Shutdown) -> Option<Inp
 }
 
 struct Core {
-    view: View,
+    engine: Engine,
+    /// The engine's clock.
+    start: Instant,
+    publisher: Publisher,
+    frames: Frames,
     security: Security,
     job: JobId,
     metrics: Metrics,
@@ -230,8 +204,10 @@ struct Core {
     connections: BTreeMap<ConnectionId, Outbox>,
     next_connection: u64,
     tasks: JoinSet<()>,
-    events: mpsc::Sender<Event>,
+    events: Events,
     received: mpsc::Receiver<Event>,
+    /// Heartbeats. They never wait behind messages that take long: members give up a scheduler that does not answer them.
+    beats: mpsc::Receiver<Event>,
     crowded: Seldom,
     strangers: Seldom,
     refused: Seldom,
@@ -262,12 +238,15 @@ impl Core {
         let (out, said) = mpsc::unbounded_channel();
         posts.attach(move |message| out.send(message).is_ok());
         let members = (settings.cluster.workers + settings.cluster.server_places()) as usize;
-        let engine = Arc::new(Mutex::new(engine));
-        let view = View { engine, start: Instant::now() };
-        let (events, received) = mpsc::channel(EVENTS_MAX);
+        let publisher = Publisher::new(&engine);
+        let (events, received, beats) = Events::new(EVENTS_MAX);
+        let metrics = Metrics::new((settings, &security), publisher.view());
         Ok(Self {
-            metrics: Metrics::new((settings, &security), view.clone()).context("cannot register metrics")?,
-            view,
+            metrics: metrics.context("cannot register metrics")?,
+            engine,
+            start: Instant::now(),
+            publisher,
+            frames: Frames::default(),
             security,
             job: settings.job,
             limits: Limits {
@@ -281,6 +260,7 @@ impl Core {
             tasks: JoinSet::new(),
             events,
             received,
+            beats,
             crowded: Seldom::default(),
             strangers: Seldom::default(),
             refused: Seldom::default(),
@@ -293,8 +273,12 @@ impl Core {
         })
     }
 
+    fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+
     fn view(&self) -> View {
-        self.view.clone()
+        self.publisher.view()
     }
 
     async fn run(
@@ -305,9 +289,10 @@ impl Core {
     ) -> Result<Outcome, anyhow::Error> {
         let (mut stopping, mut beats, mut owner_beats) = (false, notify.beats(), interval(ownership::BEAT));
         notify.ready("accepting members");
-        let mut tick_ms = self.view.engine().next_tick_ms(0);
+        let mut tick_ms = self.engine.next_tick_ms(0);
         let outcome = loop {
-            let again = self.accept_from.unwrap_or(self.view.start);
+            let again = self.accept_from.unwrap_or(self.start);
+            let publish = self.publisher.due();
             let input = tokio::select! {
                 reason = shutdown.wait(), if !stopping => {
                     stopping = true;
@@ -323,15 +308,21 @@ impl Core {
                 }
                 // The core holds a sender itself, so the queue never ends.
                 Some(event) = self.received.recv() => self.input_of(event),
+                Some(event) = self.beats.recv() => self.input_of(event),
                 Some(message) = self.said.recv() => Some(Input::Message { from: LOCAL, message }),
-                () = sleep_until(self.view.start + Duration::from_millis(tick_ms)) => {
+                () = sleep_until(publish.unwrap_or(self.start)), if publish.is_some() => {
+                    self.publisher.publish(&self.engine, self.now_ms());
+                    None
+                }
+                () = sleep_until(self.start + Duration::from_millis(tick_ms)) => {
                     tick_ms = u64::MAX;
+                    self.frames.forget();
                     Some(Input::Tick)
                 }
                 // The loop that decides is what a watchdog watches here.
                 () = beats.next() => {
                     notify.feed();
-                    notify.status(&self.view.status().line());
+                    notify.status(&self.view().get().status.line());
                     None
                 }
                 _ = owner_beats.tick(), if self.keeper.is_some() => {
@@ -343,11 +334,12 @@ impl Core {
             };
             let stop = input.as_ref().and_then(|input| stop_before(input, stopping, &shutdown));
             stopping |= stop.is_some();
-            let decided = stop.into_iter().chain(input).find_map(|input| self.step(input));
+            let inputs = self.waiting_beats().into_iter().chain(stop).chain(input);
+            let decided = inputs.into_iter().find_map(|input| self.step(input));
             if let Some(outcome) = decided.or_else(|| self.deposed.take()) {
                 break outcome;
             }
-            tick_ms = tick_ms.min(self.view.engine().next_tick_ms(self.view.now_ms()));
+            tick_ms = tick_ms.min(self.engine.next_tick_ms(self.now_ms()));
         };
         self.posts.lose("the job has ended");
         self.connections.clear();
@@ -355,6 +347,13 @@ impl Core {
         // Whoever has not taken the last message by now does not want it.
         let _ = timeout(Duration::from_millis(FLUSH_MS), flushed).await;
         Ok(outcome)
+    }
+
+    /// The heartbeats that wait now.
+    fn waiting_beats(&mut self) -> Vec<Input> {
+        let count = self.beats.len().min(EVENTS_MAX);
+        let beats: Vec<Event> = (0..count).map_while(|_| self.beats.try_recv().ok()).collect();
+        beats.into_iter().filter_map(|event| self.input_of(event)).collect()
     }
 
     /// May another connection be taken? Each has a task.
@@ -434,7 +433,7 @@ impl Core {
             }
             Event::Closed { connection, fault } => {
                 let outbox = self.connections.remove(&connection)?;
-                if self.view.engine().member_of(connection).is_none() {
+                if self.engine.member_of(connection).is_none() {
                     let why = fault
                         .as_ref()
                         .map_or("it closed the connection before it registered", |fault| fault.text.as_str());
@@ -473,11 +472,10 @@ impl Core {
         let mut inputs = vec![input];
         let mut outcome = None;
         while let Some(input) = inputs.pop() {
-            let now_ms = self.view.now_ms();
-            let (commands, notes) = {
-                let mut engine = self.view.engine();
-                (engine.handle(now_ms, input), engine.take_notes())
-            };
+            let now_ms = self.now_ms();
+            let (commands, notes) = (self.engine.handle(now_ms, input), self.engine.take_notes());
+            // Before anybody hears of it: whoever has its answer finds it in the status.
+            self.publisher.changed(&self.engine, now_ms);
             notes.iter().for_each(|note| self.tell(note));
             self.parting = commands.iter().any(lets_go).then(Parting::new);
             for command in commands {
@@ -503,7 +501,7 @@ impl Core {
         if outbox.standing() == Standing::Member {
             return;
         }
-        outbox.judge(self.view.engine().standing(speaker));
+        outbox.judge(self.engine.standing(speaker));
         if outbox.standing() == Standing::Stranger {
             self.connections.remove(&speaker);
         }
@@ -535,8 +533,8 @@ impl Core {
         self.metrics.count_message(message, to.iter().filter(|to| **to != LOCAL).count() as u64);
         let refusal = self.without_room(to, message);
         let message = refusal.as_ref().unwrap_or(message);
-        let frame: Arc<[u8]> = match frame_of(message) {
-            Ok(frame) => frame.into(),
+        let frame = match self.frames.encode(message) {
+            Ok(frame) => frame,
             Err(error) => {
                 tracing::error!(%error, "cannot encode a message of the scheduler; this is a bug");
                 return;
@@ -549,8 +547,8 @@ impl Core {
                 outbox.judge(Standing::Member);
             }
             if let (FromScheduler::GoodbyeAck, Some(parting)) = (message, &mut self.parting) {
-                outbox.push_last(Arc::clone(&frame), parting);
-            } else if let Err(full) = outbox.push(Arc::clone(&frame), self.parting.as_ref()) {
+                outbox.push_last(frame.clone(), parting);
+            } else if let Err(full) = outbox.push(frame.clone(), self.parting.as_ref()) {
                 self.connections.remove(connection);
                 inputs.push(Input::Closed { connection: *connection, fault: Some(full) });
             }

@@ -51,11 +51,14 @@ impl Core {
     /// What the log should say about a message.
     pub(super) fn note(&self, to: &[ConnectionId], message: &FromScheduler) {
         let peer = to.first().and_then(|id| self.connections.get(id)).map(|outbox| outbox.peer().to_string());
-        self.flight.told(message);
+        // The names of these tensors were noted when servers were told to allocate them.
+        if !matches!(message, FromScheduler::Declared { result: Ok(_), .. }) {
+            self.flight.told(message);
+        }
         let peer = peer.as_deref().unwrap_or("gone");
         match message {
             FromScheduler::Welcome(welcome) => {
-                let member = to.first().and_then(|id| self.view.engine().member_of(*id));
+                let member = to.first().and_then(|id| self.engine.member_of(*id));
                 let role = member.map_or(Role::Scheduler, |member| member.role);
                 tracing::info!(peer, "{role} {} registered", welcome.rank);
             }
@@ -99,6 +102,7 @@ impl Core {
             | FromScheduler::AskRounds { .. }
             | FromScheduler::CountFrom { .. }
             | FromScheduler::HeartbeatAck
+            | FromScheduler::SendMap
             | FromScheduler::GoodbyeAck => {}
         }
     }

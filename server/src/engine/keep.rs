@@ -44,13 +44,16 @@ pub(super) struct Keep {
     pub(super) kept: bool,
     /// What it has may be of a round that was thrown away here: only a `State` makes it a copy again.
     pub(super) whole_only: bool,
+    /// Its records that wait to be written: only those that have some are looked for in the queue, which all chunks share.
+    pub(super) queued: u32,
 }
 
 impl Keep {
     pub(super) fn new(to: Rank, id: u64, is_backup: bool, since: Epoch) -> Self {
         let (at, asked, rules) = (At::Out, (0, false), (0, 0));
         let (has_initial, kept, whole_only) = (false, false, false);
-        Self { to, id, since, is_backup, at, asked, rules, confirmed: 0, has_initial, kept, whole_only }
+        let (confirmed, queued) = (0, 0);
+        Self { to, id, since, is_backup, at, asked, rules, confirmed, has_initial, kept, whole_only, queued }
     }
 
     /// Does a round wait for it?

@@ -319,6 +319,7 @@ impl Member {
             | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::CheckpointGoes(_)
             | FromScheduler::HeartbeatAck
+            | FromScheduler::SendMap
             | FromScheduler::GoodbyeAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}

@@ -63,6 +63,7 @@ impl LaneEngine {
     /// A complete round has to wait for a buffer.
     pub(super) fn wait_for_buffer(&mut self, index: u32) {
         self.chunks[index as usize].stage = Stage::Buffer;
+        self.hasten_save(index);
         match self.stuck.iter_mut().find(|stuck| stuck.chunk == index) {
             Some(stuck) => stuck.due_ms = None,
             None => self.stuck.push(Stuck { chunk: index, due_ms: None }),

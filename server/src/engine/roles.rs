@@ -175,7 +175,7 @@ impl LaneEngine {
             };
             chunk.copies[place] = Some(keep);
         }
-        before.iter().flatten().for_each(|keep| self.copying.forget(keep));
+        before.iter_mut().flatten().for_each(|keep| self.copying.forget(keep));
         let chunk = &mut self.chunks[index as usize];
         // Its version may be one that nobody else has.
         chunk.init_pending |= is_promoted && chunk.has_copies();
@@ -207,7 +207,7 @@ impl LaneEngine {
     fn disengage(&mut self, index: u32) {
         let chunk = &mut self.chunks[index as usize];
         chunk.init_pending = false;
-        for keep in std::mem::take(&mut chunk.copies).iter().flatten() {
+        for keep in std::mem::take(&mut chunk.copies).iter_mut().flatten() {
             self.copying.forget(keep);
         }
         self.reroute(index);

@@ -27,11 +27,37 @@ pub(super) enum Saving {
 #[derive(Debug)]
 pub(super) struct Checkpoint {
     round: u64,
+    /// Chunks that are to be copied, and those of them that hold a round up. Those that were copied leave when they are met.
     due: VecDeque<u32>,
+    urgent: VecDeque<u32>,
     /// Chunks that are not copied yet.
     left: u32,
     /// Was it told that training has gone on past it?
     is_passed: bool,
+}
+
+impl Checkpoint {
+    /// A chunk is to be copied.
+    fn push(&mut self, index: u32, chunk: &Chunk) {
+        let queue = if chunk.stage == Stage::Buffer { &mut self.urgent } else { &mut self.due };
+        queue.push_back(index);
+    }
+}
+
+/// The first of a queue that is to be copied and can be; those that cannot be copied now are asked about after the others.
+fn first_whole(queue: &mut VecDeque<u32>, chunks: &[Chunk]) -> Option<u32> {
+    for _ in 0..queue.len() {
+        let index = queue.pop_front()?;
+        match chunks.get(index as usize).filter(|chunk| chunk.is_due()) {
+            Some(chunk) if chunk.is_whole() => {
+                queue.push_front(index);
+                return Some(index);
+            }
+            Some(_) => queue.push_back(index),
+            None => {}
+        }
+    }
+    None
 }
 
 /// What a lane has to say of a checkpoint.
@@ -154,18 +180,19 @@ impl LaneEngine {
         }
         self.savings.last_round = self.savings.last_round.max(round);
         self.savings.begun += 1;
-        let (mut due, mut left) = (VecDeque::new(), 0);
+        let (due, urgent) = Default::default();
+        let mut current = Checkpoint { round, due, urgent, left: 0, is_passed: false };
         for (index, chunk) in (0u32..).zip(&mut self.chunks) {
             if !chunk.is_served() {
                 continue;
             }
             chunk.want_copy(round, now);
-            left += 1;
+            current.left += 1;
             if chunk.is_due() {
-                due.push_back(index);
+                current.push(index, chunk);
             }
         }
-        self.savings.current = Some(Checkpoint { round, due, left, is_passed: false });
+        self.savings.current = Some(current);
         true
     }
 
@@ -215,7 +242,7 @@ impl LaneEngine {
         let (chunk, Some(current)) = (&mut chunks[index as usize], &mut savings.current) else { return };
         if matches!(chunk.saving, Saving::Awaits(round) if version >= round) {
             chunk.saving = Saving::Due;
-            current.due.push_back(index);
+            current.push(index, chunk);
         }
         if !current.is_passed && version >= current.round + ROUNDS_WITHOUT && !chunk.is_loose() {
             current.is_passed = true;
@@ -233,9 +260,16 @@ impl LaneEngine {
         for (index, chunk) in (0u32..).zip(&mut self.chunks) {
             if matches!(chunk.saving, Saving::Awaits(_)) && chunk.takes_no_part() {
                 chunk.saving = Saving::Due;
-                current.due.push_back(index);
+                current.push(index, chunk);
             }
         }
+    }
+
+    /// A chunk holds a round up: if that is because it is to be copied, it is copied before the others.
+    pub(super) fn hasten_save(&mut self, index: u32) {
+        let Self { chunks, savings, .. } = self;
+        let current = savings.current.as_mut().filter(|_| chunks[index as usize].is_due());
+        current.into_iter().for_each(|current| current.urgent.push_back(index));
     }
 
     /// Rows of tables are, or are not, still to be copied: none begins by itself before they are.
@@ -287,12 +321,9 @@ impl LaneEngine {
     /// The chunk that is to be copied next, with what an image says of it. One that cannot be copied at this moment is asked
     /// about again.
     pub fn next_to_save(&mut self) -> Option<(u32, ChunkState, u8)> {
-        let current = self.savings.current.as_ref()?;
-        let chunk = |index: u32| self.chunks.get(index as usize);
-        let due = || current.due.iter().copied().filter(|index| chunk(*index).is_some_and(Chunk::is_whole));
-        // Those that hold a round up go first: they are looked for among all, which are few when that matters.
-        let holds_up = |index: &u32| chunk(*index).is_some_and(|chunk| chunk.stage == Stage::Buffer);
-        let index = due().find(holds_up).or_else(|| due().next())?;
+        let Self { chunks, savings, .. } = self;
+        let Checkpoint { due, urgent, .. } = savings.current.as_mut()?;
+        let index = first_whole(urgent, chunks).or_else(|| first_whole(due, chunks))?;
         let (state, buffer) = self.state(index, false)?;
         Some((index, state, buffer))
     }
@@ -300,7 +331,6 @@ impl LaneEngine {
     /// A chunk is copied: what waited for that goes on. True when it was the checkpoint's last.
     pub fn saved(&mut self, index: u32, out: &mut Commands) -> bool {
         let Some(current) = self.savings.current.as_mut() else { return false };
-        current.due.retain(|other| *other != index);
         current.left = current.left.saturating_sub(1);
         let is_last = current.left == 0;
         // Before anything goes on: that may be what the next one begins with.

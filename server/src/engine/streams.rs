@@ -40,6 +40,8 @@ pub(super) struct Stream {
     /// Not written. A chunk has a few at most.
     queue: VecDeque<Item>,
     wanted: VecDeque<u32>,
+    /// Chunks that the other side is to be asked about again; some may not need it any more.
+    later: Vec<u32>,
     /// The copy whose image is in the runtime's hands, until its last part was taken.
     image: Option<(u64, Option<SlotGrant>)>,
     seeded: Option<Epoch>,
@@ -110,7 +112,10 @@ impl Copying {
     }
 
     /// What was to be sent of a copy is not.
-    pub(super) fn forget(&mut self, keep: &Keep) {
+    pub(super) fn forget(&mut self, keep: &mut Keep) {
+        if std::mem::take(&mut keep.queued) == 0 {
+            return;
+        }
         if let Some(stream) = self.stream(keep.to) {
             // An image that is being sent has its place until its parts are given back.
             let cut = stream.queue.iter().any(|item| item.keep == keep.id && item.op == OpKind::CopyState);
@@ -155,6 +160,7 @@ impl LaneEngine {
             used: Vec::new(),
             queue: VecDeque::new(),
             wanted: VecDeque::new(),
+            later: Vec::new(),
             image: None,
             seeded: None,
             sequence: 0,
@@ -178,7 +184,7 @@ impl LaneEngine {
             let copies = &mut self.chunks[index as usize].copies;
             let mut of_it = copies.iter_mut().flatten().filter(|keep| keep.to == to);
             if let Some(keep) = of_it.next() {
-                keep.at = At::Out;
+                (keep.at, keep.queued) = (At::Out, 0);
                 self.go_on(index, out);
             }
         }
@@ -229,6 +235,7 @@ impl LaneEngine {
         let Some(stream) = copying.stream(to) else { return };
         (keep.at, keep.asked) = (At::Checking, asked);
         let op = OpKind::CopyCheck;
+        keep.queued += 1;
         stream.queue.push_back(Item { chunk: index, keep: keep.id, op, round: asked.0, at: 0, total: 0 });
     }
 
@@ -238,7 +245,7 @@ impl LaneEngine {
         let chunk = &mut chunks[index as usize];
         chunk.stage = Stage::Copies;
         let (round, total) = (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes()));
-        for keep in chunk.copies.iter().flatten().filter(|keep| keep.is_in_stream()) {
+        for keep in chunk.copies.iter_mut().flatten().filter(|keep| keep.is_in_stream()) {
             push_update(copying, index, keep, (round, total));
         }
     }
@@ -261,7 +268,7 @@ impl LaneEngine {
         let Self { chunks, copying, .. } = self;
         let Some(chunk) = chunks.get_mut(index as usize) else { return };
         chunk.rules += 1;
-        for keep in chunk.copies.iter().flatten().filter(|keep| keep.is_in_stream()) {
+        for keep in chunk.copies.iter_mut().flatten().filter(|keep| keep.is_in_stream()) {
             push_rules(copying, index, keep);
         }
     }
@@ -352,14 +359,15 @@ impl LaneEngine {
             (OpKind::CopyState, Judgement::Confirmed) => None,
             (_, Judgement::Later) => {
                 keep.at = At::Later;
-                let keep = *keep;
-                copying.forget(&keep);
+                copying.forget(keep);
+                if let Some(stream) = copying.stream(to) {
+                    stream.later.push(item.chunk);
+                }
                 None
             }
             (OpKind::CopyCheck, _) if joined.is_some() => joined,
             _ => {
-                let lost = *keep;
-                copying.forget(&lost);
+                copying.forget(keep);
                 want(copying, item.chunk, keep);
                 None
             }
@@ -367,10 +375,9 @@ impl LaneEngine {
         if let Some(confirmed) = joins {
             (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1 == initialised);
             keep.confirmed = confirmed;
-            let keep = *keep;
-            push_rules(copying, item.chunk, &keep);
+            push_rules(copying, item.chunk, keep);
             if let Some(update) = pending.filter(|(round, _)| confirmed < *round) {
-                push_update(copying, item.chunk, &keep, update);
+                push_update(copying, item.chunk, keep, update);
             }
             self.keep_together(item.chunk, to);
         }
@@ -379,10 +386,11 @@ impl LaneEngine {
     }
 
     fn ask_again(&mut self, to: Rank) {
-        for index in 0..self.chunks.len() {
-            let mut keeps = self.chunks[index].copies.iter().flatten();
+        let Some(stream) = self.copying.stream(to) else { return };
+        for index in std::mem::take(&mut stream.later) {
+            let mut keeps = self.chunks[index as usize].copies.iter().flatten();
             if keeps.any(|keep| keep.to == to && keep.at == At::Later) {
-                self.check(index as u32, to);
+                self.check(index, to);
             }
         }
     }
@@ -429,7 +437,7 @@ impl LaneEngine {
         let Self { chunks, copying, .. } = self;
         let stream = &mut copying.streams[at];
         let Some(item) = stream.queue.front_mut() else { return false };
-        let Some(chunk) = chunks.get(item.chunk as usize) else { return false };
+        let Some(chunk) = chunks.get_mut(item.chunk as usize) else { return false };
         if item.op == OpKind::CopyState && item.total == 0 {
             return false;
         }
@@ -455,8 +463,12 @@ impl LaneEngine {
         let (to, sequence, contributors) = (stream.to, stream.sequence, first..out.contributors.len());
         out.push(Command::Record { to, slot, chunk: item.chunk, block, payload, contributors, sequence });
         item.at += bytes;
-        stream.used.push((slot, is_last.then_some(*item)));
+        let item = *item;
+        stream.used.push((slot, is_last.then_some(item)));
         if is_last {
+            if let Some(keep) = chunk.keep_of(item.keep) {
+                keep.queued = keep.queued.saturating_sub(1);
+            }
             if item.op == OpKind::CopyState {
                 stream.image = Some((item.keep, Some(slot)));
             }
@@ -497,9 +509,10 @@ fn want(copying: &mut Copying, chunk: u32, keep: &mut Keep) {
     }
 }
 
-fn push_update(copying: &mut Copying, chunk: u32, keep: &Keep, (round, total): (u64, u64)) {
+fn push_update(copying: &mut Copying, chunk: u32, keep: &mut Keep, (round, total): (u64, u64)) {
     let op = OpKind::CopyUpdate;
     if let Some(stream) = copying.stream(keep.to) {
+        keep.queued += 1;
         stream.queue.push_back(Item { chunk, keep: keep.id, op, round, at: 0, total });
     }
 }
@@ -522,10 +535,12 @@ fn joins_at(
 }
 
 /// What is sent is what there is to come when it goes out: one that waits says what a second one would.
-fn push_rules(copying: &mut Copying, chunk: u32, keep: &Keep) {
+fn push_rules(copying: &mut Copying, chunk: u32, keep: &mut Keep) {
     let op = OpKind::CopyRules;
     let Some(stream) = copying.stream(keep.to) else { return };
-    if !stream.queue.iter().any(|item| (item.keep, item.op) == (keep.id, op)) {
+    let is_it = |item: &Item| (item.keep, item.op) == (keep.id, op);
+    if keep.queued == 0 || !stream.queue.iter().any(is_it) {
+        keep.queued += 1;
         stream.queue.push_back(Item { chunk, keep: keep.id, op, round: 0, at: 0, total: 0 });
     }
 }

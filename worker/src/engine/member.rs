@@ -173,6 +173,7 @@ impl Member {
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
             | FromScheduler::HeartbeatAck
+            | FromScheduler::SendMap
             | FromScheduler::GoodbyeAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}

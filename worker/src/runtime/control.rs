@@ -532,7 +532,7 @@ fn answer(message: FromScheduler, members: &Members, shared: &Mutex<Shared>) -> 
         FromScheduler::Declared { request, result } => {
             // Before anything that the scheduler said later: maps change in one order everywhere.
             let result = result.and_then(|update| match members.declared(&update) {
-                Ok(()) => Ok(update),
+                Ok(()) => Ok(update.into_inner()),
                 Err(error) => Err(DeclareError::NotNow(error.to_string())),
             });
             if let Some(Ask::Declare(reply)) = asked(request) {

@@ -7,6 +7,7 @@ use proto_common::codec::{Codec, Compression};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
 use proto_common::message::NotTaken;
 use proto_common::optimizer::{Decay, Moments, Rule, Schedule};
+use proto_common::shard_map::SharedUpdate;
 use proto_common::tensor::RuleChange;
 
 const ELEMENTS: u64 = 3 * 1024;
@@ -30,7 +31,9 @@ fn assignment(commands: &[Command]) -> MapUpdate {
 
 fn answer(commands: &[Command]) -> (u64, Result<MapUpdate, DeclareError>) {
     match only(commands) {
-        FromScheduler::Declared { request, result } => (*request, result.clone()),
+        FromScheduler::Declared { request, result } => {
+            (*request, result.clone().map(SharedUpdate::into_inner))
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -51,10 +54,10 @@ fn workers_hear_after_every_server_has_allocated() {
     assert!(rig.say(server(0), assigned(update.epoch)).is_empty(), "one server is not all");
     assert!(rig.say(server(0), assigned(update.epoch)).is_empty(), "twice is not two");
     let commands = rig.say(server(1), assigned(update.epoch));
-    let all = FromScheduler::Declared { request: 1, result: Ok(update.clone()) };
+    let all = FromScheduler::Declared { request: 1, result: Ok(update.clone().into()) };
     let ranges = update.ranges.iter().filter(|r| r.first.key == Key(5)).copied().collect();
     let part = MapUpdate { epoch: update.epoch, tensors: vec![tensor(5)], ranges };
-    let part = FromScheduler::Declared { request: 8, result: Ok(part) };
+    let part = FromScheduler::Declared { request: 8, result: Ok(part.into()) };
     assert_eq!(commands, [to(&[worker(0)], all), to(&[worker(1)], part)]);
     assert_eq!(rig.engine.status(0).tensors, 2);
     assert_eq!(rig.engine.status(0).tensor_bytes, 2 * 4 * ELEMENTS);

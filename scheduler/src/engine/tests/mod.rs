@@ -7,6 +7,7 @@ mod declaring;
 mod ending;
 mod leftovers;
 mod losing;
+mod maps;
 mod pacing;
 mod parting;
 mod posts;

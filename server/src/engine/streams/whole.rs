@@ -139,13 +139,14 @@ impl LaneEngine {
                 continue;
             }
             (keep.at, keep.asked, keep.rules.0) = (At::Sent, (version, initialised), rules);
-            let (op, keep) = (OpKind::CopyState, *keep);
+            let op = OpKind::CopyState;
+            keep.queued += 1;
             stream.image = Some((keep.id, None));
             stream.queue.push_back(Item { chunk: index, keep: keep.id, op, round: version, at: 0, total: 0 });
             stats.states += 1;
             out.push(Command::Capture { to, chunk: index, state: Box::new(state), live });
             if let Some(update) = pending {
-                push_update(copying, index, &keep, update);
+                push_update(copying, index, keep, update);
             }
             return self.keep_together(index, to);
         }

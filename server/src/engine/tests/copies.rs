@@ -7,6 +7,7 @@ use proto_common::batch::Judgement;
 use proto_common::table::Spread;
 
 mod earlier;
+mod many;
 
 const OTHER: Rank = Rank(1);
 const ALONE: Role = Role::Primary { backup: None, seeding: None };

@@ -208,3 +208,23 @@ fn without_rounds_they_are_of_what_each_worker_has_contributed_and_none_begins_b
     contribute(&mut rig, 6..=9);
     assert_eq!((rig.engine.next_saving_news(), rig.engine.saving()), (None, None));
 }
+
+/// With a step for each pair of chunks, these would take minutes.
+#[test]
+fn many_chunks_are_copied_one_by_one() {
+    const CHUNKS: u64 = 50_000;
+    let mut rig = rig();
+    let specs: Vec<_> = (3..=CHUNKS).map(spec).collect();
+    rig.engine.assign(Epoch { term: 1, counter: 2 }, &specs);
+    assert!(rig.engine.begin_save(1, true, &mut Commands::default()));
+    // The last one holds a round up, and is copied first.
+    rig.send_wanting(0, 4, &[of(CHUNKS, push(1, 1))]);
+    let first = due(&mut rig).map(|(index, _)| index);
+    assert_eq!(first.and_then(|index| rig.engine.chunk_id(index)), Some(ChunkId::new(CHUNKS, 0)));
+    let mut copied = 0;
+    while let Some((index, _)) = due(&mut rig) {
+        copied += 1;
+        assert_eq!(saved(&mut rig, index).0, copied == CHUNKS);
+    }
+    assert_eq!((copied, rig.engine.saving()), (CHUNKS, None));
+}

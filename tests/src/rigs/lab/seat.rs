@@ -6,7 +6,7 @@ use super::wire::WireId;
 use super::worker::Worker;
 use fabric::sim::{NodeId, Rng};
 use proto_common::ids::{Incarnation, Role};
-use proto_common::message::ToScheduler;
+use proto_common::message::{Resume, ToScheduler};
 
 /// A place for processes.
 #[derive(Debug)]
@@ -71,6 +71,8 @@ pub(super) struct Process {
     pub(super) is_doubtful: bool,
     /// The scheduler has taken its goodbye.
     pub(super) is_dismissed: bool,
+    /// Its map, of which the scheduler has the digest.
+    pub(super) announced: Option<Resume>,
     /// Handed over while there was no scheduler.
     pub(super) unsaid: Vec<ToScheduler>,
     pub(super) body: Body,

@@ -175,7 +175,10 @@ impl Member {
             | FromScheduler::HeartbeatAck
             | FromScheduler::GoodbyeAck
             | FromScheduler::Posted { .. }
-            | FromScheduler::PostAnswered { .. } => {}
+            | FromScheduler::PostAnswered { .. }
+            | FromScheduler::Candidate { .. }
+            | FromScheduler::Proposed { .. }
+            | FromScheduler::Decided { .. } => {}
         }
     }
 

@@ -213,7 +213,7 @@ impl Schedulers {
             let has_come = member.shown_to == Some(number);
             match scheduler.phase {
                 Phase::Rebuilding if is_free && !has_come => {
-                    turns.push(Turn::Arrive { member: at, at: number })
+                    turns.push(Turn::Arrive { member: at, at: number });
                 }
                 Phase::Voting if is_free && has_come => {
                     let may = member.term < scheduler.term;

@@ -160,7 +160,7 @@ fuzz-keep:
 
 ## lab       simulated clusters in which everything goes wrong, that many seeds of it [SEEDS=5000 FIRST=0]
 lab:
-	@GRADWIRE_FIRST_SEED=$(FIRST) GRADWIRE_SEEDS=$(SEEDS) cargo test --config profile.dev.opt-level=2 --locked -p gradwire-tests --test sim -- --ignored --exact lab::thousands_of_seeds lab::thousands_of_restored_jobs --nocapture
+	@GRADWIRE_FIRST_SEED=$(FIRST) GRADWIRE_SEEDS=$(SEEDS) cargo test --config profile.dev.opt-level=2 --locked -p gradwire-tests --test sim -- --ignored --exact lab::thousands_of_seeds lab::thousands_of_restored_jobs lab::thousands_of_divided_networks --nocapture
 
 ## package   wheel, .deb and .rpm, tarball, parts list and checksums, in target/package
 package:

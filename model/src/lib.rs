@@ -9,6 +9,7 @@
 mod memory;
 mod properties;
 mod scheduler;
+pub mod schedulers;
 mod server;
 mod state;
 mod step;

@@ -7,7 +7,7 @@ use daemon::flight::Flight;
 use daemon::manual::Manual;
 use daemon::notify::Notify;
 use daemon::settings::{CommonArgs, Override};
-use gradwire_scheduler::runtime::{self, Listeners};
+use gradwire_scheduler::runtime::{self, Follows, Listeners};
 use proto_common::error::ExitCode;
 use proto_common::ids::{Rank, Role};
 use std::io::{self, Write as _};
@@ -34,6 +34,11 @@ struct Args {
     /// Without this flag, the scheduler also takes over if the first process that connects was a member before.
     #[arg(long)]
     resume: bool,
+    /// With --resume: continue with the members that reconnect, though they are no majority. Only if the others have exited: members that
+    /// still run, in another part of the network or under another scheduler, would continue beside this job, and write the same
+    /// checkpoints.
+    #[arg(long, requires = "resume")]
+    force: bool,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -43,7 +48,9 @@ gradwire-scheduler:
   gradwire-scheduler --servers 2 --workers 4
       A job of two servers and four workers, on the port in the settings
   gradwire-scheduler --scheduler 127.0.0.1:9092 --job 7 --resume
-      Restart after a failure, with the same port, job and cluster.* settings";
+      Restart after a failure, with the same port, job and cluster.* settings
+  gradwire-scheduler --scheduler 127.0.0.1:9092 --job 7 --resume --force
+      Restart after a failure that took most members with it";
 
 const MANUAL: Manual = Manual { examples: EXAMPLES, role: Some(Role::Scheduler), others: Vec::new };
 
@@ -84,8 +91,9 @@ fn start(args: &Args) -> Result<(), anyhow::Error> {
         let listeners = runtime::bind(&settings).await?;
         announce(&listeners, args.port_file.as_deref())?;
         let told = (notify, flight.clone());
+        let follows = if args.force { Follows::Whoever } else { Follows::Majority };
         let ended = match args.resume {
-            true => runtime::resume(listeners, &settings, shutdown, told).await,
+            true => runtime::resume(listeners, &settings, shutdown, told, follows).await,
             false => runtime::run(listeners, &settings, shutdown, told).await,
         };
         let ended = ended.and_then(|outcome| {

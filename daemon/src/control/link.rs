@@ -14,13 +14,14 @@ use super::connection::{Connection, ReadHalf, WriteHalf};
 use super::frame::{FrameError, frame_of};
 use super::link_error::LinkError;
 use super::seek::{Resuming, Seeker, greet};
+use super::undecided::{Overflow, Undecided};
 use crate::later::Later;
 use crate::security::Security;
 use proto_common::config::Settings;
 use proto_common::message::{FromScheduler, MemberReport, Register, Resume, ToScheduler, Welcome};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 
@@ -139,7 +140,7 @@ impl SchedulerLink {
             let stream = connect_with_retry(host, port, deadlines.connect_ms, fix)
                 .await
                 .map_err(|error| LinkError::Unreachable(Arc::new(error)))?;
-            match greet((security, stream), &address, &register, None, limit).await {
+            match greet((security, stream), (&address, &register), None, &mut 0, limit).await {
                 Err(error) if error.is_cut() && tries < GREETS_MAX => {
                     tracing::debug!(%error, "the scheduler closed the connection before it answered");
                     // Nothing tells when the next one listens.
@@ -151,7 +152,8 @@ impl SchedulerLink {
         let (frames, outgoing) = mpsc::channel(OUTGOING_MAX);
         let (events, received) = mpsc::channel(EVENTS_MAX);
         let seeker = Seeker::new((settings, security), register, &welcome, resume);
-        let keeper = Keeper { events, outgoing, report, beat: beats(&welcome), last: None, parting: false };
+        let (beat, undecided) = (beats(&welcome), Undecided::default());
+        let keeper = Keeper { events, outgoing, report, beat, last: None, parting: false, undecided };
         let task = tokio::spawn(keeper.keep(connection, welcome.clone(), seeker));
         Ok((Self { events: received, sender: LinkSender { frames }, task }, welcome))
     }
@@ -255,16 +257,17 @@ struct Keeper {
     last: Option<LastWord>,
     /// The scheduler has: a close that follows is no loss to come back from.
     parting: bool,
+    undecided: Undecided,
 }
 
 impl Keeper {
     async fn keep(mut self, mut connection: Connection, welcome: Welcome, mut seeker: Seeker) {
         let mut silence = silence_of(&welcome);
         let lost = loop {
-            let Some(lost) = self.serve(connection, silence).await else { return };
+            let Some((lost, is_told)) = self.serve(connection, silence).await else { return };
             let since = Instant::now();
             let is_over = self.last.as_ref().is_some_and(|last| !last.again);
-            if is_over || self.parting || !seeker.may_seek() {
+            if is_over || self.parting || !is_told || !seeker.may_seek() {
                 break lost;
             }
             tracing::warn!(error = %lost, "training continues without a scheduler; start one at the same address, with the same job and settings, within deadlines.scheduler_ms");
@@ -275,7 +278,8 @@ impl Keeper {
             if self.events.reserve_many(EVENTS_MAX).await.is_err() {
                 return;
             }
-            match seeker.seek(lost, self.last.is_some()).await {
+            self.undecided.lost();
+            match seeker.seek(lost, self.last.is_some(), &self.undecided).await {
                 Ok((next, welcome)) => {
                     connection = next;
                     tracing::info!(epoch = %welcome.epoch, "reconnected to a scheduler");
@@ -296,28 +300,62 @@ impl Keeper {
         let _ = self.events.send(LinkEvent::Lost(lost)).await;
     }
 
-    /// One connection's life; says how it was lost. None when nobody listens to us any more.
-    async fn serve(&mut self, connection: Connection, silence: Duration) -> Option<LinkError> {
+    /// One connection's life; says how it was lost, and whether the scheduler knows, or will, that this process goes on. None when
+    /// nobody listens to us any more.
+    async fn serve(&mut self, connection: Connection, silence: Duration) -> Option<(LinkError, bool)> {
         let (read, write) = connection.into_split();
-        let outgoing = (&mut self.last, &mut self.outgoing);
+        let (answers, to_answer) = watch::channel(None);
+        let outgoing = (&mut self.last, &mut self.outgoing, to_answer);
         let writer = write_frames(write, outgoing, &mut self.beat, silence, &mut self.report);
-        let reader = read_events(read, &self.events, silence, &mut self.parting);
+        let heard = Heard { undecided: &mut self.undecided, answers };
+        let reader = read_events(read, (&self.events, heard), silence, &mut self.parting);
         tokio::pin!(writer, reader);
         // The reading half sees a broken connection as well, and says so.
         tokio::select! {
-            lost = &mut reader => lost,
-            () = &mut writer => reader.await,
+            lost = &mut reader => {
+                let lost = lost?;
+                // The reader has said that this scheduler is given up, where that is not the scheduler's own doing.
+                let is_told = matches!(lost, LinkError::Closed) || timeout(silence, writer).await.is_ok();
+                Some((lost, is_told))
+            }
+            () = &mut writer => Some((reader.await?, true)),
         }
     }
 }
 
+/// Where decisions go until they are in force, and the answer to the last proposal.
+struct Heard<'a> {
+    undecided: &'a mut Undecided,
+    answers: watch::Sender<Option<ToScheduler>>,
+}
+
 /// What the scheduler says, until it is lost. None when the member does not listen any more.
 async fn read_events(
-    mut read: ReadHalf,
-    events: &mpsc::Sender<LinkEvent>,
+    read: ReadHalf,
+    (events, heard): (&mpsc::Sender<LinkEvent>, Heard<'_>),
     silence: Duration,
     parting: &mut bool,
 ) -> Option<LinkError> {
+    let Heard { undecided, answers } = heard;
+    let lost = read_until_lost(read, (events, undecided, &answers), silence, parting).await?;
+    if !matches!(lost, LinkError::Closed) {
+        // A connection that just closes is taken for the end of this process. It goes on, perhaps with another scheduler.
+        answers.send_replace(Some(ToScheduler::Abandons));
+    }
+    Some(lost)
+}
+
+async fn read_until_lost(
+    mut read: ReadHalf,
+    (events, undecided, answers): (
+        &mpsc::Sender<LinkEvent>,
+        &mut Undecided,
+        &watch::Sender<Option<ToScheduler>>,
+    ),
+    silence: Duration,
+    parting: &mut bool,
+) -> Option<LinkError> {
+    let mut now = Vec::new();
     loop {
         match read.receive_within(silence).await {
             Ok(Some(FromScheduler::HeartbeatAck)) => {}
@@ -329,8 +367,15 @@ async fn read_events(
                         | FromScheduler::Shutdown { .. }
                         | FromScheduler::GoodbyeAck
                 );
-                if events.send(LinkEvent::Message(message)).await.is_err() {
-                    return None;
+                match undecided.take(message, &mut now) {
+                    Ok(Some(answer)) => _ = answers.send_replace(Some(answer)),
+                    Ok(None) => {}
+                    Err(Overflow) => return Some(LinkError::Undecided),
+                }
+                for message in now.drain(..) {
+                    if events.send(LinkEvent::Message(message)).await.is_err() {
+                        return None;
+                    }
                 }
             }
             Ok(None) => return Some(LinkError::Closed),
@@ -347,14 +392,27 @@ async fn read_events(
 /// said to another scheduler.
 async fn write_frames(
     mut write: WriteHalf,
-    (said, outgoing): (&mut Option<LastWord>, &mut mpsc::Receiver<Outgoing>),
+    (said, outgoing, mut answers): (
+        &mut Option<LastWord>,
+        &mut mpsc::Receiver<Outgoing>,
+        watch::Receiver<Option<ToScheduler>>,
+    ),
     beat: &mut Interval,
     limit: Duration,
     report: &mut Report,
 ) {
-    while said.is_none() {
+    let mut is_over = false;
+    while said.is_none() && !is_over {
         let next = tokio::select! {
             biased;
+            Ok(()) = answers.changed() => {
+                let answer = answers.borrow_and_update().clone();
+                is_over = matches!(answer, Some(ToScheduler::Abandons));
+                match answer.map(|answer| frame_of(&answer)) {
+                    Some(Ok(frame)) => Outgoing::Frame(frame),
+                    Some(Err(_)) | None => continue,
+                }
+            },
             _ = beat.tick() => match frame_of(&ToScheduler::Heartbeat(report())) {
                 Ok(frame) => Outgoing::Frame(frame),
                 Err(error) => {

@@ -44,6 +44,11 @@ pub enum LinkError {
         /// Milliseconds of silence.
         silent_ms: u64,
     },
+    /// It sends decisions and does not say that they are in force.
+    #[error(
+        "lost the scheduler: too many of its decisions wait for a majority of the members; check the network"
+    )]
+    Undecided,
     /// The connection failed.
     #[error("lost the scheduler: {0}")]
     Broken(Arc<FrameError>),
@@ -110,7 +115,7 @@ impl LinkError {
             Self::Message(_) => ExitCode::Failure,
             Self::Unreachable(_) | Self::NoAnswer { .. } => ExitCode::SchedulerUnreachable,
             Self::NotBack { .. } | Self::Deposed { .. } => ExitCode::SchedulerUnreachable,
-            Self::Closed | Self::Silent { .. } | Self::Broken(_) | Self::MayGo => {
+            Self::Closed | Self::Silent { .. } | Self::Undecided | Self::Broken(_) | Self::MayGo => {
                 ExitCode::SchedulerUnreachable
             }
         }

@@ -274,6 +274,69 @@ async fn a_lower_term_and_a_refusal_end_the_link() {
 }
 
 #[tokio::test]
+async fn a_member_votes_once_in_a_term_and_follows_nobody_else_in_it() {
+    let (mut link, scheduler, listener, settings) = linked_for(5_000, Some(known())).await;
+    drop(scheduler);
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
+    let (mut elected, _, told) = comes_again(&listener).await;
+    assert_eq!(told.term, 1);
+    for term in [1, 2, 2] {
+        elected.send_within(&FromScheduler::Candidate { term }, LONG).await.unwrap();
+    }
+    let vote = elected.receive_within::<ToScheduler>(LONG).await.unwrap();
+    assert_eq!(
+        vote,
+        Some(ToScheduler::Heard { epoch: Epoch { term: 2, counter: 0 } }),
+        "not of term 1, which it has obeyed"
+    );
+    // It fails before it decides. The next one hears of the vote, and cannot have that term.
+    drop(elected);
+    let (mut next, _, told) = comes_again(&listener).await;
+    assert_eq!(told.term, 2);
+    next.send_within(&welcome_of(&settings, 2), LONG).await.unwrap();
+    let Some(LinkEvent::Lost(lost)) = link.events.recv().await else { panic!("two schedulers of one term") };
+    assert!(matches!(lost, LinkError::Deposed { term: 2, known: 2, .. }), "{lost}");
+}
+
+#[tokio::test]
+async fn decisions_are_heard_when_they_are_in_force_and_a_silent_scheduler_is_told_of_its_end() {
+    let (mut link, mut scheduler, listener, _settings) = linked_for(5_000, Some(known())).await;
+    let epoch = Epoch { term: 1, counter: 5 };
+    let roster = FromScheduler::Roster { epoch, members: Vec::new(), left: vec![Rank(7)] };
+    let answer = |request| FromScheduler::Released { request, result: Ok(()) };
+    let rosters = vec![vec![Incarnation(1)]];
+    for message in
+        [answer(1), roster.clone(), answer(2), FromScheduler::Proposed { epoch, rosters: rosters.clone() }]
+    {
+        scheduler.send_within(&message, LONG).await.unwrap();
+    }
+    let mut heard = scheduler.receive_within::<ToScheduler>(LONG).await.unwrap();
+    while matches!(heard, Some(ToScheduler::Heartbeat(_))) {
+        heard = scheduler.receive_within(LONG).await.unwrap();
+    }
+    assert_eq!(heard, Some(ToScheduler::Heard { epoch }));
+    // It says nothing more. The member has heard of nothing but the first answer.
+    let first = link.events.recv().await;
+    assert!(
+        matches!(first, Some(LinkEvent::Message(FromScheduler::Released { request: 1, .. }))),
+        "{first:?}"
+    );
+    let away = link.events.recv().await;
+    assert!(matches!(away, Some(LinkEvent::Away { why: LinkError::Silent { .. }, .. })), "{away:?}");
+    let mut last = None;
+    while let Some(message) = scheduler.receive_within::<ToScheduler>(LONG).await.unwrap() {
+        last = Some(message);
+    }
+    assert_eq!(last, Some(ToScheduler::Abandons));
+    let (_next, _, told) = comes_again(&listener).await;
+    assert_eq!(
+        (told.epoch, told.left, told.rosters),
+        (epoch, vec![Rank(7)], rosters),
+        "what may be in force"
+    );
+}
+
+#[tokio::test]
 async fn the_next_scheduler_is_waited_for_so_long_and_only_by_who_is_in_a_roster() {
     let (mut link, scheduler, listener, _settings) = linked_for(100, Some(known())).await;
     drop((scheduler, listener));

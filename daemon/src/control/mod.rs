@@ -8,6 +8,7 @@ mod frame;
 mod link;
 mod link_error;
 mod seek;
+mod undecided;
 
 pub use connect::{ConnectError, connect_with_retry};
 pub use connection::{Connection, ReadHalf, WriteHalf};
@@ -15,3 +16,4 @@ pub use crowd::{STRANGERS_MAX, patience};
 pub use frame::{FrameError, FrameReader, FrameWriter, LENGTH_BYTES, frame_of};
 pub use link::{LinkEvent, LinkSender, SchedulerLink};
 pub use link_error::{LinkError, code_of_refusal};
+pub use undecided::{Overflow, Undecided};

@@ -5,21 +5,23 @@ use super::connect::{BACKOFF_FIRST_MS, BACKOFF_MAX_MS, connect_with_retry};
 use super::connection::Connection;
 use super::frame::FrameError;
 use super::link_error::LinkError;
+use super::undecided::Undecided;
 use crate::security::Security;
 use proto_common::config::Settings;
-use proto_common::ids::{JobId, Role};
+use proto_common::ids::{Epoch, JobId, Role};
 use proto_common::message::{ClusterShape, FromScheduler, Register, Resume, ToScheduler, Welcome};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
-/// Registers on a new connection, and waits for the answer.
+/// Registers on a new connection, and waits for the answer. A restarted scheduler asks for a vote before: it gets it where its
+/// term is higher than `term`, the highest that this member has voted for or obeyed.
 pub(super) async fn greet(
     (security, stream): (&Security, TcpStream),
-    address: &str,
-    register: &Register,
+    (address, register): (&str, &Register),
     resume: Option<Resume>,
+    term: &mut u32,
     limit: Duration,
 ) -> Result<(Connection, Welcome), LinkError> {
     let address = address.to_owned();
@@ -30,18 +32,28 @@ pub(super) async fn greet(
     let whom = Some((register.job, Role::Scheduler));
     let mut connection = security.dial(stream, whom, limit).await.map_err(no_answer)?;
     let leaves = resume.as_ref().is_some_and(|resume| resume.leaves);
-    let (resume, map) = resume.map_or((None, None), |resume| {
+    let (resume, mut map) = resume.map_or((None, None), |resume| {
         let (resume, map) = resume.apart();
         (Some(resume), map)
     });
     let head = Register { resume: resume.as_ref().map(Resume::head), ..register.clone() };
     connection.send_within(&ToScheduler::Register(head), limit).await.map_err(no_answer)?;
     report(&mut connection, resume, limit).await.map_err(no_answer)?;
-    let mut answer = connection.receive_within(limit).await.map_err(no_answer)?;
-    if matches!(answer, Some(FromScheduler::SendMap)) {
-        report(&mut connection, map, limit).await.map_err(no_answer)?;
-        answer = connection.receive_within(limit).await.map_err(no_answer)?;
-    }
+    let answer = loop {
+        match connection.receive_within::<FromScheduler>(limit).await.map_err(no_answer)? {
+            Some(FromScheduler::SendMap) if map.is_some() => {
+                report(&mut connection, map.take(), limit).await.map_err(no_answer)?;
+            }
+            Some(FromScheduler::Candidate { term: its }) if its > *term => {
+                *term = its;
+                let vote = ToScheduler::Heard { epoch: Epoch { term: its, counter: 0 } };
+                connection.send_within(&vote, limit).await.map_err(no_answer)?;
+            }
+            // It has had the vote for this term, or another scheduler has.
+            Some(FromScheduler::Candidate { .. }) => {}
+            answer => break answer,
+        }
+    };
     match answer {
         Some(FromScheduler::Welcome(welcome)) => {
             connection.admit();
@@ -121,6 +133,7 @@ impl Seeker {
         &mut self,
         lost: LinkError,
         leaves: bool,
+        undecided: &Undecided,
     ) -> Result<(Connection, Welcome), LinkError> {
         let within = Duration::from_millis(self.shape.scheduler_ms);
         let deadline = Instant::now() + within;
@@ -130,7 +143,7 @@ impl Seeker {
             return Err(lost);
         }
         loop {
-            let error = match self.attempt(deadline, leaves).await {
+            let error = match self.attempt(deadline, leaves, undecided).await {
                 Ok(None) => return Err(lost),
                 Ok(Some((connection, welcome))) => {
                     (self.term, self.shape) = (welcome.epoch.term, welcome.shape);
@@ -163,6 +176,7 @@ impl Seeker {
         &mut self,
         deadline: Instant,
         leaves: bool,
+        undecided: &Undecided,
     ) -> Result<Option<(Connection, Welcome)>, LinkError> {
         let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let fix = "restart gradwire-scheduler there";
@@ -173,11 +187,14 @@ impl Seeker {
         // Only now: what the last scheduler said before it went has been taken meanwhile.
         let Some(resume) = (self.resume)() else { return Ok(None) };
         let (term, restore, shape) = (self.term, self.restore.clone(), Some(self.shape));
-        let resume = Resume { term, leaves, restore, shape, ..resume };
+        let resume = undecided.show(Resume { term, leaves, restore, shape, ..resume });
+        let whom = (address.as_str(), &self.register);
         let (connection, welcome) =
-            greet((&self.security, stream), &address, &self.register, Some(resume), left()).await?;
+            greet((&self.security, stream), whom, Some(resume), &mut self.term, left()).await?;
+        // A scheduler of a term that another one had is not the one that this member follows, or has voted for.
         if welcome.job != self.job
             || welcome.epoch.term < self.term
+            || welcome.epoch.term == term
             || Some(welcome.rank) != self.register.wanted_rank
         {
             let (term, known) = (welcome.epoch.term, self.term);

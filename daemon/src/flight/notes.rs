@@ -43,7 +43,10 @@ impl Flight {
                 };
                 self.note("checkpoint", text);
             }
-            FromScheduler::CheckpointGoes(_)
+            FromScheduler::Candidate { .. }
+            | FromScheduler::Proposed { .. }
+            | FromScheduler::Decided { .. }
+            | FromScheduler::CheckpointGoes(_)
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. }
             | FromScheduler::AskRounds { .. }

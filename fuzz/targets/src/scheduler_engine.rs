@@ -71,6 +71,7 @@ fn config(program: &mut Program<'_>) -> EngineConfig {
         drain_ms: DRAIN_MS,
         rejoin_ms: 500,
         rebalance: true,
+        force: false,
         resume: false,
         pid: 4,
         checkpoints: CheckpointConfig { has_place: true, ..CheckpointConfig::default() },

@@ -457,6 +457,25 @@ pub enum FromScheduler {
     /// To a member that has reported the digest of its shard map: no member has sent this map yet. Answered by `Resuming`,
     /// with the map in parts.
     SendMap,
+    /// A restarted scheduler asks for this member's vote, before `Welcome`. A member that has obeyed only lower terms obeys no other
+    /// scheduler of this term from now on, and answers `Heard` with this term and counter 0.
+    Candidate {
+        /// The term.
+        term: u32,
+    },
+    /// The decisions up to this epoch have been sent. The member stores them, answers `Heard`, and applies them when they
+    /// are `Decided`.
+    Proposed {
+        /// The newest of them.
+        epoch: Epoch,
+        /// The rosters that may be in force until then. Each needs a majority that has heard of the decisions.
+        rosters: Vec<Vec<Incarnation>>,
+    },
+    /// Enough members have heard of the decisions up to this epoch: they are in force.
+    Decided {
+        /// The newest of them.
+        epoch: Epoch,
+    },
 }
 
 impl FromScheduler {

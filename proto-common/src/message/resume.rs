@@ -3,7 +3,7 @@
 use super::digest::MapDigest;
 use super::from_scheduler::{ClusterShape, Member};
 use super::to_scheduler::NodeGroup;
-use crate::ids::{Epoch, Rank};
+use crate::ids::{Epoch, Incarnation, Rank};
 use crate::limits::{FIRST_FRAME_BYTES_MAX, NAME_BYTES_MAX};
 use crate::shard_map::{KeyRange, MapUpdate};
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ const PART_BYTES: usize = 1 << 20;
 /// the codec needs.
 const MEMBER_BYTES: usize = 2 * NAME_BYTES_MAX + 64;
 const RANK_BYTES: usize = 4;
+const INCARNATION_BYTES: usize = 9;
 const BARRIER_BYTES: usize = 32;
 const TENSOR_BYTES: usize = 112;
 const RANGE_BYTES: usize = 34;
@@ -47,6 +48,9 @@ pub struct Resume {
     pub barriers: Vec<(String, NodeGroup, u64)>,
     /// Instead of a large map: its digest. The scheduler asks one of the members with this digest for the map (`SendMap`).
     pub digest: Option<MapDigest>,
+    /// Rosters before that of `members` that may still be in force, because `members` may not be decided; set by its connection to
+    /// the scheduler.
+    pub rosters: Vec<Vec<Incarnation>>,
 }
 
 impl Resume {
@@ -89,6 +93,9 @@ impl Resume {
         }
         for rank in self.left {
             cut.room(RANK_BYTES).left.push(rank);
+        }
+        for roster in self.rosters {
+            cut.room(roster.len() * INCARNATION_BYTES).rosters.push(roster);
         }
         for barrier in self.barriers {
             cut.room(BARRIER_BYTES + barrier.0.len()).barriers.push(barrier);
@@ -153,6 +160,7 @@ mod tests {
             map: MapUpdate { epoch: Epoch { term: 2, counter: 7 }, tensors, ranges },
             barriers: (0..4096).map(barrier).collect(),
             digest: None,
+            rosters: vec![(0..100).map(Incarnation).collect(); 3],
         };
         let parts = whole.clone().parts();
         assert!(parts.len() > 3, "{}", parts.len());
@@ -164,6 +172,7 @@ mod tests {
             joined.map.ranges.extend(part.map.ranges);
             joined.barriers.extend(part.barriers);
             joined.left.extend(part.left);
+            joined.rosters.extend(part.rosters);
         }
         assert_eq!(joined, whole);
         assert_eq!(Resume::default().parts(), [Resume::default()], "one part at least");

@@ -287,4 +287,11 @@ pub enum ToScheduler {
         /// How long to wait.
         timeout_ms: u64,
     },
+    /// It votes for the scheduler (counter 0), or has stored the decisions up to this epoch.
+    Heard {
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// It looks for another scheduler, because this one was silent. The connection closes, though the process continues.
+    Abandons,
 }

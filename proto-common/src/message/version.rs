@@ -130,7 +130,7 @@ mod tests {
     fn pages_say_this_version_and_these_words() {
         let row = format!("\n| {PROTOCOL_VERSION} | control messages");
         assert!(include_str!("../../../docs/protocol.md").contains(&row), "docs/protocol.md lacks {row:?}");
-        let refused = RefusalReason::Protocol { theirs: build(10, "0.1.0"), ours: build(11, "0.2.0") };
+        let refused = RefusalReason::Protocol { theirs: build(10, "0.1.0"), ours: build(12, "0.2.0") };
         let page = include_str!("../../../docs/troubleshooting.md");
         assert!(
             page.contains(&refused.to_string()),

@@ -34,9 +34,28 @@ impl Engine {
         self.rebuild_without(connection);
         self.checkpoints.forget(connection);
         let Some(id) = self.member_of(connection) else { return };
+        if self.members.get(&id).is_some_and(|member| member.is_away) {
+            return;
+        }
+        if fault.is_none() {
+            self.exited(id);
+        }
         self.forget(id, out);
         let cause = fault.map_or(DeathCause::ConnectionLost, |reason| DeathCause::Failed { reason });
         self.death(now_ms, Death { member: id, cause }, out);
+    }
+
+    /// A member's process has exited, or is about to: it is on no other side of a divided network.
+    fn exited(&mut self, id: MemberId) {
+        let life = self.members.get(&id).map(|member| member.incarnation);
+        life.into_iter().for_each(|life| self.quorum.exits(life));
+    }
+
+    /// A member looks for another scheduler: it is decided about as one that is silent.
+    pub(super) fn abandoned(&mut self, id: MemberId) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.is_away = true;
+        }
     }
 
     /// A member did what it must not do: its connection closes and it counts as dead.
@@ -48,6 +67,7 @@ impl Engine {
     /// A member says that it fails.
     pub(super) fn failing(&mut self, now_ms: u64, id: MemberId, mut reason: String, out: &mut Vec<Command>) {
         cut_to(&mut reason, REASON_BYTES_MAX);
+        self.exited(id);
         self.fault(now_ms, id, reason, out);
     }
 
@@ -74,6 +94,9 @@ impl Engine {
         }
         if let Some(member) = self.members.get_mut(&id) {
             member.left = true;
+        }
+        if id.role == Role::Worker {
+            self.exited(id);
         }
         self.note(Note::Left(id));
         self.forget(id, out);
@@ -182,9 +205,13 @@ impl Engine {
         let bound = self.config.shape.silence_ms;
         let silent = self.members.iter().filter(|(_, member)| !member.gone).filter_map(|(id, member)| {
             let silent_ms = now_ms.saturating_sub(member.heard_ms);
-            (silent_ms > bound).then_some((*id, silent_ms))
+            (silent_ms > bound || member.is_away).then_some((*id, silent_ms))
         });
         let silent: Vec<(MemberId, u64)> = silent.collect();
+        let ids: Vec<MemberId> = silent.iter().map(|(id, _)| *id).collect();
+        if !self.keeps_majority(now_ms, &ids, out) {
+            return;
+        }
         // First nobody waits for any of them, then each death is decided about.
         for (member, _) in &silent {
             self.disconnect(*member, out);

@@ -34,6 +34,8 @@ pub(super) struct Member {
     pub(super) links_ready: bool,
     /// It wishes to go, once others have what it has.
     pub(super) draining: bool,
+    /// It has given this scheduler up, and looks for another one: that its connection closes says nothing.
+    pub(super) is_away: bool,
     /// It said goodbye; then it is gone as well.
     pub(super) left: bool,
     /// Its connection is closed, by whichever side.

@@ -18,6 +18,7 @@ mod ordered;
 mod pace;
 mod posts;
 mod queued;
+mod quorum;
 mod rebuild;
 mod refusals;
 mod registration;
@@ -44,6 +45,8 @@ use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Rank, Role};
 use proto_common::message::{
     ClusterShape, DeclareError, FromScheduler, NodeGroup, RefusalReason, ToScheduler,
 };
+use quorum::Quorum;
+pub use quorum::named;
 use rebuild::Rebuild;
 use report::bounded;
 use roster::{Changes, Dead};
@@ -80,6 +83,8 @@ pub struct EngineConfig {
     pub rebalance: bool,
     /// A job goes on whose scheduler is gone: nothing begins before its members have come.
     pub resume: bool,
+    /// An operator says that members of that job that do not come have exited: no majority of them is needed.
+    pub force: bool,
     /// Operating system process id, for people.
     pub pid: u32,
     /// What there is of checkpoints.
@@ -101,6 +106,7 @@ impl EngineConfig {
             rejoin_ms: settings.deadlines.rejoin_ms,
             rebalance: settings.cluster.rebalance,
             resume: false,
+            force: false,
             pid: 0,
         }
     }
@@ -263,6 +269,7 @@ pub struct Engine {
     /// While rebuilding: what members have said.
     rebuild: Rebuild,
     comings: Comings,
+    quorum: Quorum,
     changes: Changes,
     /// The newest complete checkpoint, for errors.
     last_checkpoint: Option<String>,
@@ -296,6 +303,7 @@ impl Engine {
             planned_for: None,
             rebuild: Rebuild::default(),
             comings: Comings::default(),
+            quorum: Quorum::default(),
             changes: Changes { servers: config.shape.servers, ..Changes::default() },
             last_checkpoint: config.checkpoints.last.clone(),
             saving: None,
@@ -328,6 +336,7 @@ impl Engine {
             Input::Stop { reason } => self.stop(now_ms, &reason, &mut out),
         }
         self.end_if_saved(now_ms, &mut out);
+        self.propose(&mut out);
         self.end_if_empty(now_ms, &mut out);
         self.notes.extend(self.checkpoints.take_news());
         out
@@ -426,6 +435,8 @@ impl Engine {
                 self.rounds(id, rank, incarnation, rounds, out);
             }
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
+            ToScheduler::Heard { epoch } => self.heard(id, epoch),
+            ToScheduler::Abandons => self.abandoned(id),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }
     }
@@ -546,6 +557,8 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Checkpoint(_) => "a word about a checkpoint",
         ToScheduler::SaveCheckpoint { .. } => "a wish for a checkpoint",
         ToScheduler::Goodbye => "a goodbye",
+        ToScheduler::Heard { .. } => "an answer to a proposal",
+        ToScheduler::Abandons => "a notice that it looks for another scheduler",
         ToScheduler::Failing { .. } => "a failure report",
     }
 }

@@ -30,6 +30,18 @@ pub enum Note {
         /// How many of them are to be made elsewhere, or tried again.
         tried: usize,
     },
+    /// A restarted scheduler waits for a majority of the members.
+    NoQuorum {
+        /// Those that have not come.
+        missing: Vec<MemberId>,
+    },
+    /// No majority of the members is heard of: nothing is decided.
+    Minority {
+        /// Those that are silent.
+        silent: Vec<MemberId>,
+        /// The job ends on this side after so long.
+        ends_ms: u64,
+    },
     /// A checkpoint was given up, and why.
     CheckpointFailed(String),
     /// A checkpoint was not begun, because what is left of earlier ones cannot be removed.

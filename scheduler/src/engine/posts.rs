@@ -145,6 +145,8 @@ impl Engine {
             | ToScheduler::Declare { .. }
             | ToScheduler::Assigned { .. }
             | ToScheduler::Goodbye
+            | ToScheduler::Heard { .. }
+            | ToScheduler::Abandons
             | ToScheduler::Failing { .. }
             | ToScheduler::ChangeRule { .. }
             | ToScheduler::Seeded { .. }

@@ -3,11 +3,11 @@
 
 use super::lists::check_lists;
 use super::member::Member;
+use super::quorum::{Election, Lives as Roster, check_rosters};
 use super::{Command, ConnectionId, Engine, Note, Phase, refuse};
-use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Incarnation, Key, MemberId, Rank, Role};
-use proto_common::limits::TENSORS_MAX;
+use proto_common::limits::{TENSORS_MAX, WORKERS_MAX};
 use proto_common::message::{
     self, CheckpointOrder, FromScheduler, NodeGroup, RefusalReason, Register, Resume,
 };
@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) use settings::later;
 
+mod elects;
 mod maps;
 mod seats;
 mod settings;
@@ -36,6 +37,7 @@ struct Arrival {
     barriers: Vec<(String, NodeGroup, u64)>,
     epoch: Epoch,
     term: u32,
+    rosters: Vec<Roster>,
     /// Its lists are complete; of its map perhaps only the digest is there.
     has_lists: bool,
     /// It has said all it knows.
@@ -94,6 +96,11 @@ pub(super) struct Rebuild {
     epoch: Epoch,
     members: Vec<message::Member>,
     left: Vec<Rank>,
+    /// Rosters before it that may still be in force.
+    rosters: Vec<Roster>,
+    pub(super) election: Option<Election>,
+    /// Who was missing for a majority, as the log has it.
+    pub(super) said_missing: Option<Vec<MemberId>>,
     /// The newest that was told of each tensor.
     tensors: BTreeMap<Key, Told>,
     /// Maps that were reported by digest.
@@ -154,6 +161,12 @@ impl Rebuild {
         }
         let had = (arrival.members.len(), arrival.left.len(), arrival.barriers.len());
         check_lists(had, &part.members, &part.left, &part.barriers, server_places)?;
+        check_rosters(
+            arrival.rosters.len(),
+            &part.rosters,
+            WORKERS_MAX.saturating_add(server_places) as usize,
+        )?;
+        arrival.rosters.extend(part.rosters);
         arrival.members.extend(part.members);
         arrival.left.extend(part.left);
         let told = check.tensors().map(|(spec, ranges)| Told {
@@ -199,8 +212,10 @@ impl Rebuild {
             *most = times.max(*most);
         }
         self.lives.insert(from, lives_of(&members));
-        if self.members.is_empty() || arrival.epoch > self.epoch {
+        let knows_more = arrival.epoch == self.epoch && arrival.rosters.len() < self.rosters.len();
+        if self.members.is_empty() || arrival.epoch > self.epoch || knows_more {
             (self.epoch, self.members, self.left) = (arrival.epoch, members, left);
+            self.rosters = std::mem::take(&mut arrival.rosters);
             self.restore = arrival.register.resume.as_ref().map(|resume| resume.restore.clone());
         }
         Ok(())
@@ -311,9 +326,10 @@ impl Engine {
         self.rebuild.since_ms.get_or_insert(now_ms);
         let (epoch, term) = (resume.epoch, term_of(resume));
         let (members, left, tensors, barriers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let rosters = Vec::new();
         let (has_lists, is_whole) = (false, false);
         let arrival =
-            Arrival { register, members, left, tensors, barriers, epoch, term, has_lists, is_whole };
+            Arrival { register, members, left, tensors, barriers, epoch, term, rosters, has_lists, is_whole };
         self.rebuild.heard_ms = now_ms;
         self.rebuild.arrivals.insert(from, arrival);
     }
@@ -359,7 +375,7 @@ impl Engine {
         }
         let shape = &self.config.shape;
         let deadline_ms = match self.rebuild.since_ms {
-            Some(since_ms) if self.knows_enough() => Some(since_ms + shape.silence_ms),
+            Some(since_ms) if self.knows_enough() => Some(self.election_due_ms(since_ms)),
             Some(since_ms) if self.follows() => Some(since_ms + shape.scheduler_ms.max(shape.silence_ms)),
             Some(since_ms) => Some(since_ms + 2 * shape.silence_ms),
             None => Some(self.rebuild.woke_ms.unwrap_or(self.started_ms) + self.config.assemble_ms),
@@ -375,9 +391,7 @@ impl Engine {
     /// With neither a worker nor all servers nothing is decided: a server that has not come may have published alone, and
     /// only workers would know.
     fn knows_enough(&self) -> bool {
-        let shape = &self.config.shape;
-        let is_over = self.rebuild.is_over(shape.workers as usize, shape.worker_loss == WorkerLoss::Wait);
-        is_over || self.rebuild.has_worker() || self.follows() && self.rebuild.has_all_servers()
+        self.was_over() || self.rebuild.has_worker() || self.follows() && self.rebuild.has_all_servers()
     }
 
     /// Goes on when everyone has come, or had the time to.
@@ -389,12 +403,16 @@ impl Engine {
         self.ask_for_maps(now_ms, out);
         let Some(deadline_ms) = self.rebuild_deadline_ms() else { return };
         let is_due = now_ms >= deadline_ms;
-        if !is_due && !self.rebuild.is_whole() {
+        if !is_due && !self.rebuild.is_whole() && self.rebuild.election.is_none() {
             return;
         }
         if !self.knows_enough() {
             return self.give_up_rebuilding(now_ms, out);
         }
+        if !self.was_over() && !self.is_elected(out) {
+            return self.end_without_quorum(now_ms, out);
+        }
+        self.quorum = self.quorum_of_rebuild();
         let rebuild = std::mem::take(&mut self.rebuild);
         self.resume(now_ms, rebuild, out);
     }
@@ -447,9 +465,9 @@ impl Engine {
 
     fn resume(&mut self, now_ms: u64, mut rebuild: Rebuild, out: &mut Vec<Command>) {
         self.changes.rebuilt += 1;
-        let shown = rebuild.arrivals.values().map(|arrival| arrival.term).max().unwrap_or(0);
-        // What is shown can be followed; our own grows by one with each sleep.
-        let term = self.config.term.max(shown.max(self.epoch.term).saturating_add(1));
+        let after = || rebuild.term().max(self.epoch.term).saturating_add(1);
+        let term =
+            rebuild.election.as_ref().map_or_else(after, |election| election.term).max(self.config.term);
         self.epoch = Epoch { term, counter: 0 };
         self.posts.begin(term);
         self.phase = Phase::Running;

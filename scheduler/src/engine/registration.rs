@@ -35,6 +35,11 @@ impl Engine {
                 self.rebuild(now_ms);
                 self.arrive_again(now_ms, from, register, out);
             }
+            // Without a majority nothing is decided about those that have given this scheduler up. They come back, and it asks all.
+            Phase::Running if resumes && self.may_return(register.incarnation) => {
+                self.follow_itself(now_ms, out);
+                self.arrive_again(now_ms, from, register, out);
+            }
             Phase::Running if resumes => {
                 let reason = "this process was declared failed, or the scheduler has not restarted since it joined; \
                                start it as a new process";
@@ -264,6 +269,9 @@ impl Engine {
             *left = left.saturating_sub(1);
             is_open
         };
+        if self.phase == Phase::Rebuilding && self.rebuild.has_roster() {
+            return self.rebuild.not_back();
+        }
         self.places().filter(|id| !self.members.contains_key(id) && is_open(id)).collect()
     }
 

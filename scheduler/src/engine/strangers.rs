@@ -48,6 +48,7 @@ impl Engine {
                 self.register(now_ms, from, register, out);
             }
             ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
+            ToScheduler::Heard { epoch } if self.rebuild.knows(from) => self.voted(now_ms, from, epoch, out),
             // Who was let in before it was known that there is a cluster takes silence for this scheduler's death.
             ToScheduler::Heartbeat(_) if self.rebuild.knows(from) => {
                 out.push(send(from, FromScheduler::HeartbeatAck));

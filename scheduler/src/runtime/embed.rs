@@ -1,6 +1,6 @@
 //! A scheduler inside another process, on its own thread. `run` does its work.
 
-use super::{bind, run_with, verdict};
+use super::{Follows, bind, run_with, verdict};
 use crate::engine::Outcome;
 use daemon::embed::{Embedded, Ready, StartError};
 use daemon::flight::Flight;
@@ -32,7 +32,7 @@ impl Scheduler {
                 let listeners = bind(&settings).await?;
                 ready.tell(listeners.control.local_addr()?);
                 let told = (Notify::default(), Flight::embedded(Role::Scheduler, &settings));
-                run_with(listeners, &settings, shutdown, (Some(for_core), false), told).await
+                run_with(listeners, &settings, shutdown, (Some(for_core), Follows::Nobody), told).await
             });
         let (role, control) = started.map_err(|error| match error {
             StartError::Ended(error) => error,

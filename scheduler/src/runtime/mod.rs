@@ -113,7 +113,18 @@ pub fn run(
     shutdown: Shutdown,
     told: (Notify, Flight),
 ) -> Later<'_, Result<Outcome, anyhow::Error>> {
-    Box::pin(run_with(listeners, settings, shutdown, (None, false), told))
+    Box::pin(run_with(listeners, settings, shutdown, (None, Follows::Nobody), told))
+}
+
+/// Whether a scheduler takes over a job whose scheduler is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follows {
+    /// It begins a job, unless a member of one comes.
+    Nobody,
+    /// It does, when a majority of the members has come.
+    Majority,
+    /// It does with those that come: by an operator's word the others have exited.
+    Whoever,
 }
 
 /// As [`run`], for a job whose scheduler is gone: its members come again, and nobody else is let in before.
@@ -122,8 +133,9 @@ pub fn resume(
     settings: &Settings,
     shutdown: Shutdown,
     told: (Notify, Flight),
+    follows: Follows,
 ) -> Later<'_, Result<Outcome, anyhow::Error>> {
-    Box::pin(run_with(listeners, settings, shutdown, (None, true), told))
+    Box::pin(run_with(listeners, settings, shutdown, (None, follows), told))
 }
 
 /// As [`run`] or [`resume`], with the messages of this process's program, where there is one.
@@ -131,15 +143,16 @@ async fn run_with(
     listeners: Listeners,
     settings: &Settings,
     shutdown: Shutdown,
-    (program, resume): (Option<Posts>, bool),
+    (program, follows): (Option<Posts>, Follows),
     (notify, flight): (Notify, Flight),
 ) -> Result<Outcome, anyhow::Error> {
     let incarnation = daemon::host::new_incarnation()?;
+    let (resume, force) = (follows != Follows::Nobody, follows == Follows::Whoever);
     let own = (incarnation, listeners.control.local_addr()?.port());
     let started = keeper::start(settings, resume, own, shutdown.clone()).await;
     let (keeper, checkpoints) = started.map_err(|error| Failure::new(error.exit_code(), error))?;
     let pid = std::process::id();
-    let config = EngineConfig { resume, pid, checkpoints, ..EngineConfig::new(settings, incarnation) };
+    let config = EngineConfig { resume, force, pid, checkpoints, ..EngineConfig::new(settings, incarnation) };
     let engine = Engine::new(config, 0);
     let (engine, posts) = match program {
         Some(posts) => (engine.with_program(), posts),

@@ -366,8 +366,18 @@ impl Job {
 }
 
 /// The next message of a scheduler to one that it does not know; none where it has closed.
+/// The next message that is not about votes; those are given at once.
 async fn heard(connection: &mut Connection) -> Option<FromScheduler> {
-    connection.receive_within(LONG).await.expect("an answer, or the end")
+    loop {
+        let epoch = match connection.receive_within(LONG).await.expect("an answer, or the end") {
+            Some(FromScheduler::Decided { .. }) => continue,
+            Some(FromScheduler::Proposed { epoch, .. }) => epoch,
+            Some(FromScheduler::Candidate { term }) => Epoch { term, counter: 0 },
+            other => return other,
+        };
+        // It may be over already.
+        let _ = connection.send_within(&ToScheduler::Heard { epoch }, LONG).await;
+    }
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! The job as HTTP endpoints, metrics and the service manager see it: a copy of the engine's status. The deciding thread makes the
 //! copy, and those who look at it take nothing from that thread. It must not decide what there is to see.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, named};
 use daemon::status::{ClusterStatus, JobPhase};
 use proto_common::ids::Epoch;
 use std::sync::Arc;
@@ -32,7 +32,12 @@ impl View {
         let status = &self.get().status;
         match status.phase {
             JobPhase::Running => Ok(()),
-            JobPhase::Rebuilding => Err("recovering: waiting for members of the previous scheduler".into()),
+            JobPhase::Rebuilding => Err(format!(
+                "recovering: waiting for members of the previous scheduler ({} missing: {}); it needs a majority of them: if the others have \
+                 exited, restart it with --resume --force",
+                status.missing.len(),
+                named(&status.missing)
+            )),
             JobPhase::Assembling => Err(format!("waiting for {} members", status.missing.len())),
             JobPhase::Ending | JobPhase::Ended => Err(status.ending.clone().unwrap_or_default()),
         }

@@ -1,7 +1,7 @@
 //! What log, counters and recorder say of what the engine did and of what members are told. Nothing is decided here.
 
 use super::Core;
-use crate::engine::{ConnectionId, Note};
+use crate::engine::{ConnectionId, Note, named};
 use proto_common::ids::Role;
 use proto_common::message::{CheckpointOrder, FromScheduler};
 
@@ -35,6 +35,24 @@ impl Core {
                     tried,
                     "a server cannot hold its shards: {what}"
                 );
+            }
+            Note::NoQuorum { missing } => {
+                let missing = named(missing);
+                tracing::warn!(
+                    missing,
+                    "waiting for a majority of the members of the job: a majority may follow another scheduler; if the missing \
+                     members have exited, restart this scheduler with --resume --force"
+                );
+            }
+            Note::Minority { silent, ends_ms } => {
+                let silent = named(silent);
+                tracing::error!(
+                    silent,
+                    ends_ms,
+                    "no majority of the members is connected, so nothing is decided; check the network: the job ends on this side \
+                     after deadlines.scheduler_ms"
+                );
+                self.flight.note("minority", format!("silent: {silent}"));
             }
             Note::CheckpointFailed(why) => {
                 tracing::warn!(why, "abandoned a checkpoint");
@@ -93,6 +111,9 @@ impl Core {
             FromScheduler::CheckpointSaved { result: Err(error), .. } => {
                 tracing::warn!(peer, %error, "a requested checkpoint was not written");
             }
+            FromScheduler::Candidate { term } => tracing::info!(term, peer, "asking for a vote"),
+            FromScheduler::Proposed { epoch, .. } => tracing::debug!(%epoch, "proposed a decision"),
+            FromScheduler::Decided { epoch } => tracing::debug!(%epoch, "a decision is in force"),
             FromScheduler::CheckpointSaved { .. }
             | FromScheduler::CheckpointGoes(_)
             | FromScheduler::Declared { .. }

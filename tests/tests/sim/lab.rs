@@ -15,6 +15,14 @@ struct Tried {
 }
 
 impl Tried {
+    fn count(&mut self, lab: &Lab) {
+        self.seeds += 1;
+        for (kind, times) in lab.tally() {
+            let (struck, seeds) = self.struck.entry(kind).or_default();
+            (*struck, *seeds) = (*struck + times, *seeds + 1);
+        }
+    }
+
     /// Each kind must have struck, where there were enough seeds. What cannot be borne is put off, and dropped at last: a test
     /// without a fault would pass like any other.
     fn had(&self, enough: u64, kinds: impl IntoIterator<Item = &'static str>) {
@@ -34,11 +42,7 @@ fn train_each(name: &str, seeds: u64, lab: impl Fn(u64) -> Lab) -> Tried {
     seeds::for_each(FILE, name, seeds, |seed| {
         let mut lab = lab(seed);
         lab.train();
-        tried.seeds += 1;
-        for (kind, times) in lab.tally() {
-            let (struck, seeds) = tried.struck.entry(kind).or_default();
-            (*struck, *seeds) = (*struck + times, *seeds + 1);
-        }
+        tried.count(&lab);
     });
     tried
 }
@@ -154,6 +158,33 @@ fn servers_come_and_go() {
     runs("servers_come_and_go", 40, Plan { joins: 1, drains: 1, ..NOTHING });
 }
 
+/// Trains while the network is divided between two schedulers.
+fn divided(name: &str, seeds: u64) -> Tried {
+    let mut tried = Tried::default();
+    seeds::for_each(FILE, name, seeds, |seed| {
+        let mut lab = Lab::new(seed, LabShape::divided(seed));
+        lab.train_divided();
+        tried.count(&lab);
+    });
+    tried
+}
+
+#[test]
+fn two_schedulers_in_a_divided_network_are_not_both_obeyed() {
+    let tried = divided("two_schedulers_in_a_divided_network_are_not_both_obeyed", 40);
+    tried.had(40, LabShape::divided(0).plan.kinds());
+    tried.had(40, ["all workers have trained all rounds"]);
+}
+
+/// `make lab` runs this one, too.
+#[test]
+#[ignore = "runs as many seeds as SEEDS says: make lab SEEDS=5000"]
+fn thousands_of_divided_networks() {
+    let tried = divided("thousands_of_divided_networks", 5_000);
+    println!("{tried:?}");
+    tried.had(ENOUGH, LabShape::divided(0).plan.kinds());
+}
+
 #[test]
 fn everything_goes_wrong() {
     train("everything_goes_wrong", 60, LabShape::everything);
@@ -214,10 +245,12 @@ mod broken {
         Server(BrokenRule),
         /// Where the transport keeps no order, a notice is believed after all writes before it have arrived.
         Gate,
+        /// A second scheduler asks for no majority.
+        Quorum,
     }
 
     /// A rule, and a seed that catches who breaks it: of `everything_goes_wrong`, or of `late_writes_are_fenced`.
-    const CAUGHT: [(Rule, u64); 7] = [
+    const CAUGHT: [(Rule, u64); 8] = [
         (Rule::Server(BrokenRule::Fence), 623),
         (Rule::Server(BrokenRule::Fencing), 224),
         (Rule::Server(BrokenRule::CreditReturn), 0),
@@ -225,6 +258,7 @@ mod broken {
         (Rule::Server(BrokenRule::EpochCheck), 51),
         (Rule::Server(BrokenRule::AckAfterReplicate), 11),
         (Rule::Gate, 0),
+        (Rule::Quorum, 0),
     ];
 
     fn shape(seed: u64, rule: Rule, is_broken: bool) -> LabShape {
@@ -234,6 +268,7 @@ mod broken {
                 let shape = if is_crowd { LabShape::crowded(seed) } else { LabShape::everything(seed) };
                 LabShape { broken: is_broken.then_some(rule), ..shape }
             }
+            Rule::Quorum => LabShape { forced: is_broken, ..LabShape::divided(seed) },
             Rule::Gate => {
                 let shape = LabShape::everything(seed);
                 let faults = SimFaults { order: Order::Any, is_ungated: is_broken, ..shape.faults };
@@ -245,7 +280,10 @@ mod broken {
     /// Why a seed's run failed, if it did.
     fn trouble(seed: u64, rule: Rule, is_broken: bool) -> Option<String> {
         let shape = shape(seed, rule, is_broken);
-        let run = AssertUnwindSafe(|| Lab::new(seed, shape).train());
+        let run = AssertUnwindSafe(|| {
+            let mut lab = Lab::new(seed, shape);
+            if matches!(rule, Rule::Quorum) { lab.train_divided() } else { lab.train() }
+        });
         let panic = catch_unwind(run).err()?;
         let text = panic.downcast_ref::<String>().cloned();
         Some(text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default())
@@ -265,7 +303,8 @@ mod broken {
     #[test]
     #[ignore = "a search"]
     fn first_seeds() {
-        for (rule, _) in CAUGHT {
+        let wanted = std::env::var("GRADWIRE_RULE").unwrap_or_default();
+        for (rule, _) in CAUGHT.into_iter().filter(|(rule, _)| format!("{rule:?}").contains(&wanted)) {
             let from =
                 |name, least| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(least);
             let first: u64 = from("GRADWIRE_FIRST_SEED", 0);

@@ -176,7 +176,10 @@ impl Member {
             | FromScheduler::SendMap
             | FromScheduler::GoodbyeAck
             | FromScheduler::Posted { .. }
-            | FromScheduler::PostAnswered { .. } => {}
+            | FromScheduler::PostAnswered { .. }
+            | FromScheduler::Candidate { .. }
+            | FromScheduler::Proposed { .. }
+            | FromScheduler::Decided { .. } => {}
         }
     }
 

@@ -511,7 +511,9 @@ fn refuse(message: &ToScheduler, reason: &str, shared: &Mutex<Shared>) {
         | ToScheduler::Drain
         | ToScheduler::Rounds { .. }
         | ToScheduler::Checkpoint(_)
-        | ToScheduler::OrderCheckpoint { .. } => return,
+        | ToScheduler::OrderCheckpoint { .. }
+        | ToScheduler::Heard { .. }
+        | ToScheduler::Abandons => return,
     };
     let asked = lock(shared).asked.remove(&request);
     match asked.map(|open| open.ask) {

@@ -2,6 +2,7 @@
 //! decide who is failed.
 
 use super::super::checkpoints::Asker;
+use super::super::quorum::Quorum;
 use super::super::{Command, Engine, LOCAL, Phase, roster};
 use super::{Rebuild, Told, lives_of, maps};
 use proto_common::ids::Key;
@@ -26,9 +27,13 @@ impl Engine {
         let unheard_ms = slept_ms.saturating_add(shape.heartbeat_ms);
         let given_up = slept_ms.saturating_mul(4) >= shape.silence_ms.saturating_mul(3)
             || unheard_ms.saturating_mul(10) >= shape.silence_ms.saturating_mul(9);
-        if !given_up || shape.scheduler_ms == 0 || self.phase != Phase::Running {
-            return;
+        if given_up && shape.scheduler_ms > 0 && self.phase == Phase::Running {
+            self.follow_itself(now_ms, out);
         }
+    }
+
+    /// Members have given this scheduler up, or may have: they come again, and it begins with what it knows itself.
+    pub(in super::super) fn follow_itself(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let there = self.members.iter().filter(|(_, member)| !member.gone);
         let members: Vec<message::Member> = there.map(|(id, member)| roster::entry(*id, member)).collect();
         let left = self.left();
@@ -71,7 +76,10 @@ impl Engine {
         let epoch = self.epoch;
         let (changes, dead) = (self.changes.clone(), std::mem::take(&mut self.dead));
         let (checkpoints, last_checkpoint) = (self.checkpoints.woken(), self.last_checkpoint.take());
-        let known = Self { changes, dead, checkpoints, last_checkpoint, ..fresh };
+        let quorum = std::mem::take(&mut self.quorum);
+        let rebuild = Rebuild { rosters: quorum.rosters(), ..rebuild };
+        let quorum = Quorum::of(Vec::new(), quorum.exited().clone());
+        let known = Self { changes, dead, checkpoints, last_checkpoint, quorum, ..fresh };
         *self = Self { phase: Phase::Rebuilding, epoch, rebuild, awake_ms: now_ms, ..known };
     }
 }

@@ -12,6 +12,7 @@ mod pacing;
 mod parting;
 mod posts;
 mod properties;
+mod quorum;
 mod recovery;
 mod registering;
 mod settings;
@@ -101,6 +102,7 @@ impl Rig {
             rejoin_ms: 500,
             rebalance: true,
             resume: false,
+            force: false,
             pid: 4,
         };
         Self { engine: Engine::new(config, 0), now_ms: 0 }
@@ -119,8 +121,33 @@ impl Rig {
         rig
     }
 
+    /// Members vote, and hear of decisions, at once.
     fn handle(&mut self, input: Input) -> Vec<Command> {
-        self.engine.handle(self.now_ms, input)
+        let commands = self.engine.handle(self.now_ms, input);
+        let mut notes = self.engine.take_notes();
+        let mut others = Vec::new();
+        for command in commands {
+            let Command::Send { to, message } = &command else {
+                others.push(command);
+                continue;
+            };
+            let epoch = match &**message {
+                FromScheduler::Proposed { epoch, .. } => *epoch,
+                FromScheduler::Candidate { term } => Epoch { term: *term, counter: 0 },
+                FromScheduler::Decided { .. } => continue,
+                _ => {
+                    others.push(command);
+                    continue;
+                }
+            };
+            for from in to {
+                let message = ToScheduler::Heard { epoch };
+                others.extend(self.handle(Input::Message { from: *from, message }));
+                notes.extend(self.engine.take_notes());
+            }
+        }
+        self.engine.notes = notes;
+        others
     }
 
     fn say_on(&mut self, from: u64, message: ToScheduler) -> Vec<Command> {

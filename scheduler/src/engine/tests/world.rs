@@ -2,6 +2,7 @@
 //! inboxes until the test lets a member take them; with the scheduler's end those that wait are lost.
 
 use super::*;
+use daemon::control::Undecided;
 use proto_common::ids::{ChunkId, ChunkIndex};
 use proto_common::message::{self, Resume};
 use proto_common::shard_map::{KeyRange, ShardMap};
@@ -14,6 +15,7 @@ pub(super) struct Player {
     pub(super) life: u64,
     pub(super) connection: u64,
     inbox: VecDeque<FromScheduler>,
+    undecided: Undecided,
     pub(super) map: ShardMap,
     roster: Vec<message::Member>,
     left: Vec<Rank>,
@@ -21,6 +23,16 @@ pub(super) struct Player {
     term: u32,
     /// Epochs of assignments to be answered.
     unanswered: Vec<Epoch>,
+}
+
+impl Player {
+    /// What it knows, and what may be in force.
+    fn show(&self, shape: ClusterShape) -> Resume {
+        let (epoch, map) = (self.epoch.max(self.map.epoch()), self.map.whole());
+        let (members, left) = (self.roster.clone(), self.left.clone());
+        let (rank, term, shape) = (self.id.rank, self.term, Some(shape));
+        self.undecided.show(Resume { rank, term, epoch, members, left, map, shape, ..Resume::default() })
+    }
 }
 
 pub(super) struct World {
@@ -35,6 +47,8 @@ pub(super) struct World {
     served: BTreeMap<ChunkId, Epoch>,
     told: Epoch,
     pub(super) outcome: Option<Outcome>,
+    /// Members that are asked for their votes.
+    voters: Vec<(ConnectionId, Epoch)>,
     /// Something died that had no copy, or more died at once than a copy is for.
     pub(super) may_lose: bool,
 }
@@ -51,6 +65,7 @@ impl World {
             told: Epoch::default(),
             outcome: None,
             may_lose: false,
+            voters: Vec::new(),
             config,
         };
         (0..world.config.shape.servers).for_each(|_| world.come(Role::Server));
@@ -74,6 +89,7 @@ impl World {
             life,
             connection,
             inbox: VecDeque::new(),
+            undecided: Undecided::default(),
             map: ShardMap::new(shape.chunk_bytes, shape.lanes),
             roster: Vec::new(),
             left: Vec::new(),
@@ -107,6 +123,9 @@ impl World {
             self.outcome = Some(outcome.clone());
         }
         self.check_map();
+        while let Some((from, epoch)) = self.voters.pop() {
+            self.input(Input::Message { from, message: ToScheduler::Heard { epoch } });
+        }
     }
 
     fn send(&mut self, to: &[ConnectionId], message: FromScheduler) {
@@ -120,6 +139,10 @@ impl World {
         self.told = epoch.unwrap_or(self.told);
         if let FromScheduler::Assign(update) = &message {
             self.begin(update);
+        }
+        if let FromScheduler::Candidate { term } = &message {
+            let epoch = Epoch { term: *term, counter: 0 };
+            return self.voters.extend(to.iter().map(|to| (*to, epoch)));
         }
         for player in &mut self.players {
             if to.contains(&ConnectionId(player.connection)) {
@@ -165,6 +188,19 @@ impl World {
     pub(super) fn deliver(&mut self, at: usize) -> bool {
         let player = &mut self.players[at];
         let Some(message) = player.inbox.pop_front() else { return false };
+        let (mut now, life) = (Vec::new(), player.life);
+        let answer = player.undecided.take(message, &mut now).unwrap();
+        now.into_iter().for_each(|message| self.obey(at, message));
+        if let (Some(answer), true) = (answer, self.players.get(at).is_some_and(|player| player.life == life))
+        {
+            self.say(at, answer);
+        }
+        true
+    }
+
+    /// It is in force, or is no decision.
+    fn obey(&mut self, at: usize, message: FromScheduler) {
+        let player = &mut self.players[at];
         match message {
             FromScheduler::Roster { epoch, members, left } => {
                 (player.roster, player.left) = (members, left);
@@ -182,7 +218,6 @@ impl World {
             FromScheduler::Declared { result: Ok(update), .. } => player.map.apply(&update).unwrap(),
             _ => {}
         }
-        true
     }
 
     /// A primary keeps up those copies that its map names; it must have the data, and so must its backup.
@@ -220,8 +255,14 @@ impl World {
     }
 
     pub(super) fn deliver_all(&mut self) {
-        for at in 0..self.players.len() {
-            while self.deliver(at) {}
+        let mut has_more = true;
+        while has_more {
+            has_more = false;
+            for at in 0..self.players.len() {
+                while at < self.players.len() && self.deliver(at) {
+                    has_more = true;
+                }
+            }
         }
     }
 
@@ -275,9 +316,10 @@ impl World {
         let lives: BTreeSet<u64> = self.players.iter().map(|player| player.life).collect();
         self.data.values_mut().for_each(|has| has.retain(|life| lives.contains(life)));
         // A tensor that nobody has heard of any more was declared in vain.
-        let players = &self.players;
-        let is_known = |key| players.iter().any(|player| player.map.tensor(key).is_some());
-        self.data.retain(|chunk, _| is_known(chunk.key));
+        self.players.iter_mut().for_each(|player| player.undecided.lost());
+        let shown = self.players.iter().flat_map(|player| player.show(self.config.shape).map.tensors);
+        let known: BTreeSet<_> = shown.map(|spec| spec.key).collect();
+        self.data.retain(|chunk, _| known.contains(&chunk.key));
         for life in lives {
             // Some are refused while others come.
             let Some(at) = self.players.iter().position(|player| player.life == life) else { continue };
@@ -286,10 +328,7 @@ impl World {
             let player = &mut self.players[at];
             player.connection = connection;
             player.inbox.clear();
-            let (epoch, map) = (player.epoch.max(player.map.epoch()), player.map.whole());
-            let (members, left) = (player.roster.clone(), player.left.clone());
-            let (rank, term) = (player.id.rank, player.term);
-            let resume = Resume { rank, term, epoch, members, left, map, ..Resume::default() };
+            let resume = player.show(self.config.shape);
             let again = Register { resume: Some(resume.head()), ..register(player.id.role, player.life) };
             let from = ConnectionId(connection);
             self.input(Input::Message { from, message: ToScheduler::Register(again) });

@@ -86,15 +86,41 @@ impl Lab {
             |at: &usize| self.seats[*at].server_ref().is_some_and(|server| server.member.has_roster());
         self.living(Some(Role::Server)).iter().all(has_roster)
             && (self.workers_that_know() > 0 || self.all_servers_know())
+            && self.leaves_majority(None)
     }
 
     /// Those of a role that may be gone, as far as the scheduler can see.
     pub(super) fn can_go_of(&self, role: Role) -> Vec<usize> {
-        if role == Role::Server { self.servers_that_can_go() } else { self.workers_that_can_go() }
+        let may = if role == Role::Server { self.servers_that_can_go() } else { self.workers_that_can_go() };
+        may.into_iter().filter(|at| self.leaves_majority(Some(*at))).collect()
+    }
+
+    /// Are those of the newest roster a majority that live and are in no doubt, without this one? What is cut off shows nobody that
+    /// it has not gone to another scheduler.
+    fn leaves_majority(&self, without: Option<usize>) -> bool {
+        let peers = |at: usize| Some((self.seats[at].server_ref()?.member.peers()?, at));
+        let newest = self.living(Some(Role::Server)).into_iter().filter_map(peers);
+        let Some((peers, at)) = newest.max_by_key(|(peers, _)| peers.epoch) else { return true };
+        let own = self.seats[at].process.as_ref().map(|process| process.life);
+        let lives: Vec<Incarnation> =
+            peers.servers.values().chain(peers.workers.values()).copied().chain(own).collect();
+        let is_sure = |at: &usize| {
+            let process = self.seats[*at].process.as_ref();
+            let is_known = |life: &Incarnation| lives.contains(life);
+            without != Some(*at)
+                && process.is_some_and(|process| !process.is_doubtful && is_known(&process.life))
+        };
+        2 * self.living(None).iter().filter(|at| is_sure(at)).count() > lives.len()
+    }
+
+    /// A scheduler that is there sees that a process has exited; the next one does not know of it.
+    fn can_exit(&self, at: usize) -> bool {
+        self.brain.is_running(self.now_us()) || self.leaves_majority(Some(at))
     }
 
     pub(super) fn servers_that_can_go(&self) -> Vec<usize> {
-        self.living(Some(Role::Server)).into_iter().filter(|at| self.can_go(*at)).collect()
+        let may = |at: &usize| self.can_go(*at) && self.can_exit(*at);
+        self.living(Some(Role::Server)).into_iter().filter(may).collect()
     }
 
     /// Any worker; the last one only where a scheduler that takes over has servers to learn from.
@@ -114,7 +140,8 @@ impl Lab {
         let has_begun = (0..self.tensors.len()).all(|tensor| self.watch.begun(tensor, Rank(0)) > 0);
         let others = |at: &usize| knowing.iter().any(|other| other != at);
         let is_left = |at: &usize| !self.shape.continues || others(at) && (has_begun || !is_initial(at));
-        living.into_iter().filter(|at| is_borne && may(at) && is_left(at)).collect()
+        let may_exit = |at: &usize| is_borne && may(at) && is_left(at) && self.can_exit(*at);
+        living.into_iter().filter(may_exit).collect()
     }
 
     /// Has somebody else all that a server has, by every map that is known, and is nobody else in trouble?
@@ -151,7 +178,8 @@ impl Lab {
         };
         let rank = |at: &usize| self.seats[*at].server_ref().map(|server| server.rank);
         let others = self.living(Some(Role::Server)).into_iter().filter(|at| rank(at).is_some());
-        let (bound, apart) = others.partition(|at| rank(at).is_some_and(shares));
+        let (bound, apart): (Vec<usize>, Vec<usize>) = others.partition(|at| rank(at).is_some_and(shares));
+        let apart = apart.into_iter().filter(|at| self.can_exit(*at)).collect();
         (apart, bound)
     }
 }

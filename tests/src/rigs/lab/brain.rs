@@ -101,6 +101,7 @@ impl Lab {
             rejoin_ms: 20_000,
             rebalance: true,
             resume: self.brain.life > 1,
+            force: self.shape.forced && self.brain.is_rival(),
             pid: 1,
             checkpoints: CheckpointConfig::default(),
         };

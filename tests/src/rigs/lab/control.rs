@@ -5,7 +5,8 @@ use super::Lab;
 use super::brain::JOB;
 use super::seat::{Body, Link, Process};
 use super::wire::{Parcel, WireId};
-use proto_common::ids::{Incarnation, Role};
+use daemon::control::Undecided;
+use proto_common::ids::{Epoch, Incarnation, Role};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{FromScheduler, MemberReport, Register, Resume, ToScheduler, Welcome};
 use proto_common::transport::{Offer, Policies};
@@ -29,10 +30,10 @@ impl Lab {
     }
 
     fn start_process(&mut self, at: usize) {
-        let now_us = self.now_us();
+        let (now_us, is_over) = (self.now_us(), self.is_over());
         let seat = &mut self.seats[at];
         seat.start_us = None;
-        if self.brain.outcome.is_some() {
+        if is_over {
             return;
         }
         seat.lives += 1;
@@ -51,14 +52,17 @@ impl Lab {
             is_dismissed: false,
             announced: None,
             unsaid: Vec::new(),
+            undecided: Undecided::default(),
+            term: 0,
             body: Body::Nobody,
         });
+        self.cut_from_others(at);
     }
 
     /// A process ends because it cannot go on. Whoever has started it starts it again.
     pub(super) fn give_up(&mut self, at: usize, why: &str) {
         self.end_process(at, why);
-        if self.brain.outcome.is_none() {
+        if !self.is_over() {
             let again_us = self.now_us() + self.rng.within(10_000, 200_000);
             let seat = &mut self.seats[at];
             (seat.start_us, seat.is_done) = (Some(again_us), false);
@@ -128,8 +132,8 @@ impl Lab {
         if now_us > since_us + limit_us {
             return self.give_up(at, "no scheduler");
         }
-        let life = self.brain.life;
-        let is_down = self.brain.engine.is_none();
+        let brain = if self.finds_rival(at) { &self.rival } else { &self.brain };
+        let (life, is_down) = (brain.life, brain.engine.is_none());
         let Some(process) = &mut self.seats[at].process else { return };
         if is_down {
             process.link = Link::Seeking { since_us, next_us: now_us + SEEK_US };
@@ -197,7 +201,10 @@ impl Lab {
             Body::Server(server) => Some(server.member.resume()),
             Body::Worker(worker) => worker.member.resume(),
         };
-        known.map(|resume| Resume { shape, ..resume })
+        let process = self.seats[at].process.as_ref()?;
+        known.map(|resume| {
+            process.undecided.show(Resume { shape, term: process.term.max(resume.term), ..resume })
+        })
     }
 
     /// Has it something to come back to?
@@ -224,6 +231,7 @@ impl Lab {
         let Some(process) = &self.seats[at].process else { return };
         if matches!(process.link, Link::Up(_)) && self.ago_ms(at, process.heard_us) > silence_ms {
             let at_us = self.now_us();
+            self.wires.say_up(wire, at_us, ToScheduler::Abandons);
             self.wires.close_up(wire, at_us);
             self.wires.leave(wire);
             self.lost(at);
@@ -233,8 +241,9 @@ impl Lab {
     fn lost(&mut self, at: usize) {
         let now_us = self.now_us();
         let may_seek = self.shape.cluster().scheduler_ms > 0 && self.is_in_roster(at);
-        let is_over = self.brain.outcome.is_some();
+        let is_over = self.is_over();
         let Some(process) = &mut self.seats[at].process else { return };
+        process.undecided.lost();
         // A goodbye that nobody has heard is said to the next one.
         if is_over || process.is_dismissed {
             return self.end_process(at, "done");
@@ -257,6 +266,30 @@ impl Lab {
         process.heard_us = now_us;
         match message {
             FromScheduler::HeartbeatAck => {}
+            FromScheduler::Candidate { term } => {
+                if term > process.term {
+                    process.term = term;
+                    let epoch = Epoch { term, counter: 0 };
+                    let at_us = self.soon_us(Some(at));
+                    self.wires.say_up(wire, at_us, ToScheduler::Heard { epoch });
+                }
+            }
+            message => {
+                let mut now = Vec::new();
+                match process.undecided.take(message, &mut now) {
+                    Ok(Some(answer)) => self.say(at, answer),
+                    Ok(None) => {}
+                    Err(overflow) => panic!("{overflow:?}"),
+                }
+                now.into_iter().for_each(|message| self.obey(at, wire, message));
+            }
+        }
+    }
+
+    /// What the scheduler says is in force, or is no decision.
+    fn obey(&mut self, at: usize, wire: WireId, message: FromScheduler) {
+        let Some(process) = &mut self.seats[at].process else { return };
+        match message {
             FromScheduler::GoodbyeAck => process.is_dismissed = true,
             FromScheduler::SendMap => {
                 let map = process.announced.take();
@@ -274,6 +307,10 @@ impl Lab {
 
     fn welcomed(&mut self, at: usize, wire: WireId, welcome: &Welcome) {
         let Some(process) = &mut self.seats[at].process else { return };
+        if welcome.epoch.term < process.term {
+            return self.give_up(at, "a scheduler of a lower term");
+        }
+        process.term = welcome.epoch.term;
         (process.link, process.beat_us) = (Link::Up(wire), 0);
         let unsaid = std::mem::take(&mut process.unsaid);
         let is_new = matches!(process.body, Body::Nobody);

@@ -75,6 +75,11 @@ pub(super) enum Fault {
         role: Role,
         us: u64,
     },
+    /// Members are divided, control and data, and a second scheduler starts on the other side.
+    Divide {
+        us: u64,
+        after_us: u64,
+    },
     /// A server comes.
     Join,
     /// A server wishes to go.
@@ -127,6 +132,10 @@ impl Lab {
         });
         add(plan.joins, &mut |_| Fault::Join);
         add(plan.drains, &mut |_| Fault::Drain);
+        add(plan.divides, &mut |rng| Fault::Divide {
+            us: rng.within(silence_us, 20 * silence_us),
+            after_us: rng.below(4 * silence_us),
+        });
         all.sort_by_key(|(at_us, _)| *at_us);
         self.faults = all.into();
         self.fault_end_us = now_us + plan.horizon_us + PUT_OFF_US;

@@ -13,6 +13,7 @@ mod bearable;
 mod brain;
 mod control;
 mod data;
+mod divided;
 mod faults;
 mod landings;
 mod restored;
@@ -32,6 +33,7 @@ pub use shape::{LabShape, Plan};
 use super::sim::{Oracle, tensors};
 use brain::Brain;
 use data::{StreamDial, WorkerDial};
+use divided::Division;
 use fabric::sim::{NodeId, QueueId, Rng, SimNet};
 use faults::Fault;
 use gradwire_scheduler::engine::Outcome;
@@ -59,6 +61,9 @@ pub struct Lab {
     oracle: Oracle,
     tensors: Vec<TensorSpec>,
     brain: Brain,
+    /// A second scheduler, where the network is divided.
+    rival: Brain,
+    division: Option<Division>,
     wires: Wires,
     /// Servers first.
     seats: Vec<Seat>,
@@ -133,6 +138,8 @@ impl Lab {
             rng,
             oracle,
             tensors,
+            rival: Brain::rival(brain.clock),
+            division: None,
             brain,
             wires: Wires::default(),
             seats,

@@ -4,6 +4,7 @@
 use super::server::Server;
 use super::wire::WireId;
 use super::worker::Worker;
+use daemon::control::Undecided;
 use fabric::sim::{NodeId, Rng};
 use proto_common::ids::{Incarnation, Role};
 use proto_common::message::{Resume, ToScheduler};
@@ -75,6 +76,10 @@ pub(super) struct Process {
     pub(super) announced: Option<Resume>,
     /// Handed over while there was no scheduler.
     pub(super) unsaid: Vec<ToScheduler>,
+    /// Decisions that are not in force yet.
+    pub(super) undecided: Undecided,
+    /// The highest term that it has voted for or obeyed.
+    pub(super) term: u32,
     pub(super) body: Body,
 }
 

@@ -46,6 +46,8 @@ pub struct LabShape {
     pub continues: bool,
     /// What happens how often.
     pub plan: Plan,
+    /// The second scheduler of a divided network asks for no majority.
+    pub forced: bool,
     /// A rule that servers break.
     #[cfg(feature = "sabotage")]
     pub broken: Option<gradwire_server::engine::BrokenRule>,
@@ -90,6 +92,8 @@ pub struct Plan {
     pub drains: u32,
     /// Workers that die and come again.
     pub worker_crashes: u32,
+    /// Divisions of the network, each with a second scheduler.
+    pub divides: u32,
 }
 
 impl Plan {
@@ -114,6 +118,7 @@ impl Plan {
         joins: 0,
         drains: 0,
         worker_crashes: 0,
+        divides: 0,
     };
 
     /// All of it, of each seed something else.
@@ -146,7 +151,7 @@ impl Plan {
     /// What a plan's faults are called where they are counted: with enough seeds each of them is to strike.
     #[must_use]
     pub fn kinds(&self) -> Vec<&'static str> {
-        let kinds: [(bool, &[&str]); 16] = [
+        let kinds: [(bool, &[&str]); 17] = [
             (self.breaks > 0, &["data: channels break"]),
             (self.partitions > 0, &["data: partition"]),
             (self.flaps > 0, &["data: flapping link"]),
@@ -163,6 +168,7 @@ impl Plan {
             (self.scheduler_crashes > 0, &["crash: scheduler"]),
             (self.joins + self.drains > 0, &["a server comes", "a server goes"]),
             (self.worker_crashes > 0, &["crash: worker"]),
+            (self.divides > 0, &["divided", "a second scheduler decides"]),
         ];
         kinds
             .into_iter()
@@ -205,6 +211,20 @@ impl LabShape {
         if is_crowded { shape.in_crowd(seed / 8) } else { shape }
     }
 
+    /// Of a seed, with a division in the middle of the training. Workers push without waiting for each other, so both sides may
+    /// go on.
+    #[must_use]
+    pub fn divided(seed: u64) -> Self {
+        let plan = Plan { divides: 1, horizon_us: 30_000, ..Plan::NOTHING };
+        let mut rng = Rng::new(seed ^ 0x1AB0_D1DE);
+        let servers = rng.within(2, 4) as u32;
+        let (workers, rounds) = (rng.within(2, 4) as u32, rng.within(20, 60));
+        let drawn = Self::drawn(seed);
+        let control_us = drawn.control_us.min(2_000);
+        let (places, replicas, mode) = (servers, 1, Mode::Async);
+        Self { servers, places, workers, rounds, replicas, mode, control_us, continues: true, plan, ..drawn }
+    }
+
     /// Workers that are given up while they live, and whose writes are late; others use the few slots that there are at once.
     #[must_use]
     pub fn crowded(seed: u64) -> Self {
@@ -243,6 +263,7 @@ impl LabShape {
             skew_ppm: 50_000,
             continues: false,
             plan: Plan::default(),
+            forced: false,
             #[cfg(feature = "sabotage")]
             broken: None,
         }
@@ -298,7 +319,11 @@ impl LabShape {
             server_places: self.places,
             worker_loss: self.worker_loss(),
             workers_min: 1,
-            scheduler_ms: if self.plan.scheduler_crashes + self.plan.sleeps > 0 { 30_000 } else { 0 },
+            scheduler_ms: match self.plan {
+                Plan { divides: 1.., .. } => 5_000,
+                plan if plan.scheduler_crashes + plan.sleeps > 0 => 30_000,
+                _ => 0,
+            },
         }
     }
 }

@@ -22,8 +22,8 @@ const CALM_US: u64 = 60_000_000;
 const STEPS_MAX: u64 = 2_000_000;
 
 impl Lab {
-    /// Trains through all faults of the plan, until every worker has made all rounds and every slot is free.
-    pub(super) fn make_rounds(&mut self) {
+    /// Waits until every worker has a roster.
+    pub(super) fn assemble(&mut self) {
         self.run_until("a roster", |lab| {
             lab.seats.iter().all(|seat| match seat.process.as_ref().map(|process| &process.body) {
                 Some(Body::Worker(worker)) => worker.member.resume().is_some(),
@@ -31,6 +31,11 @@ impl Lab {
                 _ => seat.role != Role::Worker,
             })
         });
+    }
+
+    /// Trains through all faults of the plan, until every worker has made all rounds and every slot is free.
+    pub(super) fn make_rounds(&mut self) {
+        self.assemble();
         self.draw_faults();
         self.run_until("the end of training", |lab| {
             lab.is_trained() && !lab.has_lost || lab.brain.outcome.is_some()
@@ -117,11 +122,12 @@ impl Lab {
             _ => None,
         });
         let starts = self.seats.iter().filter_map(|seat| seat.start_us);
-        let scheduler = self.brain.listening(self.now_us());
+        let schedulers = [&self.brain, &self.rival].map(|brain| brain.listening(self.now_us()));
         let times = [
             self.net.next_event_us(),
-            self.wires.next_us(scheduler, |at| self.is_paused(at)),
+            self.wires.next_us(&schedulers, |at| self.is_paused(at)),
             self.brain.next_us(),
+            self.rival.next_us(),
             self.next_dial_us(),
             self.again_us,
             self.faults.front().map(|(at_us, _)| *at_us),
@@ -132,7 +138,7 @@ impl Lab {
     }
 
     /// Moves to the next time at which something happens, and lets everybody do what they can.
-    fn step(&mut self) {
+    pub(super) fn step(&mut self) {
         // What is overdue waits for somebody who pauses: time goes on.
         let next_us = self.next_us().max(self.now_us() + u64::from(self.stalled));
         let before_us = self.now_us();
@@ -142,7 +148,7 @@ impl Lab {
         self.again_us = None;
         self.gate = self.gate || self.all_workers(Trainer::is_through);
         self.act();
-        self.step_brain();
+        self.step_brains();
         self.step_links();
         self.step_dials();
         self.step_lanes();

@@ -58,16 +58,8 @@ impl Lab {
             Fault::CrashWorker { back_us } => self.crash_worker(back_us),
             Fault::Depose { role, at_once, flaps } => self.depose(role, at_once, flaps),
             Fault::Sleep { role, us } => self.sleep(role, us),
-            Fault::Join => {
-                let free = |at: &usize| {
-                    let seat = &self.seats[*at];
-                    seat.role == Role::Server && seat.process.is_none() && seat.start_us.is_none()
-                };
-                if let Some(at) = (0..self.seats.len()).find(free) {
-                    self.strikes("a server comes", at);
-                    self.seats[at].start_us = Some(now_us);
-                }
-            }
+            Fault::Divide { us, after_us } => self.divide(us, after_us),
+            Fault::Join => self.start_server(),
             Fault::Drain => {
                 let servers = self.living(Some(Role::Server));
                 if servers.len() > 2
@@ -77,6 +69,17 @@ impl Lab {
                     self.drain_server(at);
                 }
             }
+        }
+    }
+
+    fn start_server(&mut self) {
+        let free = |at: &usize| {
+            let seat = &self.seats[*at];
+            seat.role == Role::Server && seat.process.is_none() && seat.start_us.is_none()
+        };
+        if let Some(at) = (0..self.seats.len()).find(free) {
+            self.strikes("a server comes", at);
+            self.seats[at].start_us = Some(self.now_us());
         }
     }
 
@@ -103,7 +106,7 @@ impl Lab {
         self.one_of(&living)
     }
 
-    fn node_of(&self, at: usize) -> Option<NodeId> {
+    pub(super) fn node_of(&self, at: usize) -> Option<NodeId> {
         self.seats[at].process.as_ref().map(|process| process.node)
     }
 
@@ -114,7 +117,7 @@ impl Lab {
     }
 
     /// Two processes' data paths are cut for some time.
-    fn cut(&mut self, one: NodeId, other: NodeId, us: u64) {
+    pub(super) fn cut(&mut self, one: NodeId, other: NodeId, us: u64) {
         let pair = (one.min(other), one.max(other));
         if self.partitions.insert(pair) {
             self.net.partition(pair.0, pair.1);

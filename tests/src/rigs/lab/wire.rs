@@ -147,6 +147,13 @@ impl Wires {
         }
     }
 
+    /// Nothing goes over the connections that a seat has, before this time.
+    pub(super) fn cut_off(&mut self, seat: usize, until_us: u64) {
+        for wire in self.all.values_mut().filter(|wire| wire.seat == seat) {
+            (wire.up.silent_until_us, wire.down.silent_until_us) = (until_us, until_us);
+        }
+    }
+
     /// A seat's connections break: the scheduler hears of it now, and nothing else of it; the member at another time.
     pub(super) fn tear(&mut self, seat: usize, up_us: u64, down_us: u64) {
         for wire in self.all.values_mut().filter(|wire| wire.seat == seat) {
@@ -182,9 +189,13 @@ impl Wires {
         self.all.iter().filter(|(_, wire)| wire.scheduler == scheduler).map(|(id, _)| *id).collect()
     }
 
-    /// When something comes out of an end that is read: the scheduler's, if it is this life's, or a member's.
-    pub(super) fn next_us(&self, scheduler: Option<u64>, is_paused: impl Fn(usize) -> bool) -> Option<u64> {
-        let up = self.all.values().filter(|wire| Some(wire.scheduler) == scheduler);
+    /// When something comes out of an end that is read: the scheduler's, if it is one of these lives', or a member's.
+    pub(super) fn next_us(
+        &self,
+        schedulers: &[Option<u64>],
+        is_paused: impl Fn(usize) -> bool,
+    ) -> Option<u64> {
+        let up = self.all.values().filter(|wire| schedulers.contains(&Some(wire.scheduler)));
         let down = self.all.values().filter(|wire| wire.is_read && !is_paused(wire.seat));
         up.filter_map(|wire| wire.up.due_us()).chain(down.filter_map(|wire| wire.down.due_us())).min()
     }

@@ -1,0 +1,314 @@
+//! Who may decide, where the network is divided and another scheduler may run: a decision is in force only when a majority of the
+//! roster before it has heard of it, and a restarted scheduler decides only when a majority has elected it. `docs/recovery.md` says why
+//! ("A divided network"). It must not know what is decided.
+//!
+//! A process that has exited is on neither side of a division, so it counts for no majority. Only its own word (a goodbye or a
+//! failure), or its connection that its kernel closed, shows that; silence shows nothing.
+
+use super::{Command, ConnectionId, Engine, Note, Outcome, Phase, send, send_to};
+use proto_common::config::WorkerLoss;
+use proto_common::error::{Death, DeathCause};
+use proto_common::ids::{Epoch, Incarnation, MemberId, Role};
+use proto_common::message::FromScheduler;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Rosters that may be in force at once: one, and one more for each scheduler that failed while it decided.
+const ROSTERS_MAX: usize = 16;
+
+/// The processes of a roster, servers first, by rank.
+pub(super) type Lives = Vec<Incarnation>;
+
+/// Are these so many of a roster that no others can be? More than half of those that have not exited; or half, with the first.
+fn is_majority(
+    roster: &[Incarnation],
+    exited: &BTreeSet<Incarnation>,
+    is_there: impl Fn(&Incarnation) -> bool,
+) -> bool {
+    let of = || roster.iter().filter(|life| !exited.contains(life));
+    let (all, there) = (of().count(), of().filter(|life| is_there(life)).count());
+    2 * there > all || 2 * there == all && of().next().is_none_or(is_there)
+}
+
+/// Decisions that members were sent, and that are not in force yet.
+#[derive(Clone, Debug)]
+struct Proposed {
+    epoch: Epoch,
+    roster: Lives,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Quorum {
+    /// Rosters that may be in force: a decision needs a majority of each.
+    rosters: Vec<Lives>,
+    proposed: Option<Proposed>,
+    /// Members were sent decisions that no proposal names yet.
+    has_more: bool,
+    /// Up to where each member has heard of decisions.
+    heard: BTreeMap<Incarnation, Epoch>,
+    exited: BTreeSet<Incarnation>,
+    /// Since when no majority has been heard of.
+    lost_ms: Option<u64>,
+}
+
+impl Quorum {
+    /// Of a scheduler that continues with these rosters.
+    pub(super) fn of(rosters: Vec<Lives>, exited: BTreeSet<Incarnation>) -> Self {
+        Self { rosters, exited, ..Self::default() }
+    }
+
+    /// The rosters that may be in force.
+    pub(super) fn rosters(&self) -> Vec<Lives> {
+        self.rosters.iter().cloned().chain(self.proposed.iter().map(|one| one.roster.clone())).collect()
+    }
+
+    pub(super) fn exited(&self) -> &BTreeSet<Incarnation> {
+        &self.exited
+    }
+
+    /// This process has exited, or will, and follows no other scheduler before.
+    pub(super) fn exits(&mut self, life: Incarnation) {
+        self.exited.insert(life);
+    }
+
+    fn has(&self, is_there: impl Fn(&Incarnation) -> bool) -> bool {
+        self.rosters.iter().all(|roster| is_majority(roster, &self.exited, &is_there))
+    }
+
+    /// What was proposed is in force, once enough members have heard of it.
+    fn decide(&mut self) -> Option<Epoch> {
+        let epoch = self.proposed.as_ref()?.epoch;
+        let has_heard = |life: &Incarnation| self.heard.get(life).is_some_and(|heard| *heard >= epoch);
+        if !self.has(has_heard) {
+            return None;
+        }
+        let Proposed { roster, .. } = self.proposed.take()?;
+        self.exited.retain(|life| roster.contains(life));
+        self.heard.retain(|life, _| roster.contains(life));
+        self.rosters = vec![roster];
+        Some(epoch)
+    }
+}
+
+/// What a member says of rosters that may be in force is no longer than it can be; the error is what is wrong.
+pub(super) fn check_rosters(had: usize, more: &[Lives], places: usize) -> Result<(), String> {
+    match had + more.len() <= ROSTERS_MAX && more.iter().all(|roster| roster.len() <= places) {
+        true => Ok(()),
+        false => Err(format!(
+            "it reports more than {ROSTERS_MAX} undecided rosters, or one with more than {places} members"
+        )),
+    }
+}
+
+/// An election among those who have come to a restarted scheduler.
+#[derive(Clone, Debug)]
+pub(super) struct Election {
+    pub(super) term: u32,
+    asked: BTreeSet<ConnectionId>,
+    votes: BTreeSet<Incarnation>,
+}
+
+/// Members for an error or a log.
+#[must_use]
+pub fn named(members: &[MemberId]) -> String {
+    const NAMED_MAX: usize = 8;
+    let mut named: Vec<String> = members.iter().take(NAMED_MAX).map(ToString::to_string).collect();
+    if members.len() > NAMED_MAX {
+        named.push(format!("{} more", members.len() - NAMED_MAX));
+    }
+    named.join(", ")
+}
+
+impl Engine {
+    /// After a step: what it has decided is proposed, one proposal at a time, and is in force when enough have heard of it.
+    pub(super) fn propose(&mut self, out: &mut Vec<Command>) {
+        if self.phase != Phase::Running {
+            return;
+        }
+        let is_decision = |command: &Command| {
+            matches!(command, Command::Send { message, .. }
+                if matches!(**message, FromScheduler::Roster { .. } | FromScheduler::Remap { .. }))
+        };
+        self.quorum.has_more |= out.iter().any(is_decision);
+        loop {
+            let message = if let Some(epoch) = self.quorum.decide() {
+                FromScheduler::Decided { epoch }
+            } else if self.quorum.has_more && self.quorum.proposed.is_none() {
+                let there = self.members.values().filter(|member| !member.gone);
+                let roster = there.map(|member| member.incarnation).collect();
+                self.quorum.has_more = false;
+                self.quorum.proposed = Some(Proposed { epoch: self.epoch, roster });
+                FromScheduler::Proposed { epoch: self.epoch, rosters: self.quorum.rosters.clone() }
+            } else {
+                return;
+            };
+            let to = self.present(|_| true);
+            if !to.is_empty() {
+                out.push(send_to(to, message));
+            }
+        }
+    }
+
+    /// A member has heard of decisions.
+    pub(super) fn heard(&mut self, id: MemberId, epoch: Epoch) {
+        let Some(member) = self.members.get(&id).filter(|_| epoch <= self.epoch) else { return };
+        let heard = self.quorum.heard.entry(member.incarnation).or_default();
+        *heard = epoch.max(*heard);
+    }
+
+    /// Members that have left this scheduler for another one, or are silent, are dropped only where the others are a majority: else those may be
+    /// one, and follow a scheduler of theirs. Without a majority the job waits, as long as members wait for a scheduler.
+    pub(super) fn keeps_majority(
+        &mut self,
+        now_ms: u64,
+        silent: &[MemberId],
+        out: &mut Vec<Command>,
+    ) -> bool {
+        let is_there = |life: &Incarnation| {
+            let is_it = |(id, member): (&MemberId, &super::Member)| {
+                member.incarnation == *life && !member.gone && !silent.contains(id)
+            };
+            self.members.iter().any(is_it)
+        };
+        // What ends the job anyway needs no majority: nobody decides anything after it.
+        let shape = &self.config.shape;
+        let ends = |id: &MemberId| match id.role {
+            Role::Server => shape.replicas == 0,
+            _ => shape.worker_loss == WorkerLoss::Stop,
+        };
+        if self.phase != Phase::Running || silent.iter().any(ends) || self.quorum.has(is_there) {
+            self.quorum.lost_ms = None;
+            return true;
+        }
+        let is_new = self.quorum.lost_ms.is_none();
+        let lost_ms = *self.quorum.lost_ms.get_or_insert(now_ms);
+        if is_new {
+            self.note(Note::Minority { silent: silent.to_vec(), ends_ms: self.config.shape.scheduler_ms });
+        }
+        let (waited_ms, limit_ms) = (now_ms.saturating_sub(lost_ms), self.config.shape.scheduler_ms);
+        if waited_ms >= limit_ms {
+            let silent_ms = waited_ms.saturating_add(self.config.shape.silence_ms);
+            let member = silent.first().copied();
+            let member = member.unwrap_or(MemberId { role: Role::Scheduler, rank: Default::default() });
+            let what = format!(
+                "the scheduler reaches no majority of the members ({} silent), so members on the other side of the network \
+                 may continue without this side; if they do not, restart the job from a checkpoint \
+                 (deadlines.scheduler_ms = {limit_ms} ms)",
+                named(silent)
+            );
+            let cause = DeathCause::Beyond { cause: Box::new(DeathCause::Silent { silent_ms }), what };
+            self.end(now_ms, Outcome::Died(Death { member, cause }), out);
+        }
+        false
+    }
+
+    /// Is it one of a majority that is not heard of, which has given this scheduler up, and has found no other?
+    pub(super) fn may_return(&self, life: Incarnation) -> bool {
+        let is_it = |member: &super::Member| member.incarnation == life && !member.left;
+        self.quorum.lost_ms.is_some()
+            && self.config.shape.scheduler_ms > 0
+            && self.members.values().any(is_it)
+    }
+
+    /// Have enough come to a restarted scheduler, of each roster that may be in force?
+    pub(super) fn has_quorum(&self) -> bool {
+        let exited = self.exited_before();
+        let is_back = |life: &Incarnation| self.rebuild.is_back(*life);
+        self.rebuild.rosters().iter().all(|roster| is_majority(roster, &exited, is_back))
+    }
+
+    /// Processes that count for no majority: those known to have exited, those that leave, and by an operator's word all that are missing.
+    fn exited_before(&self) -> BTreeSet<Incarnation> {
+        let mut exited: BTreeSet<Incarnation> = self.quorum.exited.clone();
+        exited.extend(self.rebuild.leaving());
+        if self.config.force {
+            let all = self.rebuild.rosters().into_iter().flatten();
+            exited.extend(all.filter(|life| !self.rebuild.is_back(*life)));
+        }
+        exited
+    }
+
+    /// Asks those who have come for their votes, and counts them. A member votes once in a term: of two schedulers with the same
+    /// members one is elected.
+    pub(super) fn is_elected(&mut self, out: &mut Vec<Command>) -> bool {
+        if !self.has_quorum() {
+            let missing = self.rebuild.not_back();
+            if self.rebuild.said_missing.as_ref() != Some(&missing) {
+                self.note(Note::NoQuorum { missing: missing.clone() });
+                self.rebuild.said_missing = Some(missing);
+            }
+            return false;
+        }
+        // What is shown can be followed; our own grows by one with each sleep.
+        let term = self.config.term.max(self.rebuild.term().max(self.epoch.term).saturating_add(1));
+        let fresh = || Election { term, asked: BTreeSet::new(), votes: BTreeSet::new() };
+        let mut election = self.rebuild.election.take().filter(|one| one.term == term).unwrap_or_else(fresh);
+        for connection in self.rebuild.back() {
+            if election.asked.insert(connection) {
+                out.push(send(connection, FromScheduler::Candidate { term }));
+            }
+        }
+        let exited = self.exited_before();
+        let votes = |life: &Incarnation| election.votes.contains(life);
+        let is_elected = self.rebuild.rosters().iter().all(|roster| is_majority(roster, &exited, votes));
+        self.rebuild.election = Some(election);
+        is_elected
+    }
+
+    /// Somebody who has come to a restarted scheduler votes for it.
+    pub(super) fn voted(&mut self, now_ms: u64, from: ConnectionId, epoch: Epoch, out: &mut Vec<Command>) {
+        let Some(life) = self.rebuild.life_on(from) else { return };
+        if let Some(election) = &mut self.rebuild.election
+            && election.term == epoch.term
+        {
+            election.votes.insert(life);
+        }
+        self.rebuild_if_whole(now_ms, out);
+    }
+
+    /// What a scheduler that continues begins with.
+    pub(super) fn quorum_of_rebuild(&self) -> Quorum {
+        Quorum::of(self.rebuild.rosters(), self.exited_before())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lives(numbers: impl IntoIterator<Item = u64>) -> Lives {
+        numbers.into_iter().map(Incarnation).collect()
+    }
+
+    #[test]
+    fn two_majorities_of_a_roster_share_a_member_whoever_has_exited() {
+        for size in 1..=6u64 {
+            let roster = lives(0..size);
+            for exited in 0..1u64 << size {
+                let gone: BTreeSet<Incarnation> =
+                    lives(0..size).into_iter().filter(|life| exited >> life.0 & 1 == 1).collect();
+                for alive in 0..1u64 << size {
+                    // Each side knows of some exits, or of none.
+                    let one = |life: &Incarnation| alive >> life.0 & 1 == 1 && !gone.contains(life);
+                    let other = |life: &Incarnation| alive >> life.0 & 1 == 0 && !gone.contains(life);
+                    for knows in [&gone, &BTreeSet::new()] {
+                        let both = is_majority(&roster, &gone, one) && is_majority(&roster, knows, other);
+                        assert!(!both || gone.len() as u64 == size, "{roster:?} {gone:?} {alive:b}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn half_with_the_first_is_a_majority() {
+        let is_one_of = |there: &'static [u64]| move |life: &Incarnation| there.contains(&life.0);
+        let (roster, nobody) = (lives(0..4), BTreeSet::new());
+        assert!(is_majority(&roster, &nobody, is_one_of(&[0, 3])));
+        assert!(!is_majority(&roster, &nobody, is_one_of(&[1, 3])));
+        assert!(!is_majority(&roster, &nobody, is_one_of(&[0])));
+        let exited: BTreeSet<Incarnation> = lives([0, 2]).into_iter().collect();
+        assert!(is_majority(&roster, &exited, is_one_of(&[1])), "of two that are left it is the first");
+        assert!(!is_majority(&roster, &exited, is_one_of(&[3])));
+    }
+}

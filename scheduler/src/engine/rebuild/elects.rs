@@ -1,0 +1,102 @@
+//! What an election needs to know of those who have come to a restarted scheduler, and the end of a wait for a majority.
+
+use super::super::quorum::Lives;
+use super::super::{Command, ConnectionId, Engine, Outcome};
+use super::{Arrival, Rebuild};
+use proto_common::config::WorkerLoss;
+use proto_common::ids::{Incarnation, MemberId, Role};
+
+impl Rebuild {
+    /// The rosters that may be in force: the newest, and those before it of which it is not known.
+    pub(in super::super) fn rosters(&self) -> Vec<Lives> {
+        let newest = self.members.iter().map(|member| member.incarnation).collect();
+        self.rosters.iter().cloned().chain([newest]).collect()
+    }
+
+    fn whole(&self) -> impl Iterator<Item = (&ConnectionId, &Arrival)> {
+        self.arrivals.iter().filter(|(_, arrival)| arrival.is_whole)
+    }
+
+    /// Connections of those who have come and said all they know.
+    pub(in super::super) fn back(&self) -> Vec<ConnectionId> {
+        self.whole().map(|(connection, _)| *connection).collect()
+    }
+
+    /// Has this process come?
+    pub(in super::super) fn is_back(&self, life: Incarnation) -> bool {
+        self.whole().any(|(_, arrival)| arrival.register.incarnation == life)
+    }
+
+    pub(in super::super) fn life_on(&self, connection: ConnectionId) -> Option<Incarnation> {
+        self.arrivals.get(&connection).map(|arrival| arrival.register.incarnation)
+    }
+
+    /// Has somebody come who knows the job?
+    pub(in super::super) fn has_roster(&self) -> bool {
+        !self.members.is_empty()
+    }
+
+    /// Those of the newest roster who have not come.
+    pub(in super::super) fn not_back(&self) -> Vec<MemberId> {
+        self.members.iter().filter(|member| self.came(member).is_none()).map(|member| member.id).collect()
+    }
+
+    /// Workers that have said goodbye follow no scheduler any more: they count for no majority.
+    pub(in super::super) fn leaving(&self) -> impl Iterator<Item = Incarnation> {
+        let leaves = |arrival: &&Arrival| {
+            let resume = arrival.register.resume.as_ref();
+            arrival.register.role == Role::Worker && resume.is_some_and(|resume| resume.leaves)
+        };
+        self.whole().map(|(_, arrival)| arrival).filter(leaves).map(|arrival| arrival.register.incarnation)
+    }
+
+    /// Are those that leave the last workers?
+    fn ends_with_leaving(&self, places: usize, waits_for_the_dead: bool) -> bool {
+        let leaving: Vec<Incarnation> = self.leaving().collect();
+        let mut workers = self.members.iter().filter(|member| member.id.role == Role::Worker);
+        let left = self.left.len() + leaving.len();
+        !leaving.is_empty()
+            && workers.all(|worker| leaving.contains(&worker.incarnation))
+            && (left >= places || !waits_for_the_dead)
+    }
+
+    /// The highest term that somebody has obeyed who has come.
+    pub(in super::super) fn term(&self) -> u32 {
+        self.arrivals.values().map(|arrival| arrival.term).max().unwrap_or(0)
+    }
+}
+
+impl Engine {
+    /// Had every worker left by what members show? Then nothing is decided any more but the end.
+    pub(super) fn was_over(&self) -> bool {
+        let shape = &self.config.shape;
+        let (places, waits) = (shape.workers as usize, shape.worker_loss == WorkerLoss::Wait);
+        self.rebuild.is_over(places, waits) || self.rebuild.ends_with_leaving(places, waits)
+    }
+
+    /// When those who have come are asked for their votes, though others are missing. Without a majority, and while they vote: when
+    /// their wait ends, which is when members look for a scheduler no longer.
+    pub(super) fn election_due_ms(&self, since_ms: u64) -> u64 {
+        let shape = &self.config.shape;
+        match self.was_over() || self.rebuild.election.is_none() && self.has_quorum() {
+            true => since_ms.saturating_add(shape.silence_ms),
+            false => since_ms.saturating_add(shape.scheduler_ms.max(2 * shape.silence_ms)),
+        }
+    }
+
+    /// No majority has elected this scheduler in time: those who are missing may follow another one.
+    pub(super) fn end_without_quorum(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        let missing = self.rebuild.not_back();
+        let since_ms = self.rebuild.since_ms.unwrap_or(self.started_ms);
+        let waited_ms = now_ms.saturating_sub(since_ms);
+        if now_ms < self.election_due_ms(since_ms) {
+            return;
+        }
+        self.turn_away(
+            "the scheduler found no majority of the members of its job: the others may follow another scheduler; \
+             restart the job, or restart the scheduler with --resume --force if they are gone",
+            out,
+        );
+        self.end(now_ms, Outcome::Incomplete { waited_ms, missing }, out);
+    }
+}

@@ -3,6 +3,7 @@
 
 use crate::array::Array;
 use crate::lock;
+use fabric::BufferId;
 use gradwire_worker::UserBuffer;
 use proto_common::element::Dtype;
 use pyo3::intern;
@@ -17,10 +18,16 @@ const ARRAYS_MAX: usize = 4096;
 /// Object, address, bytes.
 type Name = (usize, usize, usize);
 
+/// Where the memory that an object's elements lie in starts, and its bytes.
+type Storage = (usize, usize);
+
 #[derive(Debug)]
 struct Entry {
     buffer: UserBuffer,
     kept: Kept,
+    /// The memory as it was when the buffer was made. If the object has other memory now (numpy's `resize`, torch's `resize_` of a
+    /// storage), a device would still send what it registered then, also where the new memory is at the same address.
+    storage: Storage,
 }
 
 /// The objects that an array is known by.
@@ -64,14 +71,20 @@ impl Adopted {
             return None;
         }
         let name = (array.seen.as_ptr() as usize, array.address, array.bytes());
-        if let Some(entry) = lock(&self.0).get(&name) {
+        let storage = storage_of(py, array);
+        if let Some(entry) = lock(&self.0).get(&name).filter(|entry| entry.storage == storage) {
             return Some(entry.buffer.clone());
         }
+        let stale: Vec<_> =
+            lock(&self.0).extract_if(|other, entry| other.0 == name.0 && entry.storage != storage).collect();
+        // Dropped without the lock: an array's end may do anything.
+        drop(stale);
         self.sweep(py);
         let start = NonNull::new(array.address as *mut f32)?;
         let owner = Box::new(array.owner.clone_ref(py));
         // SAFETY: the owner's array or capsule keeps these numbers where they are, valid for reading, until it is
-        // dropped (numpy refuses to resize what others refer to; a capsule keeps its storage). The address is aligned.
+        // dropped or resized (numpy refuses to resize what others refer to, unless it is told not to look; a capsule keeps its
+        // storage). The buffer of memory that was resized is not used again (`Entry::storage`). The address is aligned.
         // Numbers are borrowed as slices while a push begins only, and callers are told not to write what they push
         // until its handle is done. Needed because Python's arrays are no Rust types.
         let buffer = unsafe { UserBuffer::adopt(start, array.elements(), owner) };
@@ -80,7 +93,7 @@ impl Adopted {
         let mut entries = lock(&self.0);
         let known = entries.len();
         let before = if known < ARRAYS_MAX {
-            entries.insert(name, Entry { buffer: buffer.clone(), kept })
+            entries.insert(name, Entry { buffer: buffer.clone(), kept, storage })
         } else {
             None
         };
@@ -93,13 +106,17 @@ impl Adopted {
     /// Lets go of arrays that nobody else has. Whoever is asked about an array may do anything, and so may an array's end:
     /// both without the lock.
     pub(crate) fn sweep(&self, py: Python<'_>) {
-        let all: Vec<(Name, Kept)> =
-            lock(&self.0).iter().map(|(name, entry)| (*name, entry.kept.clone_ref(py))).collect();
+        let all: Vec<(Name, BufferId, Kept)> = lock(&self.0)
+            .iter()
+            .map(|(name, entry)| (*name, entry.buffer.id(), entry.kept.clone_ref(py)))
+            .collect();
         let mut gone = Vec::new();
-        for (name, kept) in all {
+        for (name, id, kept) in all {
             if !kept.is_with_others(py) {
-                // If somebody has just pushed it again, it is copied once more.
-                gone.extend(lock(&self.0).remove(&name));
+                // If somebody has just pushed it again, it is copied once more. What was adopted under this name meanwhile stays.
+                gone.extend(
+                    lock(&self.0).extract_if(|other, entry| *other == name && entry.buffer.id() == id),
+                );
             }
         }
         drop(gone);
@@ -121,6 +138,29 @@ impl Adopted {
     pub(crate) fn count(&self) -> usize {
         lock(&self.0).len()
     }
+}
+
+/// The memory of what is seen of an array, of which the array may be a part: where nothing is known of it, the array's own.
+fn storage_of(py: Python<'_>, array: &Array) -> Storage {
+    let own = (array.address, array.bytes());
+    if array.seen.is(&array.owner) {
+        return own;
+    }
+    let seen = array.seen.bind(py);
+    let of_numpy = || -> PyResult<Storage> {
+        let (start, _): (usize, bool) =
+            seen.getattr(intern!(py, "__array_interface__"))?.get_item("data")?.extract()?;
+        Ok((start, seen.getattr(intern!(py, "nbytes"))?.extract()?))
+    };
+    let of_torch = || -> PyResult<Storage> {
+        // The latter before torch 2.
+        let storage = seen
+            .call_method0(intern!(py, "untyped_storage"))
+            .or_else(|_| seen.call_method0(intern!(py, "storage")))?;
+        let start = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        Ok((start, storage.call_method0(intern!(py, "nbytes"))?.extract()?))
+    };
+    of_numpy().or_else(|_| of_torch()).unwrap_or(own)
 }
 
 /// How many have the object.

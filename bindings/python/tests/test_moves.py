@@ -89,6 +89,29 @@ def test_the_second_push_of_ones_own_array_is_sent_from_where_it_lies(client: Cl
     assert client.stats()["arrays_copied"] == 2
 
 
+@pytest.mark.parametrize("is_view", [False, True])
+def test_an_array_that_was_resized_where_it_lies_is_registered_anew(client: Client, is_view: bool) -> None:
+    whole, half = (client.declare(count, count, optimizer=gradwire.Assign()) for count in (COUNT, COUNT // 2))
+    own = numbers()
+
+    def push(tensor: Any, count: int) -> None:
+        sent = own[:].reshape(count) if is_view else own
+        assert np.array_equal(client.push_pull(tensor, sent).wait(), own)
+
+    for _ in range(2):
+        push(whole, COUNT)
+    assert client.stats()["arrays_registered"] == 1
+    own.resize(COUNT // 2, refcheck=False)
+    push(half, COUNT // 2)
+    assert client.stats()["arrays_remembered"] == 1, "the memory of before is nobody's"
+    # It grows again where it was, if the allocator likes to.
+    own.resize(COUNT, refcheck=False)
+    copied = client.stats()["arrays_copied"]
+    push(whole, COUNT)
+    stats = client.stats()
+    assert (stats["arrays_copied"], stats["arrays_remembered"]) == (copied + 1, 1)
+
+
 def test_a_view_made_for_each_push_is_known_by_what_it_is_a_view_of(client: Client) -> None:
     tensor = client.declare(1, (100, 10), optimizer=gradwire.Assign())
     own = numbers(count=2000)

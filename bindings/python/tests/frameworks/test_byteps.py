@@ -56,6 +56,30 @@ def reference(begun: list[torch.Tensor], normalizes: bool) -> nn.Module:
     return net
 
 
+def test_operations_without_a_name_take_turns_with_few_names() -> None:
+    def work(client: Client) -> list[str]:
+        for turn in range(100):
+            sent = torch.full((3,), float(turn + client.rank))
+            got = bps.push_pull_async(sent, average=False, client=client)
+            assert bps.synchronize(got).tolist() == [2.0 * turn + 1] * 3
+        # More in flight than there are names, and workers wait for them in different orders.
+        begun = [bps.push_pull_async_inplace(torch.full((7,), float(at)), client=client) for at in range(100)]
+        for at in range(100) if client.rank == 0 else range(99, -1, -1):
+            assert bps.synchronize(begun[at]).tolist() == [float(at)] * 7
+        large = [bps.push_pull_async(torch.full((3 << 20,), float(at)), client=client) for at in range(5)]
+        assert [int(bps.synchronize(operation)[-1]) for operation in large] == list(range(5))
+        return sorted(name for name, _ in vars(client)["_named"].exchanges)
+
+    names = on_each(work)
+    assert names[0] == names[1]
+    kinds = [name.rsplit(".", 1)[0] for name in names[0]]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "unnamed.3.float32": 64,
+        "unnamed.7.float32": 64,
+        f"unnamed.{3 << 20}.float32": 2,
+    }
+
+
 @pytest.mark.parametrize("way", ["optimizer", "model"])
 def test_an_unchanged_script_learns_what_one_process_learns(way: str, tmp_path: Path) -> None:
     first, second = run_script(way, tmp_path)

@@ -246,6 +246,24 @@ def test_torch_tensors_are_arrays() -> None:
         assert torch.equal(sent, got)
 
 
+def test_a_tensor_whose_storage_was_resized_is_registered_anew() -> None:
+    with gradwire.launch() as cluster, cluster.connect() as client:
+        tensor = client.declare("w", 1000, optimizer=gradwire.Assign())
+        # Held twice: what only one variable has counts as let go of.
+        held = [torch.ones(1000)]
+        mine = held[0]
+        for _ in range(2):
+            client.push_pull(tensor, mine).wait()
+        assert client.stats()["arrays_registered"] == 1
+        # The latter before torch 2.
+        storage = mine.untyped_storage() if hasattr(mine, "untyped_storage") else mine.storage().untyped()
+        storage.resize_(8000)
+        mine.fill_(2)
+        assert (client.push_pull(tensor, mine).wait() == 2).all()
+        stats = client.stats()
+        assert (stats["arrays_remembered"], stats["arrays_copied"], stats["arrays_registered"]) == (1, 2, 0)
+
+
 def test_a_tensor_that_torch_lets_go_of_is_let_go_of_here() -> None:
     with gradwire.launch() as cluster, cluster.connect() as client:
         tensor = client.declare("w", 1000, optimizer=gradwire.Assign())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,10 @@ from ._compression import Compression
 from ._exchange import MEAN, Exchange
 from ._process import client_or_default
 
+# Operations without a name take turns with names: so many for each length and dtype, or as many as this many bytes hold, but two.
+UNNAMED_MAX = 64
+UNNAMED_BYTES = 16 << 20
+
 
 @dataclass
 class _Names:
@@ -24,9 +28,20 @@ class _Names:
 
     exchanges: dict[tuple[str, bool], Exchange] = field(default_factory=dict)
     order: dict[str, int] = field(default_factory=dict)
-    unnamed: itertools.count[int] = field(default_factory=itertools.count)
+    # How many operations without a name there were, by what they are of.
+    unnamed: Counter[str] = field(default_factory=Counter)
     # Declaring and beginning: an exchange has one operation under way.
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def next_unnamed(self, tensor: torch.Tensor, average: bool) -> str:
+        """The name of an operation without one. It follows from the order of the calls alone, and so is the same on all workers:
+        when an earlier operation ends, which differs between workers, does not count. The call that finds its name in use waits
+        for the operation that has it."""
+        kind = f"{tensor.numel()}.{str(tensor.dtype).removeprefix('torch.')}"
+        turn = self.unnamed[f"{kind}.{average}"]
+        self.unnamed[f"{kind}.{average}"] += 1
+        bytes_each = tensor.numel() * tensor.element_size()
+        return f"unnamed.{kind}.{turn % min(max(UNNAMED_BYTES // bytes_each, 2), UNNAMED_MAX)}"
 
 
 def _names_of(client: Client) -> _Names:
@@ -71,8 +86,9 @@ def push_pull_async(
     *,
     client: Client | None = None,
 ) -> Operation:
-    """Starts to average (or sum) a tensor over all workers. Every worker must use the same name; operations without a name are
-    numbered. `synchronize` returns a new tensor. `version` is not used."""
+    """Starts to average (or sum) a tensor over all workers. Every worker must use the same name. Operations without a name must be
+    called in the same order on all workers. Those of tensors of one length and dtype share a few names (2 to 64, by their bytes): if
+    more are in flight, the call waits for the oldest one. `synchronize` returns a new tensor. `version` is not used."""
     return _begin(tensor, torch.empty_like(tensor), average, name, priority, client)
 
 
@@ -153,9 +169,9 @@ def _begin(
         raise InputError("sparse tensors cannot be averaged: pass tensor.to_dense(), or use client.table()", "sparse")
     if not tensor.numel():
         raise InputError("a tensor without elements cannot be summed", "wrong_shape")
-    if name is None:
-        name = f"unnamed.{next(names.unnamed)}"
     with names.lock:
+        if name is None:
+            name = names.next_unnamed(tensor, average)
         exchange = names.exchanges.get((name, average))
         if exchange is None:
             order = names.order.setdefault(name, len(names.order))

@@ -157,3 +157,7 @@ impl Restorer {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "restore_tests.rs"]
+mod tests;

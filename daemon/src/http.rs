@@ -225,15 +225,15 @@ async fn answer<B>(state: HttpState, request: &Request<B>) -> Response {
         return with(answer, DOCUMENT_HEADERS);
     }
     match path {
-        "/metrics" => metrics_of(&state),
+        "/metrics" => beside(move || metrics_of(&state)).await,
         "/healthz" => text(StatusCode::OK, "ok\n"),
         "/readyz" => match (state.ready)() {
             Ok(()) => text(StatusCode::OK, "ready\n"),
             Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
         },
-        "/status" => status_of(&state),
-        "/targets" => match &state.targets {
-            Some(targets) => as_json(targets().to_string() + "\n"),
+        "/status" => beside(move || status_of(&state)).await,
+        "/targets" => match state.targets {
+            Some(targets) => beside(move || as_json(targets().to_string() + "\n")).await,
             None => text(StatusCode::NOT_FOUND, "only the scheduler serves /targets\n"),
         },
         "/trace" => trace_of(state).await,
@@ -244,6 +244,14 @@ async fn answer<B>(state: HttpState, request: &Request<B>) -> Response {
         },
         _ => not_found(),
     }
+}
+
+/// An answer that takes time to make: this thread has heartbeats to send.
+async fn beside(make: impl FnOnce() -> Response + Send + 'static) -> Response {
+    let made = tokio::task::spawn_blocking(make).await;
+    made.unwrap_or_else(|_| {
+        text(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be made; see the log\n")
+    })
 }
 
 fn metrics_of(state: &HttpState) -> Response {

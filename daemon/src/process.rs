@@ -10,9 +10,6 @@ use thiserror::Error;
 /// How far threads stand back that write behind.
 const STAND_BACK: i32 = 10;
 
-/// Threads for the tasks of a process that decides for others.
-const TASK_THREADS_MAX: usize = 4;
-
 /// A process that sets this variable to its own process id wants its children to die with it.
 pub const DIE_WITH_PARENT: &str = "GRADWIRE_DIE_WITH_PARENT";
 
@@ -78,21 +75,10 @@ pub fn control_runtime() -> io::Result<tokio::runtime::Runtime> {
 /// the process: a runtime that is dropped waits for it, for as long as a peer that has died does not connect or
 /// a name does not resolve.
 pub fn run_to_end<T>(body: impl Future<Output = T>) -> io::Result<T> {
-    Ok(run_on(control_runtime()?, body))
-}
-
-/// As [`run_to_end`], on the calling thread alone: tasks that `body` starts run on other threads. A process that decides for others
-/// reads, decodes and writes there, so that a large message of one peer does not hold up the others.
-pub fn run_alone<T>(body: impl Future<Output = T>) -> io::Result<T> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(TASK_THREADS_MAX);
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    Ok(run_on(runtime.worker_threads(threads).thread_name("gradwire-tasks").enable_all().build()?, body))
-}
-
-fn run_on<T>(runtime: tokio::runtime::Runtime, body: impl Future<Output = T>) -> T {
+    let runtime = control_runtime()?;
     let ended = runtime.block_on(body);
     runtime.shutdown_background();
-    ended
+    Ok(ended)
 }
 
 /// The calling thread gives way to all others of this machine that want its core.

@@ -81,7 +81,7 @@ fn start(args: &Args) -> Result<(), anyhow::Error> {
     let common = args.common.clone();
     let (env_again, own) = (env.clone(), own.clone());
     let again = Box::new(move || common.load_with(Role::Scheduler, &env_again, &own));
-    daemon::process::run_alone(async {
+    daemon::process::run_to_end(async {
         daemon::reload::on_hangup(&loaded, again, filter)?;
         flight.on_signal()?;
         let settings = loaded.settings;

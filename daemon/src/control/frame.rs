@@ -8,10 +8,15 @@ use std::io;
 use std::time::Duration;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 /// Bytes of a frame's length field.
 pub const LENGTH_BYTES: usize = 4;
+/// Bytes of a frame whose message is decoded on another thread, and how many are at once: each is in memory twice.
+const BESIDE_BYTES_MIN: usize = FIRST_FRAME_BYTES_MAX;
+static DECODERS: Semaphore = Semaphore::const_new(4);
 /// Bytes read at once.
 const STEP_BYTES: usize = 16 << 10;
 
@@ -106,12 +111,37 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// The next message, or `None` when the peer closed between frames. Cancel-safe: bytes that came before
     /// a cancelled call are kept for the next one.
     pub async fn receive<T: Message>(&mut self) -> Result<Option<T>, FrameError> {
+        let Some(end) = self.whole().await? else { return Ok(None) };
+        let message = decode(&self.buffer[LENGTH_BYTES..end])?;
+        self.buffer.drain(..end);
+        self.shrink();
+        Ok(Some(message))
+    }
+
+    /// As [`Self::receive`]; a large message is decoded on another thread, because this one has others to serve. Cancel-safe but for
+    /// such a message, which is lost.
+    pub async fn receive_beside<T: Message + Send + 'static>(&mut self) -> Result<Option<T>, FrameError> {
+        match self.whole().await? {
+            Some(end) if end > BESIDE_BYTES_MIN => {
+                // It is never closed.
+                let place = DECODERS.acquire().await;
+                let frame: Vec<u8> = self.buffer.drain(..end).collect();
+                self.shrink();
+                let decoded = spawn_blocking(move || {
+                    let _place = place;
+                    decode(&frame[LENGTH_BYTES..])
+                });
+                Ok(Some(decoded.await.map_err(io::Error::other)??))
+            }
+            _ => self.receive().await,
+        }
+    }
+
+    /// Waits until the next frame is in the buffer as a whole, and says where it ends; `None` when the peer closed between frames.
+    async fn whole(&mut self) -> Result<Option<usize>, FrameError> {
         loop {
             if let Some(end) = self.complete()? {
-                let message = decode(&self.buffer[LENGTH_BYTES..end])?;
-                self.buffer.drain(..end);
-                self.shrink();
-                return Ok(Some(message));
+                return Ok(Some(end));
             }
             let got = match self.inner.read(&mut self.step).await {
                 // A peer that crashes ends its TLS session without a word. The frame itself shows whether something is missing.
@@ -241,7 +271,8 @@ mod tests {
         };
         let receive = async {
             let mut got = Vec::new();
-            while let Some(message) = reader.receive::<ToScheduler>().await.unwrap() {
+            // The second one on another thread.
+            while let Some(message) = reader.receive_beside::<ToScheduler>().await.unwrap() {
                 got.push(message);
             }
             got

@@ -307,7 +307,7 @@ async fn read_messages(
             match now {
                 Standing::Stranger => read.receive_within::<ToScheduler>(handshake).await,
                 // The engine's deadlines hold.
-                Standing::Waiting | Standing::Member => read.receive().await,
+                Standing::Waiting | Standing::Member => read.receive_beside().await,
             }
         };
         let received = tokio::select! {

@@ -254,11 +254,11 @@ mod broken {
         (Rule::Server(BrokenRule::Fence), 623),
         (Rule::Server(BrokenRule::Fencing), 224),
         (Rule::Server(BrokenRule::CreditReturn), 0),
-        (Rule::Server(BrokenRule::Dedupe), 9),
-        (Rule::Server(BrokenRule::EpochCheck), 51),
-        (Rule::Server(BrokenRule::AckAfterReplicate), 11),
+        (Rule::Server(BrokenRule::Dedupe), 1),
+        (Rule::Server(BrokenRule::EpochCheck), 40),
+        (Rule::Server(BrokenRule::AckAfterReplicate), 40),
         (Rule::Gate, 0),
-        (Rule::Quorum, 0),
+        (Rule::Quorum, 1),
     ];
 
     fn shape(seed: u64, rule: Rule, is_broken: bool) -> LabShape {

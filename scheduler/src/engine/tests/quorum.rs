@@ -49,11 +49,13 @@ fn pass(rig: &mut Rig, heard: &[MemberId], end_ms: u64) -> Vec<Command> {
 }
 
 fn messages(commands: &[Command]) -> Vec<&FromScheduler> {
-    let message = |command| match command {
-        &Command::Send { ref message, .. } => Some(message.as_ref()),
-        _ => None,
-    };
-    commands.iter().filter_map(message).collect()
+    let mut messages = Vec::new();
+    for command in commands {
+        if let Command::Send { message, .. } = command {
+            messages.push(&**message);
+        }
+    }
+    messages
 }
 
 #[test]

@@ -215,7 +215,11 @@ impl Job {
         for listed in catalog::list(&*store).unwrap() {
             if let Some(manifest) = listed.complete() {
                 for part in &manifest.parts {
-                    assert_eq!(store.bytes(&manifest.name, &part.file).unwrap(), Some(part.bytes), "{part:?}");
+                    assert_eq!(
+                        store.bytes(&manifest.name, &part.file).unwrap(),
+                        Some(part.bytes),
+                        "{part:?}"
+                    );
                 }
                 if reads {
                     verify(&store, &manifest.name, |_, _| ()).unwrap();

@@ -63,7 +63,7 @@ pub fn is_name_at(name: &str) -> bool {
 }
 
 /// The jobs that have a directory at a place.
-pub fn jobs(place: &str) -> Result<Vec<u64>, CheckpointError> {
+fn jobs(place: &str) -> Result<Vec<u64>, CheckpointError> {
     let mut jobs: Vec<u64> = open(place)?.names()?.iter().filter_map(|name| job_of(name)).collect();
     jobs.sort_unstable();
     Ok(jobs)
@@ -79,13 +79,22 @@ pub fn list_all(place: &str) -> Result<Vec<Listed>, CheckpointError> {
     Ok(all)
 }
 
-/// The checkpoint that a job continues from if it asks for the one that was written last: its own, or, if it has none, of those
-/// in no job's directory.
+/// The checkpoint that a job continues from if it asks for the one that was written last: its own, or, if it has none, that of any
+/// job. `gradwire launch` gives each job a number that no other has, so a training that is launched again has none of its own.
 pub fn newest_of(place: &str, job: u64) -> Result<Option<String>, CheckpointError> {
     if let Some(own) = catalog::newest(&*open_job(place, job)?)? {
         return Ok(Some(name_of_job(job, &own.name)));
     }
-    Ok(catalog::newest(&*open(place)?)?.map(|manifest| manifest.name))
+    let mut newest: Option<(u64, String)> = None;
+    for Listed { name, manifest, .. } in list_all(place)? {
+        // One that cannot be read may be the newest.
+        let unclear =
+            |why| CheckpointError::Unclear { name: name.clone(), place: place.into(), why: Box::new(why) };
+        if let Some(manifest) = manifest.map_err(unclear)? {
+            newest = newest.max(Some((manifest.unix_ms, name)));
+        }
+    }
+    Ok(newest.map(|(_, name)| name))
 }
 
 /// What `checkpoint.restore` names: a name without a directory is this job's if the job has it.

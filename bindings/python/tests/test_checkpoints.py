@@ -22,9 +22,9 @@ def test_safetensors_reads_the_parts(tmp_path: Path) -> None:
             client.init(tensor, np.zeros((30, 100), np.float32))
             # It is written behind training, which goes on until the first one is complete.
             deadline = time.monotonic() + 30
-            while not list(tmp_path.glob("job-0/round-*/manifest.json")) and time.monotonic() < deadline:
+            while not list(tmp_path.glob("job-*/round-*/manifest.json")) and time.monotonic() < deadline:
                 client.push_pull(tensor, gradient.reshape(30, 100)).wait()
-    newest = sorted(tmp_path.glob("job-0/round-*/manifest.json"))[-1]
+    newest = sorted(tmp_path.glob("job-*/round-*/manifest.json"))[-1]
     manifest = json.loads(newest.read_text())
     assert manifest["round"] % 2 == 0
     seen = np.zeros(3000, bool)

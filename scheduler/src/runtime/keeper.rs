@@ -185,9 +185,7 @@ fn begin_from(
         name => Some(checkpoint::resolve(place, job, name)?),
     };
     let Some(name) = name else {
-        let others = checkpoint::jobs(place)?.into_iter().filter(|other| *other != job).collect::<Vec<u64>>();
-        let what = "no checkpoint of this job found; training starts from initial values. checkpoint.restore can name one of another job (`gradwire checkpoint list`)";
-        tracing::info!(directory = place, job, other_jobs = ?others, what);
+        tracing::info!(directory = place, "no checkpoint found; training starts from initial values");
         return Ok(None);
     };
     let (store, own_name) = checkpoint::find(place, &name)?;

@@ -230,7 +230,10 @@ fn a_job_without_its_own_continues_from_what_lies_in_no_jobs_directory() {
         settings.checkpoint.restore = wanted;
         assert_eq!(restore(&settings), Some(found));
     }
-    (settings.job.0, settings.checkpoint.restore) = (7, name(4));
+    // As a training that is launched again, with another number: the one that was written last, whichever job's it is.
+    (settings.job.0, settings.checkpoint.restore) = (7, "latest".into());
+    assert_eq!(restore(&settings), Some(name(4)));
+    settings.checkpoint.restore = name(4);
     assert_eq!(restore(&settings), Some(name(4)), "of another job, by its name");
 }
 

@@ -69,7 +69,10 @@ fn a_checkpoint_is_complete_when_all_parts_cover_all_chunks_once() {
     let commands = rig.say(server(1), part(0, 2, 2, 5));
     let [Command::WriteManifest(completed)] = &commands[..] else { panic!("{commands:?}") };
     assert_eq!((completed.round, completed.tensors[0].1, completed.parts.len()), (5, 5, 2));
-    assert!(completed.parts.iter().all(|part| !part.covers.is_empty()), "the manifest says what each part has");
+    assert!(
+        completed.parts.iter().all(|part| !part.covers.is_empty()),
+        "the manifest says what each part has"
+    );
     assert!(rig.say(server(1), part(0, 2, 2, 5)).is_empty(), "said again");
     // Of an earlier try, and on its way since before.
     for late in [

@@ -10,6 +10,7 @@ use proto_common::ids::{JobId, Role};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
 use proto_common::message::{Build, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, ToScheduler};
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -354,6 +355,10 @@ async fn read_messages(
 fn fault_of(error: &FrameError) -> Option<Fault> {
     let fault = |kind, text| Some(Fault { kind, text });
     match error {
+        // Nobody has closed it: the process may run on, out of our reach, with another scheduler.
+        FrameError::Io(error) if is_unreachable(error.kind()) => {
+            fault("closed", format!("the network no longer reaches it: {error}"))
+        }
         // A process that was killed looks like this.
         FrameError::Cut { .. } | FrameError::Io(_) => None,
         FrameError::Deadline { waited_ms } => fault(
@@ -366,6 +371,10 @@ fn fault_of(error: &FrameError) -> Option<Fault> {
         | FrameError::HttpClient
         | FrameError::Codec(_) => fault("malformed", error.to_string()),
     }
+}
+
+fn is_unreachable(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable)
 }
 
 async fn linger(mut read: ReadHalf) {
@@ -428,6 +437,18 @@ mod tests {
             assert!(queue.recv().await.is_some());
             drop(others);
         }
+    }
+
+    #[test]
+    fn a_connection_that_the_network_cut_does_not_show_that_the_process_exited() {
+        let of = |kind: ErrorKind| fault_of(&FrameError::Io(kind.into()));
+        for kind in [ErrorKind::TimedOut, ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable] {
+            assert!(of(kind).is_some_and(|fault| fault.text.contains("no longer reaches it")), "{kind}");
+        }
+        for kind in [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe] {
+            assert!(of(kind).is_none(), "{kind}: its kernel has closed it");
+        }
+        assert!(fault_of(&FrameError::Cut { got: 0 }).is_none());
     }
 
     fn register(job: u64, role: Role) -> ToScheduler {

@@ -30,7 +30,7 @@ impl Undecided {
     ///
     /// # Errors
     ///
-    /// [`Overflow`] if too many messages wait for a decision: the scheduler is of no more use.
+    /// [`Overflow`] if too many messages wait for a decision: the link to this scheduler must be closed.
     pub fn take(
         &mut self,
         message: FromScheduler,
@@ -66,19 +66,20 @@ impl Undecided {
     fn release(&mut self, decided: Epoch, now: &mut Vec<FromScheduler>) {
         let is_upto = |message: &FromScheduler| matches!(message, FromScheduler::Proposed { epoch, .. } if *epoch <= decided);
         let Some(last) = self.held.iter().rposition(is_upto) else { return };
-        // This one's decisions contain all that it was shown of those.
+        // The decisions of this scheduler include those that this member reported to it.
         self.before.clear();
         let released = self.held.drain(..=last);
         now.extend(released.filter(|message| !matches!(message, FromScheduler::Proposed { .. })));
         while self.held.front().is_some_and(|message| !is_decision(message)) {
-            now.extend(self.held.pop_front());
+            let next = self.held.pop_front();
+            now.extend(next.filter(|message| !matches!(message, FromScheduler::Proposed { .. })));
         }
         if self.held.iter().all(|message| !matches!(message, FromScheduler::Proposed { .. })) {
             self.rosters.clear();
         }
     }
 
-    /// The scheduler is lost. What it has proposed may be in force; what it has not is nowhere.
+    /// The scheduler is lost. What it has proposed may be in force; a decision that was not proposed is not in force at any member.
     pub fn lost(&mut self) {
         let proposed = |message: &FromScheduler| matches!(message, FromScheduler::Proposed { .. });
         let keep = self.held.iter().rposition(proposed).map_or(0, |last| last + 1);

@@ -4,7 +4,7 @@
 use super::rebuild::later;
 use super::report::cut_to;
 use super::{
-    Command, ConnectionId, Engine, Note, Outcome, Phase, declared, let_go, refuse, release, send, send_to,
+    Command, ConnectionId, Engine, Note, Outcome, Phase, Unusable, declared, refuse, release, send, send_to,
 };
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
@@ -38,6 +38,13 @@ impl Engine {
             return;
         }
         if fault.is_none() {
+            let silence_ms = self.config.shape.silence_ms;
+            let is_late = |member: &super::Member| now_ms.saturating_sub(member.heard_ms) > silence_ms;
+            if self.members.get(&id).is_some_and(is_late) {
+                // If the network was cut, its kernel may close the connection of a process that runs: it has given this scheduler up,
+                // and its notice was lost.
+                return self.abandoned(id);
+            }
             self.exited(id);
         }
         self.forget(id, out);
@@ -51,7 +58,7 @@ impl Engine {
         life.into_iter().for_each(|life| self.quorum.exits(life));
     }
 
-    /// A member looks for another scheduler: it is decided about as one that is silent.
+    /// A member looks for another scheduler. It is treated like a silent member.
     pub(super) fn abandoned(&mut self, id: MemberId) {
         if let Some(member) = self.members.get_mut(&id) {
             member.is_away = true;
@@ -77,8 +84,10 @@ impl Engine {
         // Who leaves a job that runs is answered last, when the others have been told: they tell a scheduler that comes after this
         // one, which would wait for it, were it known to this one alone.
         let ack = send(connection, FromScheduler::GoodbyeAck);
+        // Whatever becomes of its goodbye, it ends, and answers nothing more.
+        self.exited(id);
         if (&self.phase, id.role) == (&Phase::Running, Role::Server) && self.server_leaves(id, out) {
-            return out.extend(let_go(connection));
+            return self.quorum.let_go(self.epoch, connection);
         }
         match (&self.phase, id.role) {
             (Phase::Assembling, _) => {
@@ -95,13 +104,10 @@ impl Engine {
         if let Some(member) = self.members.get_mut(&id) {
             member.left = true;
         }
-        if id.role == Role::Worker {
-            self.exited(id);
-        }
         self.note(Note::Left(id));
         self.forget(id, out);
         self.go_on_after(now_ms, id, out);
-        out.extend(let_go(connection));
+        self.quorum.let_go(self.epoch, connection);
     }
 
     /// It has left in good order: who waited for it does no more, and all are told, of the end where it was the last.
@@ -178,6 +184,15 @@ impl Engine {
             self.fail_checkpoints(&reason, out);
             self.checkpoints.lose_unwritten("when the scheduler was told to stop", out);
             self.end(now_ms, Outcome::Done { reason }, out);
+        }
+    }
+
+    /// The job ends on this side: what it would write belongs to another scheduler, which may have its members, too.
+    pub(super) fn deposed(&mut self, now_ms: u64, why: Unusable, out: &mut Vec<Command>) {
+        if matches!(self.phase, Phase::Assembling | Phase::Running | Phase::Rebuilding) {
+            self.turn_away("the job is ending: another scheduler has taken it over", out);
+            self.fail_checkpoints(&why.reason, out);
+            self.end(now_ms, Outcome::Unusable(why), out);
         }
     }
 

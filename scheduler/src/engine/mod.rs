@@ -151,6 +151,11 @@ pub enum Input {
         /// What went wrong.
         result: Result<(), String>,
     },
+    /// Another scheduler of this job owns its checkpoints.
+    Deposed {
+        /// Which.
+        why: Unusable,
+    },
     /// Time has passed.
     Tick,
     /// The scheduler is asked to stop.
@@ -332,6 +337,7 @@ impl Engine {
                 self.ask_servers(&mut out);
             }
             Input::ClearedAway { clearing, result } => self.checkpoints.cleared(clearing, result),
+            Input::Deposed { why } => self.deposed(now_ms, why, &mut out),
             Input::Tick => self.tick(now_ms, &mut out),
             Input::Stop { reason } => self.stop(now_ms, &reason, &mut out),
         }

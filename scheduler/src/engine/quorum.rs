@@ -2,10 +2,10 @@
 //! roster before it has heard of it, and a restarted scheduler decides only when a majority has elected it. `docs/recovery.md` says why
 //! ("A divided network"). It must not know what is decided.
 //!
-//! A process that has exited is on neither side of a division, so it counts for no majority. Only its own word (a goodbye or a
-//! failure), or its connection that its kernel closed, shows that; silence shows nothing.
+//! A process that has exited is on neither side of a division, so it counts for no majority. Only a goodbye, a failure report or a
+//! closed connection proves an exit. Silence does not.
 
-use super::{Command, ConnectionId, Engine, Note, Outcome, Phase, send, send_to};
+use super::{Command, ConnectionId, Engine, Note, Outcome, Phase, let_go, send, send_to};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Incarnation, MemberId, Role};
@@ -18,7 +18,8 @@ const ROSTERS_MAX: usize = 16;
 /// The processes of a roster, servers first, by rank.
 pub(super) type Lives = Vec<Incarnation>;
 
-/// Are these so many of a roster that no others can be? More than half of those that have not exited; or half, with the first.
+/// Whether these members are a majority of the roster: more than half of the processes that have not exited, or exactly half
+/// including the first.
 fn is_majority(
     roster: &[Incarnation],
     exited: &BTreeSet<Incarnation>,
@@ -49,6 +50,9 @@ pub(super) struct Quorum {
     exited: BTreeSet<Incarnation>,
     /// Since when no majority has been heard of.
     lost_ms: Option<u64>,
+    /// Members that leave, each with the epoch at which the others hear of it. They are answered when that is proposed: if the
+    /// scheduler failed before, then the next one would wait for a member that has gone.
+    leaving: Vec<(Epoch, ConnectionId)>,
 }
 
 impl Quorum {
@@ -59,7 +63,27 @@ impl Quorum {
 
     /// The rosters that may be in force.
     pub(super) fn rosters(&self) -> Vec<Lives> {
-        self.rosters.iter().cloned().chain(self.proposed.iter().map(|one| one.roster.clone())).collect()
+        distinct(self.rosters.iter().cloned().chain(self.proposed.iter().map(|one| one.roster.clone())))
+    }
+
+    /// Answers a goodbye once the others have heard of the decisions up to this epoch.
+    pub(super) fn let_go(&mut self, epoch: Epoch, connection: ConnectionId) {
+        self.leaving.push((epoch, connection));
+    }
+
+    /// Those that may go: all, or those whose leaving is proposed.
+    fn may_go(&mut self, all: bool) -> Vec<ConnectionId> {
+        let proposed = self.proposed.as_ref().map(|one| one.epoch);
+        let may = |(epoch, _): &mut (Epoch, ConnectionId)| {
+            all || !self.has_more || proposed.is_some_and(|proposed| *epoch <= proposed)
+        };
+        self.leaving.extract_if(.., may).map(|(_, connection)| connection).collect()
+    }
+
+    /// Does a proposal still lack its majority?
+    #[cfg(test)]
+    pub(super) fn has_undecided(&self) -> bool {
+        self.proposed.is_some()
     }
 
     pub(super) fn exited(&self) -> &BTreeSet<Incarnation> {
@@ -76,10 +100,10 @@ impl Quorum {
     }
 
     /// What was proposed is in force, once enough members have heard of it.
-    fn decide(&mut self) -> Option<Epoch> {
+    fn decide(&mut self, is_alone: bool) -> Option<Epoch> {
         let epoch = self.proposed.as_ref()?.epoch;
         let has_heard = |life: &Incarnation| self.heard.get(life).is_some_and(|heard| *heard >= epoch);
-        if !self.has(has_heard) {
+        if !is_alone && !self.has(has_heard) {
             return None;
         }
         let Proposed { roster, .. } = self.proposed.take()?;
@@ -90,7 +114,18 @@ impl Quorum {
     }
 }
 
-/// What a member says of rosters that may be in force is no longer than it can be; the error is what is wrong.
+/// Each roster once. If a scheduler fails again and again before it decides, then each of its successors finds the same one.
+pub(super) fn distinct(rosters: impl Iterator<Item = Lives>) -> Vec<Lives> {
+    let mut seen = Vec::new();
+    rosters.for_each(|roster| {
+        if !seen.contains(&roster) {
+            seen.push(roster);
+        }
+    });
+    seen
+}
+
+/// Checks the bounds of the rosters that a member reports. The error names the violated bound.
 pub(super) fn check_rosters(had: usize, more: &[Lives], places: usize) -> Result<(), String> {
     match had + more.len() <= ROSTERS_MAX && more.iter().all(|roster| roster.len() <= places) {
         true => Ok(()),
@@ -122,16 +157,28 @@ pub fn named(members: &[MemberId]) -> String {
 impl Engine {
     /// After a step: what it has decided is proposed, one proposal at a time, and is in force when enough have heard of it.
     pub(super) fn propose(&mut self, out: &mut Vec<Command>) {
-        if self.phase != Phase::Running {
-            return;
+        if self.phase == Phase::Running {
+            self.propose_and_decide(out);
         }
+        for connection in self.quorum.may_go(self.phase != Phase::Running) {
+            out.extend(let_go(connection));
+        }
+    }
+
+    /// Members that look for no other scheduler have none, so nothing can be decided elsewhere.
+    fn is_alone(&self) -> bool {
+        self.config.shape.scheduler_ms == 0
+    }
+
+    fn propose_and_decide(&mut self, out: &mut Vec<Command>) {
         let is_decision = |command: &Command| {
             matches!(command, Command::Send { message, .. }
                 if matches!(**message, FromScheduler::Roster { .. } | FromScheduler::Remap { .. }))
         };
         self.quorum.has_more |= out.iter().any(is_decision);
         loop {
-            let message = if let Some(epoch) = self.quorum.decide() {
+            let is_alone = self.is_alone();
+            let message = if let Some(epoch) = self.quorum.decide(is_alone) {
                 FromScheduler::Decided { epoch }
             } else if self.quorum.has_more && self.quorum.proposed.is_none() {
                 let there = self.members.values().filter(|member| !member.gone);
@@ -176,7 +223,8 @@ impl Engine {
             Role::Server => shape.replicas == 0,
             _ => shape.worker_loss == WorkerLoss::Stop,
         };
-        if self.phase != Phase::Running || silent.iter().any(ends) || self.quorum.has(is_there) {
+        let needs_none = self.phase != Phase::Running || self.is_alone() || silent.iter().any(ends);
+        if needs_none || self.quorum.has(is_there) {
             self.quorum.lost_ms = None;
             return true;
         }
@@ -202,7 +250,7 @@ impl Engine {
         false
     }
 
-    /// Is it one of a majority that is not heard of, which has given this scheduler up, and has found no other?
+    /// Whether this process belongs to a silent majority, has abandoned this scheduler, and has found no other.
     pub(super) fn may_return(&self, life: Incarnation) -> bool {
         let is_it = |member: &super::Member| member.incarnation == life && !member.left;
         self.quorum.lost_ms.is_some()
@@ -217,7 +265,7 @@ impl Engine {
         self.rebuild.rosters().iter().all(|roster| is_majority(roster, &exited, is_back))
     }
 
-    /// Processes that count for no majority: those known to have exited, those that leave, and by an operator's word all that are missing.
+    /// Processes that count for no majority: exited and leaving ones, and, with `--force`, all that have not registered.
     fn exited_before(&self) -> BTreeSet<Incarnation> {
         let mut exited: BTreeSet<Incarnation> = self.quorum.exited.clone();
         exited.extend(self.rebuild.leaving());
@@ -241,6 +289,8 @@ impl Engine {
         }
         // What is shown can be followed; our own grows by one with each sleep.
         let term = self.config.term.max(self.rebuild.term().max(self.epoch.term).saturating_add(1));
+        // If the member that has shown the highest term is gone, the others have voted in this one already.
+        let term = self.rebuild.election.as_ref().map_or(term, |election| term.max(election.term));
         let fresh = || Election { term, asked: BTreeSet::new(), votes: BTreeSet::new() };
         let mut election = self.rebuild.election.take().filter(|one| one.term == term).unwrap_or_else(fresh);
         for connection in self.rebuild.back() {

@@ -403,7 +403,9 @@ impl Engine {
         self.ask_for_maps(now_ms, out);
         let Some(deadline_ms) = self.rebuild_deadline_ms() else { return };
         let is_due = now_ms >= deadline_ms;
-        if !is_due && !self.rebuild.is_whole() && self.rebuild.election.is_none() {
+        // If the only worker is lost while members vote, it may come back until the deadline.
+        let votes = self.rebuild.election.is_some() && self.knows_enough();
+        if !is_due && !self.rebuild.is_whole() && !votes {
             return;
         }
         if !self.knows_enough() {
@@ -465,6 +467,8 @@ impl Engine {
 
     fn resume(&mut self, now_ms: u64, mut rebuild: Rebuild, out: &mut Vec<Command>) {
         self.changes.rebuilt += 1;
+        // It was said of those that were missing now, not of others later.
+        self.config.force = false;
         let after = || rebuild.term().max(self.epoch.term).saturating_add(1);
         let term =
             rebuild.election.as_ref().map_or_else(after, |election| election.term).max(self.config.term);

@@ -343,7 +343,13 @@ async fn read_messages(
                     let _ = events.send(Event::OtherVersion { connection: id, theirs }).await;
                     return linger(read).await;
                 }
-                None => break fault_of(&error),
+                None => {
+                    if is_unreachable(&error) {
+                        let _ =
+                            events.send(Event::Message { from: id, message: ToScheduler::Abandons }).await;
+                    }
+                    break fault_of(&error);
+                }
             },
         }
     };
@@ -355,10 +361,6 @@ async fn read_messages(
 fn fault_of(error: &FrameError) -> Option<Fault> {
     let fault = |kind, text| Some(Fault { kind, text });
     match error {
-        // Nobody has closed it: the process may run on, out of our reach, with another scheduler.
-        FrameError::Io(error) if is_unreachable(error.kind()) => {
-            fault("closed", format!("the network no longer reaches it: {error}"))
-        }
         // A process that was killed looks like this.
         FrameError::Cut { .. } | FrameError::Io(_) => None,
         FrameError::Deadline { waited_ms } => fault(
@@ -373,8 +375,10 @@ fn fault_of(error: &FrameError) -> Option<Fault> {
     }
 }
 
-fn is_unreachable(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable)
+/// The peer did not close this connection. Its process may still run, and follow another scheduler.
+fn is_unreachable(error: &FrameError) -> bool {
+    use ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+    matches!(error, FrameError::Io(error) if matches!(error.kind(), TimedOut | HostUnreachable | NetworkUnreachable))
 }
 
 async fn linger(mut read: ReadHalf) {
@@ -441,14 +445,14 @@ mod tests {
 
     #[test]
     fn a_connection_that_the_network_cut_does_not_show_that_the_process_exited() {
-        let of = |kind: ErrorKind| fault_of(&FrameError::Io(kind.into()));
+        let of = |kind: ErrorKind| is_unreachable(&FrameError::Io(kind.into()));
         for kind in [ErrorKind::TimedOut, ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable] {
-            assert!(of(kind).is_some_and(|fault| fault.text.contains("no longer reaches it")), "{kind}");
+            assert!(of(kind), "{kind}");
         }
         for kind in [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe] {
-            assert!(of(kind).is_none(), "{kind}: its kernel has closed it");
+            assert!(!of(kind), "{kind}: its kernel has closed it");
         }
-        assert!(fault_of(&FrameError::Cut { got: 0 }).is_none());
+        assert!(!is_unreachable(&FrameError::Cut { got: 0 }));
     }
 
     fn register(job: u64, role: Role) -> ToScheduler {

@@ -15,7 +15,7 @@ use std::future::Future;
 use std::mem::replace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot::{Receiver, Sender, channel};
 use tokio::task::spawn_blocking;
 
@@ -62,6 +62,13 @@ pub(super) struct Keeper {
     /// This scheduler, as it is recorded there.
     own: Owner,
     owned: Arc<Mutex<Option<Arc<Ownership>>>>,
+    /// It takes over from whoever is recorded, at the first checkpoint that its members complete: then a majority of them has elected
+    /// it. If it did so before, then one that nobody elects would end the scheduler that the members obey.
+    resume: bool,
+    /// An owner of whom it is not known whether it runs, and since when its record is the same.
+    unclear: Arc<Mutex<Option<(Term, Instant)>>>,
+    /// How long its record has to be the same.
+    silence: Duration,
     is_beating: Arc<AtomicBool>,
     job: u64,
     shape: Shape,
@@ -111,7 +118,9 @@ pub(super) async fn start(
     let (keeper, config) = open(settings, resume)?;
     let Some(mut keeper) = keeper else { return Ok((None, config)) };
     (keeper.own.id, keeper.own.address) = (incarnation.0, format!("{}:{port}", settings.scheduler.host));
-    keeper.become_owner(resume, &mut shutdown).await?;
+    if !resume {
+        keeper.become_owner(&mut shutdown).await?;
+    }
     Ok((Some(keeper), config))
 }
 
@@ -152,11 +161,14 @@ pub(super) fn open(
     };
     let (keep, own) = (wanted.keep, ownership::of_this_process());
     let last_unix_ms = Arc::new(AtomicU64::new(last_unix_ms));
-    let (owned, is_beating, writing, manifests, clearing) = Default::default();
+    let (owned, unclear, is_beating, writing, manifests, clearing) = Default::default();
     let keeper = Keeper {
         store,
         own,
         owned,
+        resume,
+        unclear,
+        silence: SILENCE,
         is_beating,
         job,
         shape,
@@ -196,6 +208,11 @@ fn begin_from(
         return Err(CheckpointError::ChunkBytes { name, theirs, ours });
     }
     tracing::info!(checkpoint = name, round = found.manifest().round, "restoring tensors from a checkpoint");
+    if checkpoint::own_name(job, &name).is_none() {
+        let (round, this) = (found.manifest().round, job);
+        let what = "this job has no checkpoint of its own: it begins from one of another job in the same directory. If that is another training, give each training its own checkpoint.directory";
+        tracing::warn!(checkpoint = name, job = found.manifest().job, this, round, what);
+    }
     let left = checkpoint::left_behind(own, found.manifest())?;
     if last != Some(name.as_str()) && !left.is_empty() {
         let what = "the directory has checkpoints of later rounds from another branch of training; they count as older as soon as this job writes its own";
@@ -208,60 +225,76 @@ impl Keeper {
     /// Becomes the owner of the job's checkpoints, in place of one that has ended. If that cannot be known, this waits for
     /// [`SILENCE`], in which an owner that runs shows it. An error names the owner. A place that cannot be written is none: the
     /// job may need it for reading only.
-    async fn become_owner(&self, resume: bool, shutdown: &mut Shutdown) -> Result<(), CheckpointError> {
-        let claimed = match self.try_claim(None, resume).await {
+    async fn become_owner(&self, shutdown: &mut Shutdown) -> Result<(), CheckpointError> {
+        let claimed = match self.try_claim().await {
             Ok(Claim::Unclear(term)) => {
-                let (place, owner, waits_s) = (self.store.place(), term.to_string(), SILENCE.as_secs());
-                let what = "another scheduler of this job owns the checkpoints, and it cannot be known from here whether it runs; waiting for it to show that it does";
+                let (place, owner, waits_s) = (self.store.place(), term.to_string(), self.silence.as_secs());
+                let what = "another scheduler of this job owns the checkpoints, and this host cannot determine whether it runs; waiting for the next update of its record";
                 tracing::warn!(place, owner, waits_s, what);
                 tokio::select! {
                     // Sleep: nothing tells of a scheduler that does not run any more.
-                    () = tokio::time::sleep(SILENCE) => {}
+                    () = tokio::time::sleep(self.silence) => {}
                     _ = shutdown.wait() => return Ok(()),
                 }
-                self.try_claim(Some(term), resume).await
+                self.try_claim().await
             }
             claimed => claimed,
         };
         match claimed {
+            Ok(Claim::Owned) => Ok(()),
+            Ok(Claim::Unclear(term)) => Err(self.owned_by(&term)),
             Err(CheckpointError::Owned { place, by }) => Err(CheckpointError::Owned { place, by }),
             Err(error) => {
                 tracing::warn!(%error, "cannot write at checkpoint.directory; each checkpoint tries again");
                 Ok(())
             }
-            Ok(_) => Ok(()),
         }
     }
 
-    async fn try_claim(&self, silent: Option<Term>, resume: bool) -> Result<Claim, CheckpointError> {
+    fn owned_by(&self, by: impl ToString) -> CheckpointError {
+        CheckpointError::Owned { place: self.store.place(), by: by.to_string() }
+    }
+
+    async fn try_claim(&self) -> Result<Claim, CheckpointError> {
         let keeper = self.clone();
-        let claimed = spawn_blocking(move || keeper.claim(silent.as_ref(), resume));
+        let claimed = spawn_blocking(move || keeper.claim());
         claimed.await.unwrap_or_else(|error| Err(CheckpointError::Plan(error.to_string())))
     }
 
-    /// Becomes the owner, if the one before has ended, or has not changed since it was `silent`. Blocks.
-    fn claim(&self, silent: Option<&Term>, resume: bool) -> Result<Claim, CheckpointError> {
+    /// Has this record not changed for so long that its owner does not run, or runs without reaching the place?
+    fn is_silent(&self, term: &Term) -> bool {
+        let mut unclear = self.unclear.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*unclear {
+            Some((seen, since)) if seen == term => since.elapsed() >= self.silence,
+            _ => {
+                *unclear = Some((term.clone(), Instant::now()));
+                false
+            }
+        }
+    }
+
+    /// Becomes the owner, if the one before has ended or is silent, or this scheduler takes over in any case. Blocks.
+    fn claim(&self) -> Result<Claim, CheckpointError> {
         // Tasks of two lines may come here at once, and one of them would find the other one's record.
         let mut owned = self.owned();
         if owned.is_some() {
             return Ok(Claim::Owned);
         }
-        let others = |term: Option<Term>| CheckpointError::Owned {
-            place: self.store.place(),
-            by: term.map_or_else(|| "a process that ends".into(), |term| term.to_string()),
-        };
         let newest = checkpoint::newest_term(&*self.store)?;
-        if let Some(term) = newest.as_ref().filter(|term| !resume && silent != Some(*term)) {
+        if let Some(term) = newest.as_ref().filter(|_| !self.resume) {
             let known = term.owner.as_ref().map(|owner| ownership::standing(owner, &self.own));
             match known.unwrap_or(Standing::Unknown) {
-                Standing::Ended => {}
-                Standing::Unknown if silent.is_none() => return Ok(Claim::Unclear(term.clone())),
-                Standing::Runs | Standing::Unknown => return Err(others(newest)),
+                Standing::Runs => return Err(self.owned_by(term)),
+                Standing::Unknown if !self.is_silent(term) => return Ok(Claim::Unclear(term.clone())),
+                Standing::Ended | Standing::Unknown => {}
             }
         }
         let own = Owner { since_unix_ms: now_unix_ms(), ..self.own.clone() };
         let Some(ownership) = checkpoint::claim(self.store.clone(), newest.as_ref(), own)? else {
-            return Err(others(checkpoint::newest_term(&*self.store)?));
+            let by = checkpoint::newest_term(&*self.store)?;
+            return Err(
+                self.owned_by(by.map_or_else(|| "a process that ends".into(), |term| term.to_string()))
+            );
         };
         tracing::info!(
             place = self.store.place(),
@@ -281,12 +314,10 @@ impl Keeper {
         let owned = self.owned().clone();
         match owned {
             Some(owned) => owned.check(),
-            // It could not be written at the start.
-            None => match self.claim(None, false)? {
+            // It takes over now, or could not be written at the start.
+            None => match self.claim()? {
                 Claim::Owned => Ok(()),
-                Claim::Unclear(term) => {
-                    Err(CheckpointError::Owned { place: self.store.place(), by: term.to_string() })
-                }
+                Claim::Unclear(term) => Err(self.owned_by(&term)),
             },
         }
     }
@@ -304,7 +335,7 @@ impl Keeper {
         }
     }
 
-    /// None where nothing is to be told. Blocks.
+    /// Returns `None` if there is nothing to report. Blocks.
     fn beat(&self) -> Option<Done> {
         // One that the disk keeps waiting is enough.
         if self.is_beating.swap(true, Ordering::Relaxed) {
@@ -447,7 +478,11 @@ impl Keeper {
         );
         let is_needed = |name: &str| Some(name) == restore;
         let is_written = |name: &str| self.is_written(name);
-        match checkpoint::retain(&*self.store, &manifest, self.keep, is_needed, is_written) {
+        // Again: if the disk was slow, another scheduler may be the owner by now, and what is incomplete is being written by it.
+        let retained = self
+            .check_owned()
+            .and_then(|()| checkpoint::retain(&*self.store, &manifest, self.keep, is_needed, is_written));
+        match retained {
             Ok(removed) => tell(removed),
             // The new one is complete all the same.
             Err(error) => tracing::warn!(%error, "cannot remove an old checkpoint"),

@@ -151,7 +151,7 @@ async fn a_second_scheduler_of_a_job_is_refused_until_the_first_one_has_ended() 
     let settings = settings(place.path(), 0);
     let [first, second] = [(); 2].map(|()| open(&settings, false).unwrap().0.unwrap());
     assert_eq!(first.begin(write(1)).await, Some(Done::Written(1, Ok(name(1)))));
-    let text = refusal(second.claim(None, false));
+    let text = refusal(second.claim());
     let pid = format!("process {} on host", std::process::id());
     for words in [pid.as_str(), "owner since 2", "another number (job)", "checkpoint.directory", "job-0"] {
         assert!(text.contains(words), "{text}");
@@ -174,9 +174,11 @@ async fn a_scheduler_that_takes_a_job_over_ends_the_one_before() {
     let place = tempfile::tempdir().unwrap();
     let settings = settings(place.path(), 1);
     let [first, second] = [false, true].map(|resume| open(&settings, resume).unwrap().0.unwrap());
-    assert_eq!(first.claim(None, false).unwrap(), Claim::Owned);
+    assert_eq!(first.claim().unwrap(), Claim::Owned);
     assert_eq!(first.begin(Task::Beat).await, None);
-    assert_eq!(second.claim(None, true).unwrap(), Claim::Owned);
+    // Until members have elected it, nothing of its own is written: the first one may be the one that they obey.
+    assert_eq!(second.begin(Task::Beat).await, None);
+    assert_eq!(first.begin(write(4)).await, Some(Done::Written(4, Ok(name(4)))));
     assert_eq!(second.begin(write(5)).await, Some(Done::Written(5, Ok(name(5)))));
     // Nothing of the second one's is removed, and nothing is written beside it.
     let clearing = Clearing::Before { round: 9, writing: vec![9], restore: None };
@@ -191,17 +193,32 @@ async fn a_scheduler_that_takes_a_job_over_ends_the_one_before() {
 fn a_scheduler_of_another_machine_is_replaced_if_it_shows_nothing_more() {
     let place = tempfile::tempdir().unwrap();
     let settings = settings(place.path(), 0);
-    let (first, second) = (elsewhere(&settings), open(&settings, false).unwrap().0.unwrap());
-    assert_eq!(first.claim(None, false).unwrap(), Claim::Owned);
-    let unclear = || match second.claim(None, false).unwrap() {
-        Claim::Unclear(term) => term,
+    let (first, mut second) = (elsewhere(&settings), open(&settings, false).unwrap().0.unwrap());
+    assert_eq!(first.claim().unwrap(), Claim::Owned);
+    let unclear = || match second.claim().unwrap() {
+        Claim::Unclear(term) => term.to_string(),
         Claim::Owned => panic!("taken at once"),
     };
-    let term = unclear();
+    assert!(unclear().contains("on host \"n1\""));
+    assert!(unclear().contains("on host \"n1\""), "it has not been silent for long");
+    second.silence = Duration::ZERO;
     assert_eq!(first.beat(), None);
-    assert!(refusal(second.claim(Some(&term), false)).contains("on host \"n1\""));
-    assert_eq!(second.claim(Some(&unclear()), false).unwrap(), Claim::Owned);
+    assert_eq!(second.claim().map(|claim| claim == Claim::Owned).ok(), Some(false), "its record has changed");
+    assert_eq!(second.claim().unwrap(), Claim::Owned);
     assert!(matches!(first.beat(), Some(Done::Deposed(_))));
+}
+
+/// The disk was full when the scheduler started: it becomes the owner later, as it would have then.
+#[tokio::test]
+async fn a_scheduler_that_could_not_become_the_owner_at_its_start_does_when_the_owner_is_silent() {
+    let place = tempfile::tempdir().unwrap();
+    let settings = settings(place.path(), 0);
+    let (first, mut second) = (elsewhere(&settings), open(&settings, false).unwrap().0.unwrap());
+    assert_eq!(first.claim().unwrap(), Claim::Owned);
+    let Some(Done::Written(1, Err(error))) = second.begin(write(1)).await else { panic!("written by both") };
+    assert!(error.contains("on host \"n1\""), "{error}");
+    second.silence = Duration::ZERO;
+    assert_eq!(second.begin(write(2)).await, Some(Done::Written(2, Ok(name(2)))));
 }
 
 #[test]

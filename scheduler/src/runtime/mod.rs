@@ -174,8 +174,6 @@ struct Core {
     posts: Posts,
     said: mpsc::UnboundedReceiver<ToScheduler>,
     keeper: Option<Keeper>,
-    /// How the job ends here once another scheduler has its checkpoints.
-    deposed: Option<Outcome>,
     flight: Flight,
     /// Who is let go by what is being carried out.
     parting: Option<Parting>,
@@ -226,7 +224,6 @@ impl Core {
             posts,
             said,
             keeper,
-            deposed: None,
             flight,
             parting: None,
         })
@@ -294,8 +291,7 @@ impl Core {
             let stop = input.as_ref().and_then(|input| stop_before(input, stopping, &shutdown));
             stopping |= stop.is_some();
             let inputs = self.waiting_beats().into_iter().chain(stop).chain(input);
-            let decided = inputs.into_iter().find_map(|input| self.step(input));
-            if let Some(outcome) = decided.or_else(|| self.deposed.take()) {
+            if let Some(outcome) = inputs.into_iter().find_map(|input| self.step(input)) {
                 break outcome;
             }
             tick_ms = tick_ms.min(self.engine.next_tick_ms(self.now_ms()));
@@ -364,8 +360,7 @@ impl Core {
             }
             Event::Kept(Done::Cleared(clearing, result)) => Some(Input::ClearedAway { clearing, result }),
             Event::Kept(Done::Deposed(reason)) => {
-                self.deposed = Some(Outcome::Unusable(Unusable { code: ExitCode::Refused, reason }));
-                None
+                Some(Input::Deposed { why: Unusable { code: ExitCode::Refused, reason } })
             }
             Event::Message { from, message } => {
                 let outbox = self.connections.get(&from)?;

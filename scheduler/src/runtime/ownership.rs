@@ -5,8 +5,9 @@
 //! scheduler's. Of an owner on another machine nothing is known but its record. One that runs changes it every five seconds.
 
 use checkpoint::Owner;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use std::fs;
-use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How often an owner shows that it runs.
@@ -59,25 +60,29 @@ fn started_ticks(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok().filter(|_| !is_over)
 }
 
-/// Does nobody else reach this host by this name?
-fn is_loopback(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
-}
-
 /// Does this owner still run, as far as `own`, a scheduler that has bound its address, can find out?
 pub(super) fn standing(owner: &Owner, own: &Owner) -> Standing {
-    // A port has one owner, and the new scheduler has it now.
-    let is_here = !is_loopback(&own.address) || owner.host == own.host;
-    let is_replaced = !own.address.is_empty() && owner.address == own.address && is_here;
+    // A port has one owner, and the new scheduler has it now. Equal addresses alone mean nothing: each container network may have
+    // a host "scheduler".
+    let is_replaced = !own.address.is_empty() && owner.address == own.address && owner.host == own.host;
     if owner.has_ended || is_replaced {
         return Standing::Ended;
     }
     if owner.machine.is_empty() || owner.machine != own.machine {
         return Standing::Unknown;
     }
-    if started_ticks(owner.pid) == Some(owner.started_ticks) { Standing::Runs } else { Standing::Ended }
+    match started_ticks(owner.pid) {
+        Some(ticks) if ticks == owner.started_ticks => Standing::Runs,
+        // It is another user's, and /proc is mounted with hidepid.
+        None if is_hidden(owner.pid) => Standing::Unknown,
+        _ => Standing::Ended,
+    }
+}
+
+/// Does a process run of which nothing can be read?
+fn is_hidden(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::PERM))
 }
 
 #[cfg(test)]
@@ -109,19 +114,18 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_at_the_same_address_replaces_one_of_another_machine() {
-        let at = |host: &str, address: &str| Owner {
+    fn a_scheduler_at_the_same_address_of_the_same_host_replaces_the_one_before() {
+        let at = |host: &str, machine: &str, address: &str| Owner {
             host: host.into(),
-            machine: host.into(),
+            machine: machine.into(),
             address: address.into(),
             ..Owner::default()
         };
-        for address in ["scheduler:9091", "10.0.0.1:9091", "[fd00::1]:9091"] {
-            assert_eq!(standing(&at("n1", address), &at("n2", address)), Standing::Ended, "{address}");
-        }
-        for address in ["localhost:9091", "127.0.0.1:9091", "[::1]:9091", ""] {
-            assert_eq!(standing(&at("n1", address), &at("n2", address)), Standing::Unknown, "{address}");
-        }
-        assert_eq!(standing(&at("n1", "a:1"), &at("n2", "a:2")), Standing::Unknown);
+        let standing = |one: Owner, other: Owner| standing(&one, &other);
+        let address = "scheduler:9091";
+        assert_eq!(standing(at("s-0", "before", address), at("s-0", "now", address)), Standing::Ended);
+        assert_eq!(standing(at("s-0", "before", "a:1"), at("s-0", "now", "a:2")), Standing::Unknown);
+        assert_eq!(standing(at("n1", "a", address), at("n2", "b", address)), Standing::Unknown);
+        assert_eq!(standing(at("n1", "a", ""), at("n1", "b", "")), Standing::Unknown);
     }
 }

@@ -1,6 +1,6 @@
 //! What an election needs to know of those who have come to a restarted scheduler, and the end of a wait for a majority.
 
-use super::super::quorum::Lives;
+use super::super::quorum::{Lives, distinct};
 use super::super::{Command, ConnectionId, Engine, Outcome};
 use super::{Arrival, Rebuild};
 use proto_common::config::WorkerLoss;
@@ -10,7 +10,7 @@ impl Rebuild {
     /// The rosters that may be in force: the newest, and those before it of which it is not known.
     pub(in super::super) fn rosters(&self) -> Vec<Lives> {
         let newest = self.members.iter().map(|member| member.incarnation).collect();
-        self.rosters.iter().cloned().chain([newest]).collect()
+        distinct(self.rosters.iter().cloned().chain([newest]))
     }
 
     fn whole(&self) -> impl Iterator<Item = (&ConnectionId, &Arrival)> {
@@ -27,8 +27,10 @@ impl Rebuild {
         self.whole().any(|(_, arrival)| arrival.register.incarnation == life)
     }
 
+    /// The process that has reported everything on this connection.
     pub(in super::super) fn life_on(&self, connection: ConnectionId) -> Option<Incarnation> {
-        self.arrivals.get(&connection).map(|arrival| arrival.register.incarnation)
+        let arrival = self.arrivals.get(&connection).filter(|arrival| arrival.is_whole);
+        arrival.map(|arrival| arrival.register.incarnation)
     }
 
     /// Has somebody come who knows the job?
@@ -41,18 +43,21 @@ impl Rebuild {
         self.members.iter().filter(|member| self.came(member).is_none()).map(|member| member.id).collect()
     }
 
-    /// Workers that have said goodbye follow no scheduler any more: they count for no majority.
+    /// Members that have said goodbye follow no scheduler any more: they count for no majority.
     pub(in super::super) fn leaving(&self) -> impl Iterator<Item = Incarnation> {
         let leaves = |arrival: &&Arrival| {
             let resume = arrival.register.resume.as_ref();
-            arrival.register.role == Role::Worker && resume.is_some_and(|resume| resume.leaves)
+            resume.is_some_and(|resume| resume.leaves)
         };
         self.whole().map(|(_, arrival)| arrival).filter(leaves).map(|arrival| arrival.register.incarnation)
     }
 
     /// Are those that leave the last workers?
     fn ends_with_leaving(&self, places: usize, waits_for_the_dead: bool) -> bool {
-        let leaving: Vec<Incarnation> = self.leaving().collect();
+        let of_workers = |life: &Incarnation| {
+            self.members.iter().any(|member| member.incarnation == *life && member.id.role == Role::Worker)
+        };
+        let leaving: Vec<Incarnation> = self.leaving().filter(of_workers).collect();
         let mut workers = self.members.iter().filter(|member| member.id.role == Role::Worker);
         let left = self.left.len() + leaving.len();
         !leaving.is_empty()
@@ -74,8 +79,7 @@ impl Engine {
         self.rebuild.is_over(places, waits) || self.rebuild.ends_with_leaving(places, waits)
     }
 
-    /// When those who have come are asked for their votes, though others are missing. Without a majority, and while they vote: when
-    /// their wait ends, which is when members look for a scheduler no longer.
+    /// When the election begins although members are missing. Without a majority, or during the vote: when recovery is abandoned.
     pub(super) fn election_due_ms(&self, since_ms: u64) -> u64 {
         let shape = &self.config.shape;
         match self.was_over() || self.rebuild.election.is_none() && self.has_quorum() {

@@ -308,3 +308,82 @@ fn the_next_scheduler_needs_a_majority_of_each_roster_that_may_be_in_force() {
     assert_eq!(rig.engine.phase, Phase::Running);
     assert!(!rig.engine.members.contains_key(&worker(0)), "the newest roster is what continues");
 }
+
+#[test]
+fn a_connection_that_closes_after_a_silence_does_not_show_an_exit() {
+    let mut rig = five();
+    let (minority, others) = ([server(0), worker(0)], [server(1), worker(1), worker(2)]);
+    let end_ms = rig.now_ms + 2 * SILENCE_MS;
+    pass(&mut rig, &minority, end_ms);
+    for id in others {
+        assert_eq!(rig.lose(id), [], "its notice that it looks for another scheduler may be lost");
+    }
+    let end_ms = rig.now_ms + SILENCE_MS;
+    let commands = pass(&mut rig, &minority, end_ms);
+    assert_eq!(messages(&commands), Vec::<&FromScheduler>::new());
+}
+
+#[test]
+fn an_operators_word_holds_for_one_recovery() {
+    let before = five();
+    let known = known_in(&before);
+    let mut rig = after(&before, true);
+    come_again(&mut rig, server(1), &known);
+    come_again(&mut rig, worker(2), &known);
+    pass(&mut rig, &[], SILENCE_MS + 1);
+    assert_eq!(rig.engine.phase, Phase::Running);
+    let known = known_in(&rig);
+    rig.engine.follow_itself(rig.now_ms, &mut Vec::new());
+    let resume = Resume { rank: Rank(2), ..known };
+    let again =
+        Register { resume: Some(resume.head()), ..register(Role::Worker, connection(worker(2)).0 + 1) };
+    rig.say_on(500, ToScheduler::Register(again));
+    rig.say_on(500, ToScheduler::Resuming { part: resume, last: true });
+    let end_ms = rig.now_ms + 3 * SILENCE_MS;
+    pass(&mut rig, &[], end_ms);
+    assert_eq!(
+        rig.engine.phase,
+        Phase::Rebuilding,
+        "server 1 may run now, whatever was said of others before"
+    );
+}
+
+#[test]
+fn a_server_that_leaves_counts_for_no_majority() {
+    let mut rig = five();
+    let say = |rig: &mut Rig, id, message| {
+        rig.engine.handle(rig.now_ms, Input::Message { from: connection(id), message })
+    };
+    let commands = say(&mut rig, server(0), ToScheduler::Goodbye);
+    let told = messages(&commands);
+    let Some(FromScheduler::Proposed { epoch, .. }) =
+        told.iter().find(|message| matches!(message, FromScheduler::Proposed { .. }))
+    else {
+        panic!("{told:?}")
+    };
+    assert_eq!(told.last(), Some(&&FromScheduler::GoodbyeAck), "after the others have heard of it");
+    assert_eq!(say(&mut rig, server(1), ToScheduler::Heard { epoch: *epoch }), []);
+    let commands = say(&mut rig, worker(0), ToScheduler::Heard { epoch: *epoch });
+    assert!(matches!(messages(&commands)[..], [FromScheduler::Decided { .. }]), "{commands:?}");
+}
+
+#[test]
+fn a_goodbye_is_answered_when_the_leaving_is_proposed() {
+    let mut rig = five();
+    let say = |rig: &mut Rig, id, message| {
+        rig.engine.handle(rig.now_ms, Input::Message { from: connection(id), message })
+    };
+    let has_ack = |commands: &[Command]| messages(commands).contains(&&FromScheduler::GoodbyeAck);
+    let first = say(&mut rig, worker(0), ToScheduler::Goodbye);
+    assert!(has_ack(&first));
+    assert!(!has_ack(&say(&mut rig, worker(1), ToScheduler::Goodbye)), "the first proposal is not decided");
+    let Some(FromScheduler::Proposed { epoch, .. }) = messages(&first)
+        .into_iter()
+        .find(|message| matches!(message, FromScheduler::Proposed { .. }))
+        .cloned()
+    else {
+        panic!("{first:?}")
+    };
+    let answers = [server(0), server(1)].map(|id| say(&mut rig, id, ToScheduler::Heard { epoch }));
+    assert!(answers.iter().any(|commands| has_ack(commands)), "{answers:?}");
+}

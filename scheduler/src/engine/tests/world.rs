@@ -299,7 +299,13 @@ impl World {
         let is_alone = gone.id.role == Role::Server && map.ranges().any(alone);
         self.may_lose |= is_alone;
         self.data.values_mut().for_each(|lives| _ = lives.remove(&gone.life));
-        self.input(Input::Closed { connection: ConnectionId(gone.connection), fault: None });
+        // It was heard of until then: a connection that closes after a silence does not show that the process has exited.
+        let (connection, beat) =
+            (ConnectionId(gone.connection), ToScheduler::Heartbeat(MemberReport::default()));
+        if self.engine.member_of(connection).is_some() {
+            self.input(Input::Message { from: connection, message: beat });
+        }
+        self.input(Input::Closed { connection, fault: None });
     }
 
     /// Another scheduler: those that `come` say come with what they know, in this order; the others are dead.

@@ -49,7 +49,7 @@ pub enum CheckpointError {
     },
     /// They did belong to this one.
     #[error(
-        "another scheduler of this job has taken over the checkpoints in {place}: {by}; this scheduler writes and removes no more of them. If both are to run, give one of the two jobs another number (job) or another checkpoint.directory"
+        "another scheduler of this job has taken over the checkpoints in {place}: {by}; this scheduler no longer writes or removes checkpoints. If both are to run, give one of the two jobs another number (job) or another checkpoint.directory"
     )]
     Deposed {
         /// The job's place.

@@ -98,13 +98,14 @@ pub fn claim(
     let newest = newest_term(&*store)?;
     let is_ours = newest.is_some_and(|newest| {
         // An answer may be lost, and the request repeated: then the file was there already, and it is ours.
-        newest.number == term && (is_made || newest.owner.is_some_and(|there| there.id == owner.id))
+        newest.number == term && newest.owner.map_or(is_made, |there| there.id == owner.id)
     });
     if !is_ours {
         return Ok(None);
     }
     for old in terms(&*store)?.into_iter().filter(|old| *old < term) {
-        store.remove(OWNERS, &file_of(old))?;
+        // If it stays, it says nothing: this term is newer. Others may own the file.
+        let _ = store.remove(OWNERS, &file_of(old));
     }
     Ok(Some(Ownership { store, term, owner: Mutex::new(owner) }))
 }

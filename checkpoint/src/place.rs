@@ -73,8 +73,13 @@ fn jobs(place: &str) -> Result<Vec<u64>, CheckpointError> {
 pub fn list_all(place: &str) -> Result<Vec<Listed>, CheckpointError> {
     let mut all = catalog::list(&*open(place)?)?;
     for job in jobs(place)? {
-        let of_job = catalog::list(&*open_job(place, job)?)?.into_iter();
-        all.extend(of_job.map(|listed| Listed { name: name_of_job(job, &listed.name), ..listed }));
+        // One job's directory that cannot be read, because it is another user's, hides no other job's.
+        match catalog::list(&*open_job(place, job)?) {
+            Ok(of_job) => all.extend(
+                of_job.into_iter().map(|listed| Listed { name: name_of_job(job, &listed.name), ..listed }),
+            ),
+            Err(error) => all.push(Listed { name: job_name(job), bytes: 0, manifest: Err(error) }),
+        }
     }
     Ok(all)
 }
@@ -87,6 +92,10 @@ pub fn newest_of(place: &str, job: u64) -> Result<Option<String>, CheckpointErro
     }
     let mut newest: Option<(u64, String)> = None;
     for Listed { name, manifest, .. } in list_all(place)? {
+        if matches!(manifest, Err(CheckpointError::Io { .. })) && name.starts_with(JOB) {
+            // Another user's, or removed by its job at this moment.
+            continue;
+        }
         // One that cannot be read may be the newest.
         let unclear =
             |why| CheckpointError::Unclear { name: name.clone(), place: place.into(), why: Box::new(why) };

@@ -140,7 +140,8 @@ impl Adopted {
     }
 }
 
-/// The memory of what is seen of an array, of which the array may be a part: where nothing is known of it, the array's own.
+/// The memory of what is seen of an array, of which the array may be a part. Nothing, where it does not say: arrays that share a
+/// buffer are then parts of the same one, and none of them replaces another.
 fn storage_of(py: Python<'_>, array: &Array) -> Storage {
     let own = (array.address, array.bytes());
     if array.seen.is(&array.owner) {
@@ -160,7 +161,7 @@ fn storage_of(py: Python<'_>, array: &Array) -> Storage {
         let start = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
         Ok((start, storage.call_method0(intern!(py, "nbytes"))?.extract()?))
     };
-    of_numpy().or_else(|_| of_torch()).unwrap_or(own)
+    of_numpy().or_else(|_| of_torch()).unwrap_or_default()
 }
 
 /// How many have the object.

@@ -13,9 +13,10 @@ pub struct CheckpointSettings {
     pub directory: String,
     /// Write a checkpoint of every round whose number is a multiple of this. 0: only when a worker or an operator requests one.
     pub every_rounds: u64,
-    /// How many complete checkpoints to keep; older ones are deleted. 0: keep all.
+    /// How many complete checkpoints of a job to keep; older ones are deleted. 0: keep all.
     pub keep: u32,
-    /// Checkpoint that the job starts from: `none`, `latest` (none if there is no checkpoint yet), or a checkpoint's name.
+    /// Checkpoint that the job starts from: `none`, `latest` (the job's own, or that of any job in the directory; none if there is no
+    /// checkpoint yet), or a checkpoint's name.
     pub restore: String,
     /// Bytes of copied but unwritten chunks that a server buffers. When the buffer is full, rounds wait for the disk.
     pub memory_bytes: u64,

@@ -73,9 +73,11 @@ class SimpleApp {
     std::shared_ptr<GradwireMessage> message;
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      // The oldest was dropped, where too many wait: its asker has been told.
+      if (request.request > 0 && request.request <= dropped_) return;
       const auto found = pending_.find(request.request);
       CHECK(found != pending_.end()) << "request " << request.timestamp << " of node " << request.sender
-                                     << " is none that waits for an answer: each has one";
+                                     << " has already been answered, or is unknown";
       message = found->second;
       pending_.erase(found);
     }
@@ -190,11 +192,21 @@ class SimpleApp {
       // A program sets its handle a moment after it made the app: what comes in between waits for it.
       handle_came_.wait_until(lock, opened_ + std::chrono::seconds(1), [this] { return has_handle_; });
       handle = request_handle_;
-      if (pending_.size() >= kPendingMax) pending_.erase(pending_.begin());
+      if (pending_.size() >= kPendingMax) {
+        dropped_ = pending_.begin()->first;
+        pending_.erase(pending_.begin());
+      }
       received.request = ++requests_;
       pending_[received.request] = message;
     }
-    handle(received, this);
+    try {
+      handle(received, this);
+    } catch (...) {
+      // Its asker gets the error instead of an answer.
+      std::lock_guard<std::mutex> lock(mutex_);
+      pending_.erase(received.request);
+      throw;
+    }
   }
 
   std::mutex mutex_;
@@ -202,6 +214,8 @@ class SimpleApp {
   bool has_handle_ = false;
   const std::chrono::steady_clock::time_point opened_ = std::chrono::steady_clock::now();
   uint64_t requests_ = 0;
+  /// The newest that was dropped without an answer.
+  uint64_t dropped_ = 0;
   /// By their number, so that the first is the oldest.
   std::map<uint64_t, std::shared_ptr<GradwireMessage>> pending_;
   /// Without a handle of the program's, requests are answered with nothing.

@@ -5,7 +5,7 @@ use super::message::JOB;
 use super::shape::Shape;
 use super::world::ModelError;
 use gradwire_scheduler::engine::{Command, ConnectionId, Engine, EngineConfig, Input};
-use proto_common::ids::{Incarnation, Role};
+use proto_common::ids::{Epoch, Incarnation, Role};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{FromScheduler, Register, ToScheduler};
 use proto_common::shard_map::{MapUpdate, ShardMap};
@@ -27,6 +27,8 @@ struct Driver {
     said: StartUp,
     /// What servers are to allocate: whom, and the update.
     assigned: Vec<(ConnectionId, MapUpdate)>,
+    /// Who is to answer a proposal, and its epoch.
+    proposed: Vec<(ConnectionId, Epoch)>,
     /// Answered declarations, and what the first one said.
     declared: u64,
     update: Option<MapUpdate>,
@@ -39,6 +41,9 @@ impl Driver {
         for command in self.engine.handle(0, Input::Message { from, message }) {
             self.obey(command);
         }
+        for (member, epoch) in std::mem::take(&mut self.proposed) {
+            self.say(member, ToScheduler::Heard { epoch });
+        }
     }
 
     fn obey(&mut self, command: Command) {
@@ -48,6 +53,9 @@ impl Driver {
                 match *message {
                     FromScheduler::Assign(update) => {
                         self.assigned.extend(to.into_iter().map(|server| (server, update.clone())));
+                    }
+                    FromScheduler::Proposed { epoch, .. } => {
+                        self.proposed.extend(to.into_iter().map(|member| (member, epoch)));
                     }
                     FromScheduler::Declared { result: Ok(update), .. } => {
                         self.declared += 1;
@@ -80,6 +88,7 @@ pub(crate) fn start(shape: &Shape) -> Result<(ShardMap, StartUp), ModelError> {
         engine: Engine::new(config, 0),
         said: StartUp::default(),
         assigned: Vec::new(),
+        proposed: Vec::new(),
         declared: 0,
         update: None,
         refused: None,

@@ -98,11 +98,11 @@ fn a_core_is_shared_and_a_link_is_no_faster_than_its_bytes() {
 }
 
 #[test]
-fn the_scheduler_hears_five_things_of_a_member() {
+fn the_scheduler_hears_four_things_of_each_member() {
     let (_, said) = roster::start(&shape(50, 5, 10)).expect("starts");
-    // Registration and links of all, a declaration of each worker, an assignment's answer of each server, and the answer of all to each
-    // of two proposals: the roster, and the shards.
-    assert_eq!(said.to_scheduler, 2 * 55 + 50 + 5 + 2 * 55);
-    // Welcome and roster for all, an assignment for each server, an answer for each worker, two proposals, two decisions.
-    assert_eq!(said.from_scheduler, 2 * 55 + 5 + 50 + 4 * 55);
+    // Registration and links of all, a declaration of each worker, an assignment's answer of each server, and the answer of all to
+    // the proposal of the roster.
+    assert_eq!(said.to_scheduler, 3 * 55 + 50 + 5);
+    // Welcome, roster, its proposal and the decision for all, an assignment for each server, an answer for each worker.
+    assert_eq!(said.from_scheduler, 4 * 55 + 5 + 50);
 }

@@ -16,6 +16,7 @@ use proto_common::optimizer::{Moments, Optimizer, Rule};
 use proto_common::table::{Initial, TableSpec};
 use proto_common::tensor::TensorSpec;
 use proto_common::transport::Driver;
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -533,7 +534,15 @@ fn two_schedulers_of_one_job_do_not_write_to_one_place() {
     let other_job = ["--job", "7", "--set", "deadlines.assemble_ms=100"];
     let text = second(&other_job).output().unwrap().stderr;
     assert!(!String::from_utf8_lossy(&text).contains("another scheduler"), "{text:?}");
-    let _taking = Process::start("the next scheduler", &mut second(&["--resume"]));
+    // One that takes the job over changes nothing before members have elected it.
+    let taking = Process::start("the next scheduler", &mut second(&["--resume"]));
+    taking.expect_line("the scheduler listens", PATIENCE);
+    let terms = || fs::read_dir(directory.path().join("job-0/owner")).unwrap().count();
+    assert_eq!(terms(), 1);
+    drop(taking);
+    // The record of one that was elected.
+    let record = directory.path().join("job-0/owner/term-1.json");
+    fs::copy(&record, record.with_file_name("term-2.json")).unwrap();
     first.scheduler.expect_line("has taken over the checkpoints", PATIENCE);
     assert_eq!(first.scheduler.expect_end(PATIENCE), i32::from(ExitCode::Refused as u8));
 }

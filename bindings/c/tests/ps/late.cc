@@ -8,7 +8,7 @@ using namespace ps;
 
 /// As many as an app keeps.
 static const int kKept = 1024;
-/// A worker makes so many of them and leaves: fewer may be in flight at once.
+/// One worker makes so many of them: fewer may be in flight at once.
 static const int kFirst = 1000;
 
 /// Requests with this head wait.
@@ -29,8 +29,13 @@ int main() {
         for (const SimpleData &one : waiting) {
           if (one.sender == Postoffice::WorkerRankToID(0)) self->Response(one);
         }
-        // The first one is worker 1's.
-        Refused("is none that waits for an answer", [&] { self->Response(waiting.front()); });
+        // The first one is worker 1's, which has been told that no answer comes. Of the others each has one.
+        self->Response(waiting.front());
+        Refused("has already been answered", [&] {
+          for (const SimpleData &one : waiting) {
+            if (one.sender == Postoffice::WorkerRankToID(0)) self->Response(one);
+          }
+        });
       }
       self->Response(request, std::to_string(waiting.size()));
     });
@@ -44,8 +49,10 @@ int main() {
       } while (count < wanted);
     };
     if (IsWorker() && MyRank() == 1) {
-      for (int i = 0; i < kFirst; ++i) app.Request(kLater, "", kScheduler);
-      until(kFirst);
+      const int first = app.Request(kLater, "", kScheduler);
+      for (int i = 1; i < kFirst; ++i) app.Request(kLater, "", kScheduler);
+      until(kKept + 1);
+      Refused("without a reply", [&] { app.Wait(first); });
     }
     if (IsWorker() && MyRank() == 0) {
       until(kFirst);

@@ -17,7 +17,7 @@ const RECORD_BYTES_MAX: u64 = 64 << 10;
 /// A scheduler, as it is recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// Random: tells it apart from all others.
+    /// A random number, which no other scheduler has.
     pub id: u64,
     /// The name of its host.
     pub host: String,
@@ -49,7 +49,7 @@ impl fmt::Display for Owner {
 pub struct Term {
     /// Its number.
     pub number: u64,
-    /// Who has it; none where the record cannot be understood, for example because it is being written.
+    /// Its owner; `None` if the record cannot be parsed, for example because it is being written.
     pub owner: Option<Owner>,
 }
 

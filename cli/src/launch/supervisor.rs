@@ -567,7 +567,7 @@ fn names<'a>(ids: impl Iterator<Item = &'a MemberId>) -> String {
     ids.map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// What ends the job: SIGINT and SIGTERM with the exit codes they mean, and what the sender is told.
+/// What ends the job: SIGINT and SIGTERM with the exit codes they mean, and the reason that the launcher logs.
 pub(super) fn listen_for_signals() -> io::Result<(mpsc::Sender<EndWord>, mpsc::Receiver<EndWord>)> {
     let (sender, receiver) = mpsc::channel(4);
     let kinds = [

@@ -10,7 +10,7 @@ use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Incarnation, MemberId, Role};
 use proto_common::message::FromScheduler;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Rosters that may be in force at once: one, and one more for each scheduler that failed while it decided.
 const ROSTERS_MAX: usize = 16;
@@ -35,6 +35,8 @@ fn is_majority(
 struct Proposed {
     epoch: Epoch,
     roster: Lives,
+    /// Members that have received them.
+    heard: BTreeSet<Incarnation>,
 }
 
 /// See the module.
@@ -45,8 +47,6 @@ pub(super) struct Quorum {
     proposed: Option<Proposed>,
     /// Members were sent decisions that no proposal names yet.
     has_more: bool,
-    /// Up to where each member has heard of decisions.
-    heard: BTreeMap<Incarnation, Epoch>,
     exited: BTreeSet<Incarnation>,
     /// Since when no majority has been heard of.
     lost_ms: Option<u64>,
@@ -101,14 +101,12 @@ impl Quorum {
 
     /// What was proposed is in force, once enough members have heard of it.
     fn decide(&mut self, is_alone: bool) -> Option<Epoch> {
-        let epoch = self.proposed.as_ref()?.epoch;
-        let has_heard = |life: &Incarnation| self.heard.get(life).is_some_and(|heard| *heard >= epoch);
-        if !is_alone && !self.has(has_heard) {
+        let heard = &self.proposed.as_ref()?.heard;
+        if !is_alone && !self.has(|life| heard.contains(life)) {
             return None;
         }
-        let Proposed { roster, .. } = self.proposed.take()?;
+        let Proposed { epoch, roster, .. } = self.proposed.take()?;
         self.exited.retain(|life| roster.contains(life));
-        self.heard.retain(|life, _| roster.contains(life));
         self.rosters = vec![roster];
         Some(epoch)
     }
@@ -184,7 +182,7 @@ impl Engine {
                 let there = self.members.values().filter(|member| !member.gone);
                 let roster = there.map(|member| member.incarnation).collect();
                 self.quorum.has_more = false;
-                self.quorum.proposed = Some(Proposed { epoch: self.epoch, roster });
+                self.quorum.proposed = Some(Proposed { epoch: self.epoch, roster, heard: BTreeSet::new() });
                 FromScheduler::Proposed { epoch: self.epoch, rosters: self.quorum.rosters.clone() }
             } else {
                 return;
@@ -199,8 +197,9 @@ impl Engine {
     /// A member has heard of decisions.
     pub(super) fn heard(&mut self, id: MemberId, epoch: Epoch) {
         let Some(member) = self.members.get(&id).filter(|_| epoch <= self.epoch) else { return };
-        let heard = self.quorum.heard.entry(member.incarnation).or_default();
-        *heard = epoch.max(*heard);
+        if let Some(proposed) = self.quorum.proposed.as_mut().filter(|proposed| proposed.epoch <= epoch) {
+            proposed.heard.insert(member.incarnation);
+        }
     }
 
     /// Members that have left this scheduler for another one, or are silent, are dropped only where the others are a majority: else those may be
@@ -211,12 +210,9 @@ impl Engine {
         silent: &[MemberId],
         out: &mut Vec<Command>,
     ) -> bool {
-        let is_there = |life: &Incarnation| {
-            let is_it = |(id, member): (&MemberId, &super::Member)| {
-                member.incarnation == *life && !member.gone && !silent.contains(id)
-            };
-            self.members.iter().any(is_it)
-        };
+        let is_heard = |(id, member): &(&MemberId, &super::Member)| !member.gone && !silent.contains(id);
+        let there: BTreeSet<Incarnation> =
+            self.members.iter().filter(is_heard).map(|(_, member)| member.incarnation).collect();
         // What ends the job anyway needs no majority: nobody decides anything after it.
         let shape = &self.config.shape;
         let ends = |id: &MemberId| match id.role {
@@ -224,7 +220,7 @@ impl Engine {
             _ => shape.worker_loss == WorkerLoss::Stop,
         };
         let needs_none = self.phase != Phase::Running || self.is_alone() || silent.iter().any(ends);
-        if needs_none || self.quorum.has(is_there) {
+        if needs_none || self.quorum.has(|life| there.contains(life)) {
             self.quorum.lost_ms = None;
             return true;
         }
@@ -253,16 +249,12 @@ impl Engine {
     /// Whether this process belongs to a silent majority, has abandoned this scheduler, and has found no other.
     pub(super) fn may_return(&self, life: Incarnation) -> bool {
         let is_it = |member: &super::Member| member.incarnation == life && !member.left;
-        self.quorum.lost_ms.is_some()
-            && self.config.shape.scheduler_ms > 0
-            && self.members.values().any(is_it)
+        self.quorum.lost_ms.is_some() && self.members.values().any(is_it)
     }
 
     /// Have enough come to a restarted scheduler, of each roster that may be in force?
     pub(super) fn has_quorum(&self) -> bool {
-        let exited = self.exited_before();
-        let is_back = |life: &Incarnation| self.rebuild.is_back(*life);
-        self.rebuild.rosters().iter().all(|roster| is_majority(roster, &exited, is_back))
+        self.quorum_of_rebuild().has(|life| self.rebuild.is_back(*life))
     }
 
     /// Processes that count for no majority: exited and leaving ones, and, with `--force`, all that have not registered.
@@ -298,9 +290,7 @@ impl Engine {
                 out.push(send(connection, FromScheduler::Candidate { term }));
             }
         }
-        let exited = self.exited_before();
-        let votes = |life: &Incarnation| election.votes.contains(life);
-        let is_elected = self.rebuild.rosters().iter().all(|roster| is_majority(roster, &exited, votes));
+        let is_elected = self.quorum_of_rebuild().has(|life| election.votes.contains(life));
         self.rebuild.election = Some(election);
         is_elected
     }

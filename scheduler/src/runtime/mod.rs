@@ -428,7 +428,7 @@ impl Core {
         while let Some(input) = inputs.pop() {
             let now_ms = self.now_ms();
             let (commands, notes) = (self.engine.handle(now_ms, input), self.engine.take_notes());
-            // Before anybody hears of it: whoever has its answer finds it in the status.
+            // Before anybody hears of it: whoever is told of another phase finds it in the status.
             self.publisher.changed(&self.engine, now_ms);
             notes.iter().for_each(|note| self.tell(note));
             self.parting = commands.iter().any(lets_go).then(Parting::new);

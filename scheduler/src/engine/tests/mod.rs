@@ -111,14 +111,19 @@ impl Rig {
     /// A cluster whose members are all there.
     fn running(servers: u32, workers: u32) -> Self {
         let mut rig = Self::new(servers, workers);
-        let places: Vec<MemberId> = rig.engine.places().collect();
+        rig.all_register();
+        rig
+    }
+
+    /// All members of the cluster register, each at its own place.
+    fn all_register(&mut self) {
+        let places: Vec<MemberId> = self.engine.places().collect();
         for id in places {
             let mut message = register(id.role, connection(id).0 + 1);
             message.wanted_rank = Some(id.rank);
-            rig.say(id, ToScheduler::Register(message));
+            self.say(id, ToScheduler::Register(message));
         }
-        assert_eq!(rig.engine.phase, Phase::Running);
-        rig
+        assert_eq!(self.engine.phase, Phase::Running);
     }
 
     /// Members vote, and hear of decisions, at once.

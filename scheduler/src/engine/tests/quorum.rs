@@ -13,13 +13,7 @@ fn five() -> Rig {
     (shape.replicas, shape.worker_loss, shape.scheduler_ms) = (1, WorkerLoss::Wait, SCHEDULER_MS);
     rig.engine.config.rejoin_ms = 60_000;
     rig.engine = Engine::new(rig.engine.config.clone(), 0);
-    let places: Vec<MemberId> = rig.engine.places().collect();
-    for id in places {
-        let mut message = register(id.role, connection(id).0 + 1);
-        message.wanted_rank = Some(id.rank);
-        rig.say(id, ToScheduler::Register(message));
-    }
-    assert_eq!(rig.engine.phase, Phase::Running);
+    rig.all_register();
     rig
 }
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -70,11 +69,8 @@ print(json.dumps(said))
 
 def over_mxnet(command, workers=2):
     """What each worker says over MXNet's own store."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DMLC_")}
-    environ |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "DMLC_NODE_HOST": "127.0.0.1"}
+    environ |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(conftest.free_port()), "DMLC_NODE_HOST": "127.0.0.1"}
     environ |= {"DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": str(workers)}
     start = lambda words, role: subprocess.Popen(
         [sys.executable, *map(str, words)], env={**environ, "DMLC_ROLE": role}, stdout=subprocess.PIPE, text=True

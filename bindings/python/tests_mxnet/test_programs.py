@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -62,13 +61,10 @@ def test_roles_of_dmlc_become_our_programs(tmp_path):
     """One command for all roles, told apart by DMLC_ROLE, as MXNet's launchers start it."""
     script = tmp_path / "script.py"
     script.write_text(UNCHANGED)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DMLC_")}
     environ |= {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_PS_ROOT_PORT": str(conftest.free_port()),
         "DMLC_NUM_SERVER": "1",
         "DMLC_NUM_WORKER": "2",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -5,17 +5,10 @@ use super::cluster::{PATIENCE, Place};
 use super::process::Process;
 use super::programs::program;
 use super::training::{TRAIN, hash_in, reference};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-
-/// A port that was free a moment ago.
-#[must_use]
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// Runs a command that has to end well, and returns what it said.
 pub fn done(command: &mut Command) -> String {

@@ -21,6 +21,7 @@ pub mod machine;
 pub mod native;
 pub mod netns;
 mod over_each;
+pub mod ports;
 pub mod process;
 pub mod programs;
 pub mod sim;

@@ -1,6 +1,7 @@
 //! Programs in C and C++ of the tests, compiled against the headers and the shared library of this build, and clusters of
 //! them that know each other by `DMLC_*` variables. It looks for the library nowhere but beside the tests.
 
+use super::ports::free_port;
 use super::process::Process;
 use super::programs::repository;
 use std::path::{Path, PathBuf};
@@ -108,18 +109,11 @@ impl Default for Native {
 pub fn expect_all(nodes: &mut [Process], within: Duration) {
     for node in nodes {
         let code = node.expect_end(within);
-        assert_eq!(code, 0, "{} ended with {code}", node.name());
         let text = node.log().text();
+        assert_eq!(code, 0, "{} ended with {code}:\n{text}", node.name());
         assert!(text.contains("everything holds"), "{} did not get to its end:\n{text}", node.name());
         assert!(!text.contains("panicked"), "{}:\n{text}", node.name());
     }
-}
-
-/// A port that was free a moment ago: programs that know each other by variables need one before the first is started.
-#[must_use]
-pub fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-    listener.local_addr().expect("an address").port()
 }
 
 /// The shared library of this build: beside the test executables.

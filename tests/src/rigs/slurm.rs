@@ -2,8 +2,9 @@
 //! processes on loopback, or hosts of a [`Net`] with addresses of their own.
 
 use super::cluster::Place;
-use super::launching::{Bed, done, free_port, until};
+use super::launching::{Bed, done, until};
 use super::netns::Net;
+use super::ports::free_port;
 use super::process::Process;
 use std::process::Command;
 

@@ -4,7 +4,8 @@
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
 use gradwire_tests::rigs::launching::done;
-use gradwire_tests::rigs::native::{Native, expect_all, free_port};
+use gradwire_tests::rigs::native::{Native, expect_all};
+use gradwire_tests::rigs::ports::free_port;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs::repository;
 use std::fs;

@@ -5,10 +5,11 @@
 
 use gradwire_tests::rigs::cluster::{PATIENCE, Place};
 use gradwire_tests::rigs::launching::{
-    Bed, CERTIFICATE, assert_certificates, assert_places, done, fails, free_port, launch, names,
-    own_certificates, read, showing_trainer, telling_trainer, trainer, trains, until,
+    Bed, CERTIFICATE, assert_certificates, assert_places, done, fails, launch, names, own_certificates, read,
+    showing_trainer, telling_trainer, trainer, trains, until,
 };
 use gradwire_tests::rigs::netns::Net;
+use gradwire_tests::rigs::ports::free_port;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs::{program, repository};
 use gradwire_tests::rigs::training::{hash_in, reference};

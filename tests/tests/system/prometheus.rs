@@ -7,13 +7,14 @@
 
 use gradwire_tests::rigs::certs::Certs;
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
+use gradwire_tests::rigs::ports::free_port;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs::repository;
 use gradwire_tests::rigs::status;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -86,8 +87,8 @@ impl Prometheus {
         let own = sample.replace(at, &format!("http://{}/targets", cluster.http)).replace(pace, ": 1s");
         let config = directory.path().join("prometheus.yml");
         std::fs::write(&config, own).unwrap();
-        // Free a moment ago: Prometheus does not say which port it got.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        // Prometheus does not say which port it got.
+        let port = free_port();
         let address = format!("127.0.0.1:{port}");
         let mut command = Command::new("prometheus");
         command.arg("--config.file").arg(&config);

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::PATIENCE;
-use gradwire_tests::rigs::native::{Native, expect_all, free_port};
+use gradwire_tests::rigs::native::{Native, expect_all};
+use gradwire_tests::rigs::ports::free_port;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs;
 

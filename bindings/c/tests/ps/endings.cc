@@ -28,7 +28,7 @@ struct Slow {
     answer.vals = SArray<float>(1, kept);
     // The oldest are let go of: to answer them is no mistake, and does nothing.
     for (const KVMeta &one : waiting) server->Response(one);
-    Refused("is none that waits for an answer", [&] { server->Response(waiting.back()); });
+    Refused("has already been answered", [&] { server->Response(waiting.back()); });
     waiting.clear();
     server->Response(meta, answer);
   }

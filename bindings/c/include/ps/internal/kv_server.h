@@ -99,7 +99,7 @@ class KVServer : public SimpleApp {
     }
     const auto dropped = std::find(dropped_.begin(), dropped_.end(), number);
     CHECK(dropped != dropped_.end()) << "request " << meta.timestamp << " of node " << meta.sender
-                                     << " is none that waits for an answer: each has one";
+                                     << " has already been answered, or is unknown";
     dropped_.erase(dropped);
     return false;
   }

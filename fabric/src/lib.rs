@@ -53,14 +53,21 @@ pub use rest::{Rest, Sleeper};
 pub use shm::{SharedWord, SharedWords, ShmDevice};
 pub use tcp::TcpDevice;
 // For tests and fuzz targets only.
+#[cfg(feature = "sim")]
 #[doc(hidden)]
 pub use shm::again as shm_words_again;
 #[doc(hidden)]
-pub use tcp::{TcpQueue, again as tcp_words_again, frame as tcp_frame, preamble_of as tcp_preamble};
+pub use tcp::{TcpQueue, frame as tcp_frame};
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use tcp::{again as tcp_words_again, preamble_of as tcp_preamble};
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use verbs::Forged;
 pub use verbs::{
     DeviceInfo, Dmabuf, Gid, PortCounters, PortInfo, VERBS_QUEUE_BYTES, VerbsConfig, VerbsDevice, VerbsQueue,
     verbs_library,
 };
 #[doc(hidden)]
-pub use verbs::{Forged, reach as verbs_reach, words as verbs_words};
+pub use verbs::{reach as verbs_reach, words as verbs_words};
 pub use work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write};

@@ -71,6 +71,7 @@ impl Offer {
 }
 
 /// An offer, or a greeting, read and encoded again: for the fuzz target.
+#[cfg(feature = "sim")]
 #[must_use]
 pub fn again(bytes: &[u8]) -> Option<Vec<u8>> {
     let greeting = || Greeting::decode(bytes).map(|greeting| greeting.encode().to_vec());

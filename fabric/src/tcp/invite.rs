@@ -99,12 +99,14 @@ impl Offer {
 }
 
 /// An offer read and encoded again: for the fuzz target.
+#[cfg(feature = "sim")]
 #[must_use]
 pub fn again(bytes: &[u8]) -> Option<Vec<u8>> {
     Offer::decode(bytes).ok().map(|offer| offer.encode())
 }
 
 /// The preamble of a channel of an offer: for tests.
+#[cfg(feature = "sim")]
 #[must_use]
 pub fn preamble_of(offer: &[u8], index: u16) -> Option<Vec<u8>> {
     Offer::decode(offer).ok().map(|offer| encode_preamble(&offer.secret, index).to_vec())

@@ -22,6 +22,7 @@ mod seal;
 mod send;
 mod sys;
 
+#[cfg(feature = "sim")]
 pub use invite::{again, preamble_of};
 pub use queue::TcpQueue;
 

@@ -4,7 +4,6 @@ use super::counters::PortCounters;
 use super::cut::{Cut, Cuts};
 use super::dmabuf::Dmabuf;
 use super::endpoint::READY;
-use super::flags::{ENTRIES, Flags};
 use super::ids::Id;
 use super::queue::Plan;
 use super::reach::{MESSAGE_BYTES, Reach, Told, encode_told};
@@ -16,6 +15,10 @@ use socket2::Socket;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::{ErrorKind, Read as _};
 use std::net::Shutdown;
+
+mod flags;
+
+pub(super) use flags::Flags;
 
 /// Requests of our own (extents told) beside those of the channel's user.
 pub(super) const OWN_REQUESTS: usize = 64;
@@ -191,22 +194,6 @@ impl Channel {
         self.under_way.push_back(on_done);
     }
 
-    /// The peer's notices by flags, and where they were many the word that they were taken.
-    pub(super) fn take_flags(&mut self, completions: &mut Vec<Completion>) {
-        let Some(flags) = &mut self.flags else { return };
-        // A peer that goes on and on does not keep us here.
-        for immediate in (0..ENTRIES).map_while(|_| flags.take()) {
-            completions.push(Completion { channel: self.id, kind: CompletionKind::Received { immediate } });
-        }
-        if self.own_under_way < OWN_REQUESTS
-            && let Some((offset, word)) = flags.acknowledgement()
-        {
-            let (address, key) = flags.at(offset);
-            self.push_inline(Request::Write { address, key, immediate: None }, &word, OnDone::Told);
-            self.own_under_way += 1;
-        }
-    }
-
     /// Is there room for the first of so many more requests of its user, after all that is to be told? Half of the depth
     /// is always there once: of fewer requests the device may not tell that they are over.
     fn check_room(&self, requests: usize) -> Result<(), PostError> {
@@ -225,12 +212,7 @@ impl Channel {
         bytes_max: u64,
     ) -> Result<(), PostError> {
         let on_done = if write.signaled { OnDone::WriteDone(write.id) } else { OnDone::Nothing };
-        let (immediate, flag) =
-            if self.flags.is_some() { (None, write.immediate) } else { (write.immediate, None) };
-        // The peer may be behind: there is no room then.
-        if flag.is_some() && self.flags.as_ref().is_some_and(Flags::is_full) {
-            return Err(PostError::Full);
-        }
+        let (immediate, flag) = self.notice_of(write.immediate)?;
         let transfer =
             Transfer { kind: Kind::Write { immediate }, next: 0, flag, on_done, regions: Vec::new() };
         self.post(transfer, (places, write.remote, write.gather), (self.gather_max, bytes_max))
@@ -287,14 +269,6 @@ impl Channel {
 
     fn has_room(&self) -> bool {
         self.under_way.len() - self.own_under_way < self.depth
-    }
-
-    /// The word that is a notice, after the bytes that it tells of.
-    fn push_flag(&mut self, immediate: u32, on_done: OnDone) {
-        let Some(flags) = &mut self.flags else { return };
-        let (address, key) = flags.at(flags.next_at());
-        let word = flags.next(immediate);
-        self.push_inline(Request::Write { address, key, immediate: None }, &word, on_done);
     }
 
     pub(super) fn read(

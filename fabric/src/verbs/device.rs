@@ -1,10 +1,10 @@
 //! Opening a device, choosing its address, and bringing queue pairs together.
 
 use super::VerbsConfig;
+use super::channel::Flags;
 use super::counters::PortCounters;
 use super::dmabuf::Dmabuf;
 use super::endpoint;
-use super::flags::Flags;
 use super::info::{DeviceInfo, Gid, PortInfo, choose};
 use super::queue::{OWN_BYTES, Shared, VerbsQueue};
 use super::registrar::Registrar;

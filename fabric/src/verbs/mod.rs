@@ -19,8 +19,6 @@ mod cut;
 mod device;
 mod dmabuf;
 mod endpoint;
-mod flags;
-mod forge;
 mod ids;
 mod queue;
 mod registrar;
@@ -32,7 +30,8 @@ pub use counters::PortCounters;
 pub use device::{VERBS_QUEUE_BYTES, VerbsDevice, verbs_library};
 pub(crate) use device::{VerbsHandle, VerbsSetup};
 pub use dmabuf::Dmabuf;
-#[doc(hidden)]
-pub use forge::Forged;
 pub use info::{DeviceInfo, Gid, PortInfo};
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use queue::Forged;
 pub use queue::VerbsQueue;

@@ -74,6 +74,7 @@ impl Reach {
         Ok(())
     }
 
+    #[cfg(feature = "sim")]
     /// What was told of a region's beginning.
     #[must_use]
     pub fn first(&self, name: u64) -> Option<Told> {

@@ -2,15 +2,20 @@
 //! fabric's words. Tells peers the keys of what is lent to them by small messages, which arrive before whatever is posted
 //! on the channel after them.
 
+#[cfg(feature = "sim")]
+mod forge;
 mod inbound;
 mod plan;
 mod work;
+
+#[cfg(feature = "sim")]
+pub use forge::Forged;
 
 use super::channel::Channel;
 use super::device::{VerbsHandle, VerbsSetup};
 use super::dmabuf::Dmabuf;
 use super::endpoint::say_ready;
-use super::reach::{MESSAGE_BYTES, Reach, Told};
+use super::reach::{MESSAGE_BYTES, Told};
 use super::registrar::{Extent, Registrar};
 use super::sys::{Completions, Context, POLLED_MAX, QueuePair, Receives, Work, ibv_sge, place};
 use super::watch::{Alarm, Watch};
@@ -272,12 +277,6 @@ impl VerbsQueue {
 
     fn at(&self, id: ChannelId) -> Result<usize, PostError> {
         self.channels.binary_search_by_key(&id, |channel| channel.id).map_err(|_| PostError::Closed)
-    }
-
-    /// What the peer of a channel said of its memory.
-    pub(super) fn reach_of(&mut self, id: ChannelId) -> Result<&mut Reach, PostError> {
-        let at = self.at(id)?;
-        Ok(&mut self.channels[at].reach)
     }
 
     /// The places of spans, each within one extent.

@@ -14,7 +14,7 @@ const POLLS_MAX: usize = 8;
 impl VerbsQueue {
     /// Whose work it is. A receive is any channel's: there the queue pair tells, of which numbers come round again, hence
     /// [`VerbsQueue::drain`].
-    fn owner(&self, work: &Work) -> Option<ChannelId> {
+    pub(super) fn owner(&self, work: &Work) -> Option<ChannelId> {
         match Id::decode(work.id) {
             Id::Sent { channel, .. } => Some(channel),
             Id::Received { .. } => self.by_queue_pair.get(&work.queue_pair).copied(),
@@ -189,23 +189,6 @@ impl VerbsQueue {
             self.refused.push(id);
         }
         id
-    }
-    pub(in crate::verbs) fn queue_pair_of(&self, id: ChannelId) -> Option<u32> {
-        Some(self.channels[self.at(id).ok()?].queue_pair.number)
-    }
-
-    /// For tests (`forge`).
-    pub(in crate::verbs) fn made_up(&mut self, id: Id, queue_pair: u32) {
-        let kind = match id {
-            Id::Sent { .. } => WorkKind::Sent,
-            Id::Received { .. } => WorkKind::Notice { immediate: u32::MAX },
-        };
-        let work = Work { id: id.encode(), queue_pair, failure: None, kind };
-        self.take_one(self.owner(&work), &work);
-    }
-
-    pub(in crate::verbs) fn stale_count(&self) -> u64 {
-        self.stale
     }
 }
 

@@ -1,10 +1,11 @@
 //! For tests of what devices do wrong or refuse: what a queue was told of a peer's memory can be read, and made a lie
 //! that only the device can find; completions can be made up. Nothing else may use it.
 
-use super::ids::Id;
-use super::queue::VerbsQueue;
-use super::reach::{Told, encode_told};
+use super::VerbsQueue;
 use crate::error::PostError;
+use crate::verbs::ids::Id;
+use crate::verbs::reach::{Reach, Told, encode_told};
+use crate::verbs::sys::{Work, WorkKind};
 use crate::work::{ChannelId, RemoteKey};
 
 /// A peer's memory as the device addresses it.
@@ -52,6 +53,25 @@ impl VerbsQueue {
     /// Completions that were of nothing there is.
     #[doc(hidden)]
     pub fn stale(&self) -> u64 {
-        self.stale_count()
+        self.stale
+    }
+
+    /// What the peer of a channel said of its memory.
+    fn reach_of(&mut self, id: ChannelId) -> Result<&mut Reach, PostError> {
+        let at = self.at(id)?;
+        Ok(&mut self.channels[at].reach)
+    }
+
+    fn queue_pair_of(&self, id: ChannelId) -> Option<u32> {
+        Some(self.channels[self.at(id).ok()?].queue_pair.number)
+    }
+
+    fn made_up(&mut self, id: Id, queue_pair: u32) {
+        let kind = match id {
+            Id::Sent { .. } => WorkKind::Sent,
+            Id::Received { .. } => WorkKind::Notice { immediate: u32::MAX },
+        };
+        let work = Work { id: id.encode(), queue_pair, failure: None, kind };
+        self.take_one(self.owner(&work), &work);
     }
 }

@@ -1,9 +1,10 @@
 //! Checking what an operation asks for, and putting together what it is told.
 
-use super::chunk::{ChunkSpec, RankSet, Stage, Waiter};
+use super::chunk::{ChunkSpec, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock};
 use super::lane::LaneEngine;
 use super::peer::Peer;
+use super::ranks::RankSet;
 use proto_common::batch::{BatchRoom, Block, BlockData, OpKind, Status};
 use proto_common::ids::Rank;
 use proto_common::limits::{GRANTS_PER_BATCH_MAX, RANKS_LISTED_MAX, RESULT_SLOT_BYTES};

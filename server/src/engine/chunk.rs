@@ -7,6 +7,8 @@ use super::keep::Keep;
 use super::lane::EngineConfig;
 use super::lengths::Lengths;
 use super::mode::Tally;
+use super::numbers::Numbers;
+use super::ranks::RankSet;
 use super::relief::Moved;
 use super::role::Role;
 use super::saving::Saving;
@@ -248,13 +250,15 @@ pub(super) struct Chunk {
     /// The round's first contribution, while it is only in its worker's memory: counted, and not reduced yet.
     pub(super) first: Option<Held>,
     pub(super) lengths: Lengths,
-    /// By worker rank; empty until the first one is granted.
-    buffers: Vec<KeyBuffer>,
+    /// Of the workers that have one.
+    buffers: Vec<(Rank, KeyBuffer)>,
     pub(super) waiters: Vec<Waiter>,
+    /// When they are looked at for their deadlines: see `deadlines`.
+    pub(super) due_ms: u64,
     /// None of them waits for a lower version: contributions of many workers need not look at all of them each time.
     pub(super) least_awaited: u64,
-    /// Last operation taken, per worker rank.
-    pub(super) operations: Vec<u64>,
+    /// Last operation taken, by worker.
+    pub(super) operations: Numbers,
     /// Operations up to those that are to come again. Never more than workers have under way.
     pub(super) reopened: Vec<Reopened>,
     /// What a checkpoint wants of it.
@@ -301,8 +305,9 @@ impl Chunk {
             lengths: Lengths::new(&spec),
             buffers: Vec::new(),
             waiters: Vec::new(),
+            due_ms: u64::MAX,
             least_awaited: u64::MAX,
-            operations: vec![0; workers as usize],
+            operations: Numbers::new(workers),
             reopened: Vec::new(),
             saving: Saving::Nothing,
             is_spoilt: false,
@@ -313,11 +318,10 @@ impl Chunk {
     /// Is this operation its worker's next one? One that was lost goes before all behind it, taken or not. Those before
     /// `first_open` have been answered, here or by a server that had the chunk before.
     pub(super) fn number(&mut self, rank: Rank, operation: Operation, first_open: Operation) -> Number {
-        let last = &mut self.operations[rank.0 as usize];
-        *last = (*last).max(first_open.0.saturating_sub(1));
+        self.operations.raise(rank, first_open.0.saturating_sub(1));
         self.reopened.retain(|open| open.rank != rank || open.operation >= first_open);
         let lost = self.reopened.iter().filter(|open| open.rank == rank).map(|open| open.operation).min();
-        let next = lost.unwrap_or(Operation(self.operations[rank.0 as usize].saturating_add(1)));
+        let next = lost.unwrap_or(Operation(self.operations.of(rank).saturating_add(1)));
         match operation.cmp(&next) {
             Ordering::Less => Number::Repeated,
             Ordering::Equal => Number::Fresh,
@@ -327,14 +331,13 @@ impl Chunk {
 
     /// An operation is taken, or refused for good: it is not awaited any more.
     pub(super) fn mark_taken(&mut self, rank: Rank, operation: Operation) {
-        let last = &mut self.operations[rank.0 as usize];
-        *last = (*last).max(operation.0);
+        self.operations.raise(rank, operation.0);
         self.reopened.retain(|open| open.rank != rank || open.operation != operation);
     }
 
     /// A worker's life is over, or another one begins: its numbers begin anew, and what it was to send again is not awaited.
     pub(super) fn forget_life(&mut self, rank: Rank) {
-        self.operations[rank.0 as usize] = 0;
+        self.operations.forget(rank);
         self.reopened.retain(|open| open.rank != rank);
         self.forget_operations(rank);
     }
@@ -355,8 +358,7 @@ impl Chunk {
 
     /// Does nobody read or write anything of it, now or later?
     pub(super) fn is_unused(&self) -> bool {
-        let granted = self.buffers.iter().any(|buffer| *buffer != KeyBuffer::None);
-        !granted && !self.is_read(0) && !self.is_read(1) && self.held.is_empty()
+        self.buffers.is_empty() && !self.is_read(0) && !self.is_read(1) && self.held.is_empty()
     }
 
     /// The worker is given a view of the weights in force.
@@ -450,21 +452,21 @@ impl Chunk {
     }
 
     pub(super) fn buffer_of(&self, rank: Rank) -> KeyBuffer {
-        self.buffers.get(rank.0 as usize).copied().unwrap_or_default()
+        let own = self.buffers.iter().find(|(other, _)| *other == rank);
+        own.map_or(KeyBuffer::None, |(_, buffer)| *buffer)
     }
 
     /// Workers that may write contributions to it, or have written some that are not reduced.
     pub(super) fn writers(&self) -> impl Iterator<Item = Rank> + '_ {
-        let all = (0u32..).zip(&self.buffers);
-        all.filter(|(_, buffer)| **buffer != KeyBuffer::None).map(|(rank, _)| Rank(rank))
+        self.buffers.iter().map(|(rank, _)| *rank)
     }
 
     pub(super) fn set_buffer(&mut self, rank: Rank, buffer: KeyBuffer) {
-        if self.buffers.is_empty() {
-            self.buffers.resize(self.operations.len(), KeyBuffer::None);
-        }
-        if let Some(place) = self.buffers.get_mut(rank.0 as usize) {
-            *place = buffer;
+        match self.buffers.iter().position(|(other, _)| *other == rank) {
+            Some(at) if buffer == KeyBuffer::None => _ = self.buffers.swap_remove(at),
+            Some(at) => self.buffers[at].1 = buffer,
+            None if buffer == KeyBuffer::None => {}
+            None => self.buffers.push((rank, buffer)),
         }
     }
 
@@ -508,75 +510,11 @@ impl Chunk {
     }
 
     fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {
-        let (next, other) = self.next_in_order();
-        self.stage == Stage::Contributions
-            && !self.initialising()
-            && !self.is_barred()
-            && (!deterministic || next == Some(rank) || other == Some(rank))
-    }
-}
-
-/// A set of worker ranks.
-#[derive(Clone, Debug)]
-pub(super) struct RankSet {
-    pub(super) words: Vec<u64>,
-    pub(super) count: u32,
-}
-
-impl RankSet {
-    pub(super) fn new(workers: u32) -> Self {
-        Self { words: vec![0; workers.div_ceil(64) as usize], count: 0 }
-    }
-
-    /// Becomes another set of as many.
-    pub(super) fn copy(&mut self, other: &Self) {
-        self.words.copy_from_slice(&other.words);
-        self.count = other.count;
-    }
-
-    /// Keeps the ranks that are in another set of as many, too.
-    pub(super) fn retain(&mut self, other: &Self) {
-        self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= other);
-        self.count = self.words.iter().map(|word| word.count_ones()).sum();
-    }
-
-    pub(super) fn contains(&self, rank: Rank) -> bool {
-        self.words.get(rank.0 as usize / 64).is_some_and(|word| word >> (rank.0 % 64) & 1 == 1)
-    }
-
-    pub(super) fn insert(&mut self, rank: Rank) {
-        if let Some(word) = self.words.get_mut(rank.0 as usize / 64) {
-            let bit = 1 << (rank.0 % 64);
-            self.count += u32::from(*word & bit == 0);
-            *word |= bit;
-        }
-    }
-
-    pub(super) fn len(&self) -> u32 {
-        self.count
-    }
-
-    /// Becomes the set that has travelled; false, unchanged, where it has ranks that there are not, or none.
-    pub(super) fn set_words(&mut self, words: &[u64], workers: u32) -> bool {
-        let last = self.words.len().wrapping_sub(1);
-        let unused = if workers.is_multiple_of(64) { 0 } else { u64::MAX << (workers % 64) };
-        let count: u32 = words.iter().map(|word| word.count_ones()).sum();
-        let fits = words.len() == self.words.len() && words.get(last).is_none_or(|word| word & unused == 0);
-        if fits && count > 0 {
-            self.words.copy_from_slice(words);
-            self.count = count;
-        }
-        fits && count > 0
-    }
-
-    /// The first one in it.
-    pub(super) fn first(&self) -> Option<Rank> {
-        let at = self.words.iter().position(|word| *word != 0)?;
-        Some(Rank(at as u32 * 64 + self.words[at].trailing_zeros()))
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.words.fill(0);
-        self.count = 0;
+        let is_next = || {
+            let (next, other) = self.next_in_order();
+            next == Some(rank) || other == Some(rank)
+        };
+        let is_open = self.stage == Stage::Contributions && !self.initialising() && !self.is_barred();
+        is_open && (!deterministic || is_next())
     }
 }

@@ -213,7 +213,7 @@ impl LaneEngine {
     }
 
     fn update(&mut self, record: &RecordContext<'_>, block: &Block, out: &mut Commands) -> Judged {
-        let (from, workers) = (record.from, self.config.workers);
+        let from = record.from;
         let (place, landing) = part_of(record, block)?;
         let is_last = landing.offset + block.bytes == landing.bytes;
         let life = self.copy_incarnation(from);
@@ -254,7 +254,7 @@ impl LaneEngine {
         if chunk.is_loose() && block.operation.0 >= COUNT_END {
             return Err("its update counts more contributions than possible");
         }
-        if !chunk.contributed.set_words(record.contributors, workers) {
+        if !chunk.contributed.set_words(record.contributors) {
             return Err("its update has no contributors, or unknown ones");
         }
         if chunk.is_loose() {

@@ -5,6 +5,7 @@ use super::chunk::{Chunk, ChunkSpec, Number, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock, Source};
 use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
+use super::deadlines::Deadlines;
 use super::lines::Calls;
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
@@ -133,6 +134,7 @@ pub struct LaneEngine {
     pub(super) key_buffers: u32,
     pub(super) quarantine: Quarantine,
     pub(super) stuck: Vec<Stuck>,
+    pub(super) deadlines: Deadlines,
     pub(super) calls: Calls,
     pub(super) savings: Savings,
     pub(super) copying: Copying,
@@ -161,6 +163,7 @@ impl LaneEngine {
             key_buffers: 0,
             quarantine: Quarantine::default(),
             stuck: Vec::new(),
+            deadlines: Deadlines::default(),
             calls: Calls::default(),
             savings: Savings::default(),
             copying: Copying::default(),
@@ -452,6 +455,8 @@ impl LaneEngine {
             }
         }
         chunk.least_awaited = chunk.least_awaited.min(chunk.first_look(version));
+        let deadline_ms = now_ms.saturating_add(u64::from(block.timeout_ms));
+        self.deadlines.note(index, &mut chunk.due_ms, deadline_ms);
         chunk.waiters.push(Waiter {
             rank: peer,
             op: block.op,
@@ -461,7 +466,7 @@ impl LaneEngine {
             view: block.view,
             exact: block.exact,
             token: block.token,
-            deadline_ms: now_ms.saturating_add(u64::from(block.timeout_ms)),
+            deadline_ms,
             since_ms: now_ms,
         });
     }
@@ -530,27 +535,44 @@ impl LaneEngine {
     pub fn tick(&mut self, now_ms: u64, out: &mut Commands) {
         self.tick_calls(now_ms, out);
         let mut found = Found::default();
-        for index in 0..self.chunks.len() {
-            let mut at = 0;
-            while let Some(waiter) = self.chunks[index].waiters.get(at).copied() {
-                if waiter.deadline_ms > now_ms {
-                    at += 1;
-                    continue;
-                }
-                // What is in the worker's memory only is to stay the operation's until it is read.
-                self.fold_first(index as u32, &waiter, out);
-                let Self { chunks, spills, .. } = self;
-                if !copy_out(index as u32, &mut chunks[index], &waiter, spills, out) {
-                    at += 1;
-                    continue;
-                }
-                let (status, missing) = self.late(index as u32, &waiter, &mut found);
-                let chunk = &mut self.chunks[index];
-                chunk.waiters.remove(at);
-                let block = answer_block(&chunk.spec, &waiter, status, chunk.version);
-                self.stats.deadlines += 1;
-                self.tell(waiter.rank, block, missing);
+        while let Some((index, due_ms)) = self.deadlines.pop(now_ms) {
+            let chunk = &mut self.chunks[index as usize];
+            if chunk.due_ms == due_ms {
+                chunk.due_ms = u64::MAX;
+                self.end_late(index, now_ms, &mut found, out);
             }
+        }
+        let Self { deadlines, chunks, .. } = self;
+        deadlines.shrink(chunks.len(), |chunk, due_ms| chunks[chunk as usize].due_ms == due_ms);
+    }
+
+    /// Ends the operations on a chunk whose deadline is over, as far as they can be; the others are looked at again.
+    fn end_late(&mut self, index: u32, now_ms: u64, found: &mut Found, out: &mut Commands) {
+        let at_chunk = index as usize;
+        let mut at = 0;
+        while let Some(waiter) = self.chunks[at_chunk].waiters.get(at).copied() {
+            if waiter.deadline_ms > now_ms {
+                at += 1;
+                continue;
+            }
+            // What is in the worker's memory only is to stay the operation's until it is read.
+            self.fold_first(index, &waiter, out);
+            let Self { chunks, spills, .. } = self;
+            if !copy_out(index, &mut chunks[at_chunk], &waiter, spills, out) {
+                at += 1;
+                continue;
+            }
+            let (status, missing) = self.late(index, &waiter, found);
+            let chunk = &mut self.chunks[at_chunk];
+            chunk.waiters.remove(at);
+            let block = answer_block(&chunk.spec, &waiter, status, chunk.version);
+            self.stats.deadlines += 1;
+            self.tell(waiter.rank, block, missing);
+        }
+        let Self { deadlines, chunks, .. } = self;
+        let chunk = &mut chunks[at_chunk];
+        if let Some(next_ms) = chunk.waiters.iter().map(|waiter| waiter.deadline_ms).min() {
+            deadlines.note(index, &mut chunk.due_ms, next_ms.max(now_ms + 1));
         }
     }
 }

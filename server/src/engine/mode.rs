@@ -2,10 +2,12 @@
 //! worker has made, and which of them ended otherwise than by being applied. Chunks in mode sync without backup workers
 //! have none of it. It must not know how contributions travel.
 
-use super::chunk::{Chunk, ChunkSpec, RankSet, Stage, Turn, Waiter};
+use super::chunk::{Chunk, ChunkSpec, Stage, Turn, Waiter};
 use super::contribute::ROUNDS_AHEAD_MAX;
 use super::held::Held;
 use super::lane::LaneEngine;
+use super::numbers::Numbers;
+use super::ranks::RankSet;
 use super::role::Role;
 use proto_common::batch::{Block, Status};
 use proto_common::ids::{Operation, Rank};
@@ -19,8 +21,10 @@ pub(super) struct Tally {
     applying: Option<Held>,
     /// Outside mode sync.
     made: Made,
-    /// By rank, where some contributions can end otherwise: the last one, and those of the 64 up to it that did. More than
-    /// a worker can ask about.
+    /// How many workers have marks: all, or none where no contribution can end otherwise.
+    marked: u32,
+    /// By rank: the last one, and those of the 64 up to it that ended otherwise. More than a worker can ask about. Empty before
+    /// the first one does.
     marks: Vec<(u64, u64)>,
 }
 
@@ -34,28 +38,37 @@ impl Tally {
         let marked = if drops || spec.is_asked() { workers } else { 0 };
         let counted = if spec.mode.has_rounds() { 0 } else { workers };
         let made = Made::new(counted);
-        Some(Box::new(Self { applying: None, made, marks: vec![(0, 0); marked as usize] }))
+        Some(Box::new(Self { applying: None, made, marked, marks: Vec::new() }))
     }
 
     /// Counts and marks, as an image has them.
     pub(super) fn saved(&self) -> (Vec<u64>, Vec<(u64, u64)>) {
-        (self.made.by_rank.clone(), self.marks.clone())
+        let mut marks = self.marks.clone();
+        marks.resize(self.marked as usize, (0, 0));
+        (self.made.by_rank.all().map(|(_, made)| made).collect(), marks)
     }
 
     /// Of how many workers counts and marks are.
     pub(super) fn lengths(&self) -> (usize, usize) {
-        (self.made.by_rank.len(), self.marks.len())
+        (self.made.workers as usize, self.marked as usize)
     }
 
     /// Goes on from counts and marks of an image, which are of as many workers.
     pub(super) fn restore(&mut self, made: &[u64], marks: &[(u64, u64)]) {
         self.applying = None;
-        self.made.by_rank.copy_from_slice(made);
+        self.made.by_rank.clear();
+        (0..).map(Rank).zip(made).for_each(|(rank, made)| self.made.by_rank.raise(rank, *made));
         self.made.find_least();
-        self.marks.copy_from_slice(marks);
+        self.marks.clear();
+        if marks.iter().any(|(_, marks)| *marks != 0) {
+            self.marks.extend_from_slice(marks);
+        }
     }
 
     fn mark(&mut self, rank: Rank, round: u64, ended_otherwise: bool) {
+        if self.marks.is_empty() && ended_otherwise {
+            self.marks.resize(self.marked as usize, (0, 0));
+        }
         let Some((last, marks)) = self.marks.get_mut(rank.0 as usize) else { return };
         // One that was sent back may come after those behind it.
         if round > *last {
@@ -76,8 +89,9 @@ impl Tally {
 /// the last one that had so few has made another, or others count.
 #[derive(Debug)]
 struct Made {
-    /// Empty where nobody asks.
-    by_rank: Vec<u64>,
+    /// How many workers are counted: none where nobody asks.
+    workers: u32,
+    by_rank: Numbers,
     counting: RankSet,
     least: u64,
     least_ranks: u32,
@@ -86,16 +100,19 @@ struct Made {
 impl Made {
     fn new(workers: u32) -> Self {
         let counting = RankSet::all(workers);
-        Self { by_rank: vec![0; workers as usize], counting, least: 0, least_ranks: workers }
+        Self { workers, by_rank: Numbers::new(workers), counting, least: 0, least_ranks: workers }
     }
 
     fn of(&self, rank: Rank) -> u64 {
-        self.by_rank.get(rank.0 as usize).copied().unwrap_or(0)
+        self.by_rank.of(rank)
     }
 
     fn advance(&mut self, rank: Rank, to: u64) {
-        let Some(made) = self.by_rank.get_mut(rank.0 as usize).filter(|made| **made < to) else { return };
-        let before = std::mem::replace(made, to);
+        let before = self.of(rank);
+        if before >= to || rank.0 >= self.workers {
+            return;
+        }
+        self.by_rank.raise(rank, to);
         if before > self.least || !self.counting.contains(rank) {
             return;
         }
@@ -128,7 +145,7 @@ impl Chunk {
 
     /// Others are expected than before.
     pub(super) fn settle_expected(&mut self) {
-        self.needed = Self::needed(&self.spec, self.operations.len() as u32, self.expected.len());
+        self.needed = Self::needed(&self.spec, self.expected.limit(), self.expected.len());
         let loose = self.is_loose();
         if let Some(tally) = self.tally.as_mut().filter(|_| loose) {
             tally.made.count(&self.expected);
@@ -405,7 +422,7 @@ mod tests {
             assert_eq!(made.least, least, "{rank} {to}");
         }
         made.advance(Rank(7), 1);
-        assert_eq!(made.by_rank, [5, 9, 9]);
+        assert!(made.by_rank.all().map(|(_, made)| made).eq([5, 9, 9]));
         let mut others = RankSet::all(3);
         others.remove(Rank(0));
         made.count(&others);
@@ -419,7 +436,7 @@ mod tests {
 
     #[test]
     fn marks_last_as_long_as_workers_can_ask_and_no_longer() {
-        let mut tally = Tally { applying: None, made: Made::new(0), marks: vec![(0, 0); 2] };
+        let mut tally = Tally { applying: None, made: Made::new(0), marked: 2, marks: Vec::new() };
         tally.mark(Rank(1), 3, true);
         tally.mark(Rank(1), 5, false);
         tally.mark(Rank(1), 4, true);

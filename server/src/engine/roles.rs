@@ -237,7 +237,7 @@ impl LaneEngine {
         }
         // What comes again is new: a worker says how far its operations are.
         chunk.reopened.clear();
-        chunk.operations.fill(0);
+        chunk.operations.clear();
         self.release_held(index);
     }
 

@@ -2,7 +2,8 @@
 //! without the dead) died, is expected no more, and one that comes counts from a round on that the scheduler names. It must
 //! not know how contributions travel, or why anybody goes.
 
-use super::chunk::{Chunk, RankSet, Waiter};
+use super::chunk::{Chunk, Waiter};
+use super::ranks::RankSet;
 use proto_common::batch::Status;
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};

@@ -451,7 +451,7 @@ impl LaneEngine {
         let block = record_block(chunk, item, bytes);
         let first = out.contributors.len();
         if item.op == OpKind::CopyUpdate {
-            out.contributors.extend(&chunk.contributed.words);
+            out.contributors.extend(chunk.contributed.words());
         }
         let payload = match item.op {
             OpKind::CopyUpdate => Payload::Sum,

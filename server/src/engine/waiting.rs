@@ -75,7 +75,8 @@ impl LaneEngine {
     /// Operations and calls that were taken and are not answered.
     #[must_use]
     pub fn under_way(&self) -> usize {
-        self.chunks.iter().map(|chunk| chunk.waiters.len()).sum::<usize>() + self.open_calls()
+        let waiters = |index: &u32| self.chunks[*index as usize].waiters.len();
+        self.deadlines.chunks().iter().map(waiters).sum::<usize>() + self.open_calls()
     }
 
     /// Has the worker operations that were taken and are not answered?
@@ -89,8 +90,8 @@ impl LaneEngine {
     #[must_use]
     pub fn waits(&self, now_ms: u64) -> Vec<Waiting> {
         let mut oldest: BTreeMap<Rank, (u32, &Waiter)> = BTreeMap::new();
-        for (index, chunk) in (0u32..).zip(&self.chunks) {
-            for waiter in &chunk.waiters {
+        for index in self.deadlines.chunks() {
+            for waiter in &self.chunks[index as usize].waiters {
                 let known = oldest.entry(waiter.rank).or_insert((index, waiter));
                 if waiter.since_ms < known.1.since_ms {
                     *known = (index, waiter);

@@ -37,6 +37,13 @@ pub fn lacking(needs: &[String]) -> Option<String> {
     })
 }
 
+/// Can a suite's own preparation help here? It may install programs, and nothing else that is lacking.
+#[must_use]
+pub fn is_preparable(needs: &[String]) -> bool {
+    let others: Vec<String> = needs.iter().filter(|need| !need.starts_with("program:")).cloned().collect();
+    lacking(&others).is_none()
+}
+
 impl Need {
     fn lacking(&self) -> Option<String> {
         match self {
@@ -101,6 +108,8 @@ mod tests {
         assert_eq!(lacking(&["program:sh".into()]), None);
         let reason = lacking(&["program:sh".into(), "program:no-such-program".into()]).unwrap();
         assert!(reason.contains("no-such-program") && reason.contains("bootstrap.sh"), "{reason}");
+        assert!(is_preparable(&["program:no-such-program".into()]), "it may be installed");
+        assert!(!is_preparable(&["program:no-such-program".into(), "memory_gib:1000000".into()]));
         assert!(lacking(&["memory_gib:1000000".into()]).is_some());
         assert_eq!(lacking(&["memory_gib:0".into()]), None);
     }

@@ -5,7 +5,7 @@ use super::build::{Built, build};
 use super::count::{Count, count};
 use super::failures::{SuiteFailures, details};
 use super::manifest::{Command, Manifest, Suite, Tier};
-use super::needs::lacking;
+use super::needs::{is_preparable, lacking};
 use super::process::{Ending, Stop, run};
 use super::schedule::Schedule;
 use super::timings::{slowest, timings};
@@ -138,7 +138,7 @@ impl Hall<'_> {
             let mut command = process::Command::new(program);
             run(command.args(args).current_dir(self.root), &log, PREPARE_DEADLINE, self.stop)?;
         }
-        for suite in chosen.iter().filter(|suite| lacking(&suite.needs).is_none()) {
+        for suite in chosen.iter().filter(|suite| is_preparable(&suite.needs)) {
             if let Some((program, args)) = suite.prepare.split_first() {
                 writeln!(&log, "$ {program} {}", args.join(" "))?;
                 let mut command = self.command(Path::new(program), self.root);

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// A lane ticks so often a second, and is asked for a report so often.
 const TICKS: u64 = 20;
 const REPORTS: u64 = 2;
-const SECONDS: u64 = 5;
+const SECONDS: u64 = 50;
 
 fn main() {
     let mut args = std::env::args().skip(1).map(|arg| arg.parse::<u32>().unwrap_or(1000));

@@ -57,6 +57,7 @@ pub(super) fn write(store: &Arc<dyn Store>, round: u64, servers: u64) -> Manifes
                     range: (span.offset / size, (span.offset + span.bytes) / size),
                     elements: spec.elements,
                     chunks: 1,
+                    arrays: 3,
                 });
                 mine.push((spec.clone(), span));
             }
@@ -202,6 +203,7 @@ fn the_formats_own_reader_finds_whole_tensors_where_one_part_has_them() {
             range: (0, spec.elements),
             elements: spec.elements,
             chunks: spec.chunk_count(CHUNK_BYTES),
+            arrays: 3,
         }],
         ..PartPlan::default()
     };
@@ -525,15 +527,41 @@ fn a_part_that_has_gone_meanwhile_keeps_it_from_being_complete() {
 fn a_part_of_too_many_chunks_is_refused_before_anything_is_written() {
     let directory = tempfile::tempdir().unwrap();
     let store = store_in(directory.path());
-    let plan = |chunks| {
+    let plan = |chunks, arrays| {
         let elements = 1024 * chunks;
         let (dtype, range) = (Dtype::F32, (0, elements));
-        let planned = Planned { key: Key(1), name: "w".into(), dtype, range, elements, chunks };
+        let planned = Planned { key: Key(1), name: "w".into(), dtype, range, elements, chunks, arrays };
         PartPlan { tensors: vec![planned], ..PartPlan::default() }
     };
-    let begin = |chunks| PartWriter::begin(store.clone(), &round_name(1), "part", &plan(chunks));
-    assert!(begin(100_000).is_ok());
-    let error = begin(200_000).unwrap_err();
+    let begin =
+        |chunks, arrays| PartWriter::begin(store.clone(), &round_name(1), "part", &plan(chunks, arrays));
+    assert!(begin(100_000, 3).is_ok());
+    assert!(begin(10_000_000, 0).is_ok(), "one stretch, whatever the chunks");
+    let error = begin(200_000, 3).unwrap_err();
     assert!(matches!(error, CheckpointError::TooManyChunks { chunks: 200_000, .. }), "{error}");
     assert_eq!(store.files(&round_name(1)).unwrap(), []);
+}
+
+#[test]
+fn a_part_has_room_for_a_hundred_thousand_tensors_with_two_arrays_each() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let planned = |key: u64| Planned {
+        key: Key(key),
+        name: format!("layers.{key}.weight"),
+        dtype: Dtype::F32,
+        range: (0, 2),
+        elements: 2,
+        chunks: 1,
+        arrays: 2,
+    };
+    let plan = PartPlan { tensors: (0..100_000).map(planned).collect(), ..PartPlan::default() };
+    let mut writer = PartWriter::begin(store, &round_name(1), "part", &plan).unwrap();
+    for key in (0..100_000).map(Key) {
+        writer.weights(key, 0, &[0; 8]).unwrap();
+        for state in [0, 1] {
+            writer.beside(key, What::State(state), Dtype::F32, 0, &[0; 8]).unwrap();
+        }
+    }
+    writer.finish().unwrap();
 }

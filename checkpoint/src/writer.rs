@@ -39,6 +39,19 @@ pub struct Planned {
     pub elements: u64,
     /// In how many chunks they come.
     pub chunks: u64,
+    /// Arrays that are kept beside the weights of each chunk: the rule's, and exact weights.
+    pub arrays: u64,
+}
+
+/// Arrays beside the weights of a chunk, at most.
+const ARRAYS_MAX: u64 = 3;
+
+impl Planned {
+    /// Bytes of a header that its entries need, under names that begin with `base`, with so many arrays of each chunk; and its name
+    /// in the table of keys.
+    fn header_bytes(&self, base: &str, arrays: u64) -> u64 {
+        (base.len() as u64 + WORD_BYTES_MAX as u64 + 48 + ENTRY_BYTES) * (2 + arrays * self.chunks)
+    }
 }
 
 /// What a part is to have.
@@ -90,7 +103,9 @@ impl PartWriter {
         plan: &PartPlan,
     ) -> Result<Self, CheckpointError> {
         let (mut header, mut bases, mut places) = (Header::default(), BTreeMap::new(), BTreeMap::new());
-        let (mut taken, mut end, mut header_bytes) = (BTreeSet::new(), 0, ALIGN_BYTES);
+        let (mut taken, mut end) = (BTreeSet::new(), 0);
+        // Its rule may change before a chunk is copied, and keep more arrays then: where there is room, that is provided for.
+        let (mut header_bytes, mut most_bytes) = (ALIGN_BYTES, ALIGN_BYTES);
         for planned in &plan.tensors {
             let base = bases
                 .entry(planned.key)
@@ -107,21 +122,23 @@ impl PartWriter {
             places.insert((planned.key, first), (last, end, size));
             end = entry.data_offsets[1];
             header.entries.insert(name_of(base, What::Weights, (!whole).then_some(planned.range)), entry);
-            // Master weights and two arrays of each chunk, and the name in the table of keys.
-            header_bytes +=
-                (base.len() as u64 + WORD_BYTES_MAX as u64 + 48 + ENTRY_BYTES) * (2 + 3 * planned.chunks);
+            header_bytes += planned.header_bytes(base, planned.arrays);
+            most_bytes += planned.header_bytes(base, ARRAYS_MAX);
         }
         let plain = |error: serde_json::Error| CheckpointError::Plan(error.to_string());
         let keys: BTreeMap<&String, Key> = bases.iter().map(|(key, base)| (base, *key)).collect();
         header.metadata.insert(KEYS.into(), serde_json::to_string(&keys).map_err(plain)?);
         let tables: Vec<&TableSpec> = plan.tables.iter().map(|(spec, _)| spec).collect();
         let tables = serde_json::to_string(&tables).map_err(plain)?;
-        header_bytes +=
+        let of_tables =
             plan.tables.iter().map(|(_, pieces)| 3 * (64 + ENTRY_BYTES) * (1 + pieces)).sum::<u64>();
-        header_bytes = (header_bytes + 2 * tables.len() as u64).next_multiple_of(ALIGN_BYTES);
+        let [header_bytes, most_bytes] = [header_bytes, most_bytes]
+            .map(|bytes| (bytes + of_tables + 2 * tables.len() as u64).next_multiple_of(ALIGN_BYTES));
+        let fits = |bytes: &u64| *bytes <= LENGTH_BYTES + HEADER_BYTES_MAX;
+        let header_bytes = Some(most_bytes).filter(fits).unwrap_or(header_bytes);
         header.metadata.insert(TABLES.into(), tables);
         // Told before anything is written, and not when all of it was.
-        if header_bytes > LENGTH_BYTES + HEADER_BYTES_MAX {
+        if !fits(&header_bytes) {
             let chunks = plan.tensors.iter().map(|planned| planned.chunks).sum();
             return Err(CheckpointError::TooManyChunks { chunks, header_bytes });
         }

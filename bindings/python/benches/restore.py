@@ -38,7 +38,7 @@ def write(args):
         ones = np.full(args.elements, 1, np.float32)
         for first in range(0, len(tensors), 512):
             gradwire.wait_all([client.push(tensor, ones) for tensor in tensors[first : first + 512]])
-        client.save_checkpoint()
+        client.checkpoint(tensors, timeout=3600)
 
     return push
 
@@ -59,7 +59,7 @@ def main():
     parser.add_argument("--elements", type=int, default=1_000, help="of each, float32 (default 1000)")
     parser.add_argument("--servers", type=int, default=1)
     args = parser.parse_args()
-    place = {"checkpoint__directory": args.place, "job__id": 1}
+    place = {"checkpoint__directory": args.place, "job": 1}
     empty = declared(args)
     declared(args, write(args), **place)
     restored = declared(args, check(args), checkpoint__restore="latest", **place)

@@ -87,6 +87,8 @@ impl LanePart {
                 range,
                 elements: spec.map_or(u64::MAX, |spec| spec.elements),
                 chunks: 1,
+                arrays: chunk.optimizer.state_arrays() as u64
+                    + u64::from(matches!(chunk.dtype, Dtype::F16 | Dtype::Bf16)),
             });
         }
         plan.tables = begin.tables;

@@ -80,7 +80,7 @@ fn spec() -> TensorSpec {
 fn write(store: &Arc<dyn Store>) {
     let spec = spec();
     let (key, name, dtype, elements) = (spec.key, spec.name.clone(), spec.dtype, spec.elements);
-    let planned = Planned { key, name, dtype, range: (0, elements), elements, chunks: CHUNKS };
+    let planned = Planned { key, name, dtype, range: (0, elements), elements, chunks: CHUNKS, arrays: 0 };
     let plan = PartPlan { tensors: vec![planned], ..PartPlan::default() };
     let mut writer = PartWriter::begin(store.clone(), "one", "part", &plan).unwrap();
     for span in spec.chunks(CHUNK_BYTES) {

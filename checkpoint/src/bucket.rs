@@ -1,5 +1,5 @@
-//! Checkpoints in an object store that speaks S3. Objects appear whole or not at all, so nothing is renamed: a part is written
-//! to a local file, and sent when it is whole. It must not know what files hold.
+//! Checkpoints in an object store with the S3 protocol. An object appears completely or not at all, so nothing is renamed: a part is
+//! written to a local file, and uploaded when it is complete. This module must not know the content of files.
 
 use crate::error::CheckpointError;
 use crate::store::{Staged, Store, new_file};
@@ -18,13 +18,13 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use tokio::runtime::{Builder, Runtime};
 
-/// Bytes that are sent at once, if a part is not too long for pieces of this size.
+/// Bytes of one piece of a multipart upload, unless a part is too long for pieces of this length.
 const PIECE_BYTES: u64 = 8 << 20;
-/// As many pieces as S3 takes of one object.
+/// The most pieces of one object in S3.
 const PIECES_MAX: u64 = 10_000;
-/// As many bytes as S3 takes in one piece.
+/// The most bytes of one piece in S3.
 const PIECE_BYTES_MAX: u64 = 5 << 30;
-/// Bytes of pieces under way, where pieces are not longer than that.
+/// Bytes of pieces in flight; a longer piece is in flight alone.
 const AHEAD_BYTES: u64 = 4 * PIECE_BYTES;
 /// How many names are tried for a local file. Names are random, so one is enough unless somebody guesses them.
 const STAGE_TRIES: u32 = 16;
@@ -35,19 +35,19 @@ pub(crate) struct Bucket {
     place: String,
     prefix: Key,
     store: Arc<AmazonS3>,
-    /// Taken out when it is dropped.
+    /// `None` only while the bucket is dropped.
     runtime: Option<Runtime>,
 }
 
 impl Bucket {
-    /// The store at `s3://bucket/prefix`. Credentials, region and endpoint come from the variables that AWS's own tools read.
+    /// The store at `s3://bucket/prefix`. Credentials, region and endpoint come from the variables of the AWS tools.
     pub(crate) fn open(place: &str) -> Result<Self, CheckpointError> {
         Self::build(place, AmazonS3Builder::from_env())
     }
 
     fn build(place: &str, builder: AmazonS3Builder) -> Result<Self, CheckpointError> {
         let bad = |why: String| CheckpointError::BadPlace { place: place.into(), why };
-        let only = "of object stores only s3://BUCKET/PATH is known";
+        let only = "it must be a directory or s3://BUCKET/PATH; set checkpoint.directory to one of these";
         let rest = place.strip_prefix("s3://").ok_or_else(|| bad(only.into()))?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {
@@ -57,7 +57,7 @@ impl Bucket {
         let store = builder.with_bucket_name(bucket).build().map_err(|error| bad(error.to_string()))?;
         let mut runtime = Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("gradwire-store").enable_all().build();
-        let runtime = runtime.map_err(CheckpointError::io("begin to reach", place))?;
+        let runtime = runtime.map_err(CheckpointError::io("start a thread for", place))?;
         Ok(Self { place: place.into(), prefix, store: Arc::new(store), runtime: Some(runtime) })
     }
 
@@ -65,8 +65,8 @@ impl Bucket {
         self.prefix.clone().join(name).join(file)
     }
 
-    /// Does it on the store's own thread, and waits: callers may be on any thread, also on one of another runtime. The client
-    /// gives each request its deadline, and repeats it so often.
+    /// Runs a request on the store's own thread, and waits: callers may be on any thread, even one of another runtime. The client gives
+    /// each request a deadline, and repeats failed ones.
     fn wait<T: Send + 'static, W: Future<Output = object_store::Result<T>> + Send + 'static>(
         &self,
         what: &'static str,
@@ -99,11 +99,14 @@ impl Bucket {
     }
 
     fn no_bucket(&self) -> CheckpointError {
-        CheckpointError::BadPlace { place: self.place.clone(), why: "there is no such bucket".into() }
+        CheckpointError::BadPlace {
+            place: self.place.clone(),
+            why: "no such bucket; create it, or correct checkpoint.directory".into(),
+        }
     }
 }
 
-/// A file for a part in a directory where others may write, too: only this process can open it, and its name is removed at
+/// Creates a file for a part in a directory where other users may write, too. Only this process can open it, and its name is removed at
 /// once, so nothing remains of it if the process is killed.
 fn stage_in(directory: &Path) -> io::Result<Staged> {
     let mut tries = STAGE_TRIES;
@@ -118,13 +121,13 @@ fn stage_in(directory: &Path) -> io::Result<Staged> {
     }
 }
 
-/// How long the pieces of a part are: as many as S3 takes cover it. None: S3 takes no such object.
+/// The length of the pieces of a part, such that [`PIECES_MAX`] pieces suffice. `None` if the part is too long for S3.
 fn piece_bytes(part_bytes: u64) -> Option<u64> {
     let bytes = part_bytes.div_ceil(PIECES_MAX).max(PIECE_BYTES).next_multiple_of(PIECE_BYTES);
     (bytes <= PIECE_BYTES_MAX).then_some(bytes)
 }
 
-/// Sends all of a file piece by piece. Where that fails the pieces go: the store would keep them where nobody lists them.
+/// Uploads a file piece by piece. If that fails, the pieces are removed: the store would keep them, and no listing shows them.
 async fn send_pieces(
     upload: Box<dyn MultipartUpload>,
     from: &mut (impl io::Read + Send),
@@ -135,9 +138,9 @@ async fn send_pieces(
     let mut piece = vec![0; PIECE_BYTES as usize];
     let wrong = |source: io::Error| object_store::Error::Generic { store: "S3", source: source.into() };
     let failed = loop {
-        // A local file that was written a moment ago: the thread has nothing else to do.
+        // A blocking read: the file is local and was just written, and the thread has nothing else to do.
         match from.read(&mut piece) {
-            // It clears up behind itself.
+            // If `finish` fails, it removes the pieces itself.
             Ok(0) => return upload.finish().await.map(drop),
             Ok(count) => match upload.wait_for_capacity(pieces_ahead).await {
                 Ok(()) => upload.write(&piece[..count]),
@@ -147,7 +150,9 @@ async fn send_pieces(
         }
     };
     let Err(error) = upload.abort().await else { return Err(failed) };
-    let both = format!("{failed}; what was sent of it stays in the store, and takes room there: {error}");
+    let both = format!(
+        "{failed}; the pieces that were sent could not be removed ({error}) and take space in the store: abort the incomplete multipart upload there"
+    );
     Err(wrong(io::Error::other(both)))
 }
 
@@ -183,7 +188,7 @@ impl Store for Bucket {
 
     fn bytes(&self, name: &str, file: &str) -> Result<Option<u64>, CheckpointError> {
         let key = self.key(name, file);
-        let found = self.wait("look at", key, |store, key| async move { store.head(&key).await })?;
+        let found = self.wait("get the size of", key, |store, key| async move { store.head(&key).await })?;
         Ok(found.map(|meta| meta.size))
     }
 
@@ -193,7 +198,7 @@ impl Store for Bucket {
         }
         let (key, range) = (self.key(name, file), offset..offset + into.len() as u64);
         let found = self.wait("read", key, |store, key| async move { store.get_range(&key, range).await })?;
-        let found = found.ok_or_else(|| self.corrupt(name, file, "it is not there"))?;
+        let found = found.ok_or_else(|| self.corrupt(name, file, "it is missing"))?;
         if found.len() != into.len() {
             return Err(self.corrupt(name, file, "it is too short"));
         }
@@ -203,7 +208,7 @@ impl Store for Bucket {
 
     fn stage(&self, _: &str, _: &str) -> Result<Staged, CheckpointError> {
         let directory = std::env::temp_dir();
-        stage_in(&directory).map_err(CheckpointError::io("make a file in", directory.display().to_string()))
+        stage_in(&directory).map_err(CheckpointError::io("create a file in", directory.display().to_string()))
     }
 
     fn put(&self, name: &str, file: &str, mut staged: Staged) -> Result<(), CheckpointError> {
@@ -211,7 +216,9 @@ impl Store for Bucket {
         let bytes = bytes.map_err(CheckpointError::io("read", staged.path.display().to_string()))?;
         let piece_bytes = piece_bytes(bytes).ok_or_else(|| CheckpointError::BadPlace {
             place: self.place.clone(),
-            why: format!("a part has {bytes} bytes, more than an object may have; use more servers or lanes"),
+            why: format!(
+                "a part has {bytes} bytes, too many for one object; raise cluster.servers or cluster.lanes"
+            ),
         })?;
         let sent = self.wait("send", self.key(name, file), |store, key| async move {
             let upload = store.put_multipart(&key).await?;
@@ -243,7 +250,7 @@ impl Store for Bucket {
     }
 
     fn forget(&self, name: &str) -> Result<bool, CheckpointError> {
-        // A name without objects is not there.
+        // Object stores have no directories: without objects the name does not exist.
         Ok(self.files(name)?.is_empty())
     }
 }

@@ -249,6 +249,6 @@ fn pieces_of_a_part_that_is_not_sent_whole_do_not_stay() {
         let error = sent.unwrap_err().to_string();
         assert!(aborted.load(Ordering::Relaxed), "{bytes}");
         assert!(error.contains("the piece is lost"), "{error}");
-        assert_eq!(error.contains("takes room there"), !clears_up, "{error}");
+        assert_eq!(error.contains("take space in the store"), !clears_up, "{error}");
     }
 }

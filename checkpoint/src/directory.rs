@@ -169,7 +169,7 @@ impl Store for Directory {
         // Whoever begins to read asks this first: it may be another file by now.
         self.let_go(&path);
         let about = absent(fs::metadata(&path));
-        let about = about.map_err(CheckpointError::io("look at", path.display().to_string()))?;
+        let about = about.map_err(CheckpointError::io("get the size of", path.display().to_string()))?;
         if about.is_none() {
             // An archive that is not mounted: what is there cannot be said.
             let leads_nowhere = |link: &PathBuf| link.is_symlink() && !link.exists();

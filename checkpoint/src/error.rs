@@ -1,25 +1,25 @@
-//! What can be wrong with a checkpoint, and what to do about it.
+//! Errors of checkpoints, with their cause and what to do about it.
 
 use proto_common::error::ExitCode;
 use std::io;
 use thiserror::Error;
 
-/// A checkpoint that cannot be written, found or read.
+/// Why a checkpoint cannot be written, found or read.
 #[derive(Debug, Error)]
 pub enum CheckpointError {
-    /// The system says no.
+    /// The operating system or the object store returned an error.
     #[error(
         "cannot {what} {file}: {source}; check that the directory exists, its permissions and its free space"
     )]
     Io {
         /// What was tried.
         what: &'static str,
-        /// With which file.
+        /// The file.
         file: String,
-        /// The system's words.
+        /// The error that was returned.
         source: io::Error,
     },
-    /// There is none of this name.
+    /// There is no complete checkpoint of this name.
     #[error(
         "no complete checkpoint {name:?} in {place}; `gradwire checkpoint list {place}` lists the complete ones"
     )]
@@ -29,7 +29,7 @@ pub enum CheckpointError {
         /// Where it was looked for.
         place: String,
     },
-    /// A name that no checkpoint has.
+    /// The name is not valid.
     #[error(
         "invalid checkpoint name {name:?}: names look like job-0/round-000000120 or round-000000120, as `gradwire checkpoint list` shows them"
     )]
@@ -44,38 +44,38 @@ pub enum CheckpointError {
     Owned {
         /// The job's place.
         place: String,
-        /// Who owns it.
+        /// The owner.
         by: String,
     },
-    /// They did belong to this one.
+    /// This scheduler owned the job's checkpoints, and another scheduler has replaced it.
     #[error(
         "another scheduler of this job has taken over the checkpoints in {place}: {by}; this scheduler no longer writes or removes checkpoints. If both are to run, give one of the two jobs another number (job) or another checkpoint.directory"
     )]
     Deposed {
         /// The job's place.
         place: String,
-        /// Who owns it now.
+        /// The new owner.
         by: String,
     },
-    /// A place that this build cannot reach.
-    #[error("cannot keep checkpoints at {place}: {why}")]
+    /// The place is not usable.
+    #[error("cannot store checkpoints at {place}: {why}")]
     BadPlace {
         /// The place.
         place: String,
         /// Why not.
         why: String,
     },
-    /// The file is of somebody else, or of another release.
+    /// The file was written by another program or another release.
     #[error(
         "{file} is not a checkpoint file of this release: {why}; use another checkpoint, or the release that wrote it"
     )]
     Foreign {
         /// Which file.
         file: String,
-        /// What it has that it should not have.
+        /// How it differs from a checkpoint file.
         why: String,
     },
-    /// The file was complete once, and is not any more.
+    /// The file is missing, or its content has changed since it was written.
     #[error(
         "{file} is damaged: {why}; restore it from a copy, or set checkpoint.restore to an earlier checkpoint (`gradwire checkpoint verify` finds the intact ones)"
     )]
@@ -85,61 +85,61 @@ pub enum CheckpointError {
         /// What is wrong.
         why: String,
     },
-    /// Which one is the newest cannot be said.
+    /// The newest checkpoint cannot be determined.
     #[error(
         "cannot determine the newest checkpoint, because {name} may be it and cannot be read: {why}; set checkpoint.restore to the name of the checkpoint to restore, or delete this one (`gradwire checkpoint delete {place} {name}`)"
     )]
     Unclear {
-        /// The one that cannot be read.
+        /// The checkpoint that cannot be read.
         name: String,
         /// Where it is.
         place: String,
         /// Why it cannot be read.
         why: Box<CheckpointError>,
     },
-    /// The checkpoint's grid of chunks is not the cluster's.
+    /// The checkpoint has chunks of another length than the cluster.
     #[error(
-        "checkpoint {name} was written with cluster.chunk_bytes = {theirs}, this cluster has {ours}: set it to {theirs}"
+        "checkpoint {name} was written with cluster.chunk_bytes = {theirs}, but this cluster has {ours}; set cluster.chunk_bytes to {theirs}"
     )]
     ChunkBytes {
         /// The checkpoint.
         name: String,
-        /// Its chunks' bytes.
+        /// The checkpoint's `cluster.chunk_bytes`.
         theirs: u64,
-        /// The cluster's.
+        /// The cluster's `cluster.chunk_bytes`.
         ours: u64,
     },
-    /// A tensor is declared otherwise than it was.
+    /// A tensor is declared differently than in the checkpoint.
     #[error(
-        "{tensor} is declared as {ours}, but checkpoint {name} has it as {theirs}: declare it as in the checkpoint, and change its rule afterwards"
+        "{tensor} is declared as {ours}, but as {theirs} in checkpoint {name}; declare it as in the checkpoint, and change its rule afterwards"
     )]
     OtherSpec {
         /// The tensor, as messages name it.
         tensor: String,
         /// The checkpoint.
         name: String,
-        /// As declared now.
+        /// The declaration now.
         ours: String,
-        /// As it was.
+        /// The declaration in the checkpoint.
         theirs: String,
     },
-    /// One part's header would be longer than its readers take it.
+    /// The header of a part would be longer than a safetensors file may have.
     #[error(
-        "a part with {chunks} chunks would need {header_bytes} bytes of header, more than a safetensors file may have; raise cluster.lanes, cluster.servers or cluster.chunk_bytes"
+        "a checkpoint part with {chunks} chunks needs a header of {header_bytes} bytes, more than a safetensors file may have; raise cluster.lanes, cluster.servers or cluster.chunk_bytes"
     )]
     TooManyChunks {
         /// Chunks of the part.
         chunks: u64,
-        /// What its header would need.
+        /// Bytes of its header.
         header_bytes: u64,
     },
-    /// What is to be written does not fit what was said of it: a bug.
+    /// The data to write differ from their description: a bug.
     #[error("internal error while writing a checkpoint: {0}")]
     Plan(String),
 }
 
 impl CheckpointError {
-    /// What a program that cannot go on for it ends with.
+    /// The exit code of a program that this error ends.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         match self {

@@ -1,7 +1,7 @@
-//! Who owns a job's checkpoints at a place: the scheduler with the newest term. Each term is a file that only one process can
-//! make, `owner/term-N.json`. It must not decide whether an owner still runs: its caller compares what owners write.
+//! Which scheduler owns a job's checkpoints: the one with the newest term. Each term is a file that only one process can create,
+//! `owner/term-N.json`. This module must not decide whether an owner still runs; its caller compares the records.
 //!
-//! If two schedulers of one job removed and wrote side by side, the manifest of one could name parts that the other has removed.
+//! If two schedulers of one job wrote and removed files at once, the manifest of one could name parts that the other has removed.
 
 use crate::error::CheckpointError;
 use crate::store::Store;
@@ -11,29 +11,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The directory of the records, beside a job's checkpoints.
 const OWNERS: &str = "owner";
-/// Bytes of a record that is read.
+/// The most bytes that are read of a record.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 
-/// A scheduler, as it is recorded.
+/// The record of a scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// A random number, which no other scheduler has.
+    /// Its incarnation: a random number that no other scheduler has.
     pub id: u64,
-    /// The name of its host.
+    /// Its host name.
     pub host: String,
-    /// The kernel that it runs on, and its space of process ids: where they are alike, `pid` says whether it runs.
+    /// The boot id of its kernel and its PID namespace. A process with the same value can use `pid` to find out whether the owner runs.
     pub machine: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// When that process started, in the kernel's ticks.
+    /// When the process started, in the kernel's clock ticks.
     pub started_ticks: u64,
-    /// Where members reach it.
+    /// The address at which members reach it.
     pub address: String,
     /// When it became the owner, in milliseconds since 1970.
     pub since_unix_ms: u64,
-    /// How often it has shown since then that it runs.
+    /// How often it has updated this record since then, to show that it runs.
     pub beats: u64,
-    /// It has ended, and gave the checkpoints up.
+    /// It has exited, and no longer owns the checkpoints.
     pub has_ended: bool,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// The newest term of a place.
+/// The newest term of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Term {
     /// Its number.
@@ -75,11 +75,11 @@ fn terms(store: &dyn Store) -> Result<Vec<u64>, CheckpointError> {
     Ok(store.files(OWNERS)?.iter().filter_map(|(file, _)| term_of(file)).collect())
 }
 
-/// The newest term of a job's place; none if nobody has owned it yet.
+/// The newest term; `None` if the job's checkpoints have had no owner yet.
 pub fn newest_term(store: &dyn Store) -> Result<Option<Term>, CheckpointError> {
     let Some(number) = terms(store)?.into_iter().max() else { return Ok(None) };
     let file = file_of(number);
-    // It may go meanwhile, where still another one becomes the owner.
+    // The file may be removed at this moment, if a third scheduler becomes the owner.
     let bytes = store.bytes(OWNERS, &file)?.unwrap_or(0).min(RECORD_BYTES_MAX);
     let mut record = vec![0; bytes as usize];
     let owner =
@@ -87,7 +87,7 @@ pub fn newest_term(store: &dyn Store) -> Result<Option<Term>, CheckpointError> {
     Ok(Some(Term { number, owner }))
 }
 
-/// Becomes the owner after the one that was found, with the next term. None: another one was quicker.
+/// Becomes the owner with the term after `after`. Returns `None` if another scheduler was quicker.
 pub fn claim(
     store: Arc<dyn Store>,
     after: Option<&Term>,
@@ -97,14 +97,14 @@ pub fn claim(
     let is_made = store.put_new(OWNERS, &file_of(term), &bytes_of(&owner)?)?;
     let newest = newest_term(&*store)?;
     let is_ours = newest.is_some_and(|newest| {
-        // An answer may be lost, and the request repeated: then the file was there already, and it is ours.
+        // An object store's answer may be lost and the request repeated. Then the file exists already, and has our id.
         newest.number == term && newest.owner.map_or(is_made, |there| there.id == owner.id)
     });
     if !is_ours {
         return Ok(None);
     }
     for old in terms(&*store)?.into_iter().filter(|old| *old < term) {
-        // If it stays, it says nothing: this term is newer. Others may own the file.
+        // An old file that cannot be removed, because another user owns it, is harmless: this term is newer.
         let _ = store.remove(OWNERS, &file_of(old));
     }
     Ok(Some(Ownership { store, term, owner: Mutex::new(owner) }))
@@ -114,7 +114,7 @@ fn bytes_of(owner: &Owner) -> Result<Vec<u8>, CheckpointError> {
     serde_json::to_vec_pretty(owner).map_err(|error| CheckpointError::Plan(error.to_string()))
 }
 
-/// A term that this process has.
+/// The ownership of a term by this process.
 #[derive(Debug)]
 pub struct Ownership {
     store: Arc<dyn Store>,
@@ -133,10 +133,10 @@ impl Ownership {
         self.term
     }
 
-    /// Before anything is written or removed: an error if another one has become the owner, or this one has given it up.
+    /// Called before files are written or removed: an error if another scheduler has become the owner, or [`Self::end`] was called.
     pub fn check(&self) -> Result<(), CheckpointError> {
         if self.owner().has_ended {
-            return Err(CheckpointError::Plan("its scheduler has ended".into()));
+            return Err(CheckpointError::Plan("this scheduler has given up the job's checkpoints".into()));
         }
         match newest_term(&*self.store)? {
             Some(newest) if newest.number > self.term => {
@@ -146,7 +146,7 @@ impl Ownership {
         }
     }
 
-    /// Shows others that this process runs.
+    /// Updates the record, which shows other schedulers that this process runs.
     pub fn beat(&self) -> Result<(), CheckpointError> {
         self.check()?;
         let mut owner = self.owner();
@@ -154,7 +154,7 @@ impl Ownership {
         self.store.put_bytes(OWNERS, &file_of(self.term), &bytes_of(&owner)?)
     }
 
-    /// Gives it up: the next one need not wait.
+    /// Gives up the ownership, so the next scheduler need not wait.
     pub fn end(&self) -> Result<(), CheckpointError> {
         self.check()?;
         let mut owner = self.owner();
@@ -167,7 +167,7 @@ impl Ownership {
 #[must_use]
 pub fn utc(unix_ms: u64) -> String {
     let seconds = unix_ms / 1000;
-    // Years of 400 repeat; they begin with March, so that the day that some years lack comes last.
+    // Proleptic Gregorian calendar: it repeats every 400 years. Years begin in March here, so the leap day is the last day of a year.
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -1,15 +1,15 @@
-//! Where a job's checkpoints lie in a place that jobs share: each job has a directory of its own, `job-N`. It must not read what
-//! is in it.
+//! Names and directories of the jobs that share a `checkpoint.directory` (the *place*): each job has the directory `job-N` in it. This
+//! module must not read the files of checkpoints.
 
 use crate::catalog::{self, Listed, is_name};
 use crate::error::CheckpointError;
 use crate::store::{Store, open};
 use std::sync::Arc;
 
-/// What the directories of jobs begin with.
+/// The prefix of the directories of jobs.
 const JOB: &str = "job-";
 
-/// The job in a directory's name; none where it is no name of ours, letter by letter.
+/// The job of a directory; `None` unless the name is exactly the one that [`job_name`] makes.
 fn job_of(name: &str) -> Option<u64> {
     let job = name.strip_prefix(JOB)?.parse().ok()?;
     (job_name(job) == name).then_some(job)
@@ -23,26 +23,26 @@ fn within(place: &str, directory: &str) -> String {
     format!("{}/{directory}", place.trim_end_matches('/'))
 }
 
-/// The store of a job's own checkpoints. Nothing outside of it is written or removed.
+/// The store of a job's own checkpoints. The job writes and removes nothing outside of it.
 pub fn open_job(place: &str, job: u64) -> Result<Arc<dyn Store>, CheckpointError> {
     open(&within(place, &job_name(job)))
 }
 
-/// What a job's checkpoint is called at the place: this is what `checkpoint.restore` takes.
+/// The name of a job's checkpoint in the place, as in `checkpoint.restore`.
 #[must_use]
 pub fn name_of_job(job: u64, name: &str) -> String {
     format!("{JOB}{job}/{name}")
 }
 
-/// A checkpoint's name within its job's directory, if it is this job's.
+/// A checkpoint's name within its job's directory; `None` if it belongs to another job.
 #[must_use]
 pub fn own_name(job: u64, name: &str) -> Option<&str> {
     let (directory, own) = name.split_once('/')?;
     (directory == job_name(job)).then_some(own)
 }
 
-/// The store that a checkpoint lies in, and its name there: `job-N/NAME`, or `NAME`, which lies in no job's directory, as all
-/// checkpoints of release 0.1 do.
+/// The store of a checkpoint, and its name there. A name is `job-N/NAME`, or `NAME` for a checkpoint outside of all jobs' directories,
+/// as release 0.1 wrote them.
 pub fn find(place: &str, name: &str) -> Result<(Arc<dyn Store>, String), CheckpointError> {
     match name.split_once('/') {
         Some((directory, own)) if job_of(directory).is_some() => {
@@ -53,7 +53,7 @@ pub fn find(place: &str, name: &str) -> Result<(Arc<dyn Store>, String), Checkpo
     }
 }
 
-/// Is this what a checkpoint of a place is called?
+/// Is this a valid name of a checkpoint in a place?
 #[must_use]
 pub fn is_name_at(name: &str) -> bool {
     match name.split_once('/') {
@@ -62,18 +62,18 @@ pub fn is_name_at(name: &str) -> bool {
     }
 }
 
-/// The jobs that have a directory at a place.
+/// The jobs that have a directory in a place.
 fn jobs(place: &str) -> Result<Vec<u64>, CheckpointError> {
     let mut jobs: Vec<u64> = open(place)?.names()?.iter().filter_map(|name| job_of(name)).collect();
     jobs.sort_unstable();
     Ok(jobs)
 }
 
-/// All checkpoints of a place: first those that lie in no job's directory, then job by job.
+/// All checkpoints of a place: first those outside of all jobs' directories, then job by job.
 pub fn list_all(place: &str) -> Result<Vec<Listed>, CheckpointError> {
     let mut all = catalog::list(&*open(place)?)?;
     for job in jobs(place)? {
-        // One job's directory that cannot be read, because it is another user's, hides no other job's.
+        // If one job's directory cannot be read, for example because it belongs to another user, the other jobs are still listed.
         match catalog::list(&*open_job(place, job)?) {
             Ok(of_job) => all.extend(
                 of_job.into_iter().map(|listed| Listed { name: name_of_job(job, &listed.name), ..listed }),
@@ -84,8 +84,8 @@ pub fn list_all(place: &str) -> Result<Vec<Listed>, CheckpointError> {
     Ok(all)
 }
 
-/// The checkpoint that a job continues from if it asks for the one that was written last: its own, or, if it has none, that of any
-/// job. `gradwire launch` gives each job a number that no other has, so a training that is launched again has none of its own.
+/// The checkpoint for `checkpoint.restore = latest`: the job's own newest checkpoint or, if it has none, the newest of any job.
+/// `gradwire launch` gives each job a new number, so a training that is launched again has no checkpoint of its own.
 pub fn newest_of(place: &str, job: u64) -> Result<Option<String>, CheckpointError> {
     if let Some(own) = catalog::newest(&*open_job(place, job)?)? {
         return Ok(Some(name_of_job(job, &own.name)));
@@ -93,10 +93,10 @@ pub fn newest_of(place: &str, job: u64) -> Result<Option<String>, CheckpointErro
     let mut newest: Option<(u64, String)> = None;
     for Listed { name, manifest, .. } in list_all(place)? {
         if matches!(manifest, Err(CheckpointError::Io { .. })) && name.starts_with(JOB) {
-            // Another user's, or removed by its job at this moment.
+            // It belongs to another user, or its job is removing it at this moment.
             continue;
         }
-        // One that cannot be read may be the newest.
+        // A checkpoint whose manifest is damaged may be the newest.
         let unclear =
             |why| CheckpointError::Unclear { name: name.clone(), place: place.into(), why: Box::new(why) };
         if let Some(manifest) = manifest.map_err(unclear)? {
@@ -106,7 +106,7 @@ pub fn newest_of(place: &str, job: u64) -> Result<Option<String>, CheckpointErro
     Ok(newest.map(|(_, name)| name))
 }
 
-/// What `checkpoint.restore` names: a name without a directory is this job's if the job has it.
+/// Resolves a name in `checkpoint.restore`: a name without a directory means this job's checkpoint, if the job has one of this name.
 pub fn resolve(place: &str, job: u64, name: &str) -> Result<String, CheckpointError> {
     let is_own = !name.contains('/') && crate::restore::manifest(&*open_job(place, job)?, name)?.is_some();
     Ok(if is_own { name_of_job(job, name) } else { name.to_owned() })

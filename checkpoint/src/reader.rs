@@ -44,7 +44,7 @@ impl Part {
         if bytes != Some(record.bytes) {
             let why = match bytes {
                 Some(bytes) => format!("it has {bytes} bytes, and the manifest says {}", record.bytes),
-                None => "it is not there".into(),
+                None => "it is missing".into(),
             };
             return Err(CheckpointError::corrupt(&path, why));
         }

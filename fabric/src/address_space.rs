@@ -1,16 +1,16 @@
-//! How much address space this process may still reserve (`ulimit -v`), which pools reserve far more of than they use. It
-//! must not map anything itself.
+//! How much address space this process may still reserve (`ulimit -v`). Pools reserve far more address space than they use. This
+//! module must not map memory.
 
 use crate::error::FabricError;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// Bytes of address space this process may have; none where there is no limit.
+/// The most bytes of address space that this process may have; `None` without a limit.
 fn limit_bytes() -> Option<u64> {
     getrlimit(Resource::As).current
 }
 
-/// Bytes of address space this process has.
+/// Bytes of address space that this process uses.
 fn used_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     used_of(&status).unwrap_or(0)
@@ -21,20 +21,20 @@ fn used_of(status: &str) -> Option<u64> {
     Some(size.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
-/// Bytes of address space this process may still reserve; none where there is no limit.
+/// Bytes of address space that this process may still reserve; `None` without a limit.
 #[must_use]
 pub fn left_bytes() -> Option<u64> {
     limit_bytes().map(|limit| limit.saturating_sub(used_bytes()))
 }
 
-/// `what` needs this much more address space than the limit leaves.
+/// The error if `what` needs this many bytes of address space, and the limit leaves fewer.
 #[must_use]
 pub fn too_little(what: impl Into<String>, bytes: u64) -> FabricError {
     let (used, limit) = (used_bytes(), limit_bytes().unwrap_or(u64::MAX));
     FabricError::AddressSpace { what: what.into(), bytes, used_bytes: used, limit_bytes: limit }
 }
 
-/// The error of a mapping that the system refused: the limit of address space, if that is the reason.
+/// The error of a mapping that the system refused. It names the limit of the address space, if that is the reason.
 pub(crate) fn not_mapped(what: &str, bytes: usize, error: Errno) -> FabricError {
     let size = bytes as u64;
     match left_bytes() {
@@ -43,7 +43,7 @@ pub(crate) fn not_mapped(what: &str, bytes: usize, error: Errno) -> FabricError 
     }
 }
 
-/// What raises the limit, for people.
+/// How to raise the limit, for error messages.
 pub(crate) const FIX: &str = "raise `ulimit -v` (LimitAS=infinity in a systemd unit, `as` in /etc/security/limits.conf, \
     PropagateResourceLimitsExcept=AS or VSizeFactor in slurm.conf, h_vmem in Grid Engine)";
 

@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 
 /// The scheduler of a job: assigns ranks, detects failures, releases barriers and places tensors on servers.
 ///
-/// Exit codes: 0 when all workers are done or on SIGTERM, 65 if the checkpoint to restore is unusable, 71 if a member
-/// failed, 72 if members did not register in time, 73 if another scheduler owns the job's checkpoints, 74 if its port is in
-/// use, 78 if a setting is invalid.
+/// Exit codes: 0 when all workers are done or on SIGTERM, 65 if the checkpoint to restore is missing or damaged, 71 if a member
+/// failed or no majority of the members is reachable, 72 if members did not register in time, 73 if another scheduler owns the
+/// job's checkpoints, 74 if its port is in use or checkpoints cannot be read, 78 if a setting is invalid.
 #[derive(Debug, Parser)]
 #[command(name = "gradwire-scheduler", version)]
 struct Args {
@@ -31,12 +31,12 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     port_file: Option<PathBuf>,
     /// Take over a job whose scheduler has failed: wait for its members, and accept no new process before they have reconnected.
-    /// Without this flag, the scheduler also takes over if the first process that connects was a member before.
+    /// Without this flag, the scheduler also takes over if a member of that job connects before a new job is complete.
     #[arg(long)]
     resume: bool,
-    /// With --resume: continue with the members that reconnect, though they are no majority. Only if the others have exited: members that
-    /// still run, in another part of the network or under another scheduler, would continue beside this job, and write the same
-    /// checkpoints.
+    /// With --resume: continue with the members that reconnect, even if they are no majority. Use it only if the other members have
+    /// exited. If they still run, in another part of the network or under another scheduler, two jobs train the same tensors and
+    /// write the same checkpoints.
     #[arg(long, requires = "resume")]
     force: bool,
     #[command(flatten)]
@@ -50,7 +50,7 @@ gradwire-scheduler:
   gradwire-scheduler --scheduler 127.0.0.1:9092 --job 7 --resume
       Restart after a failure, with the same port, job and cluster.* settings
   gradwire-scheduler --scheduler 127.0.0.1:9092 --job 7 --resume --force
-      Restart after a failure that took most members with it";
+      Restart after a failure in which half of the members or more have exited";
 
 const MANUAL: Manual = Manual { examples: EXAMPLES, role: Some(Role::Scheduler), others: Vec::new };
 
@@ -74,7 +74,7 @@ fn start(args: &Args) -> Result<(), anyhow::Error> {
     let loaded = args.common.load_with(Role::Scheduler, &env, &own)?;
     let (identity, filter) = daemon::logging::init(Role::Scheduler, &loaded.settings.log)?;
     let flight = Flight::new(identity, &loaded.settings);
-    // There is one.
+    // A job has one scheduler.
     flight.set_rank(Rank(0));
     loaded.log();
     flight.on_panic();
@@ -105,7 +105,7 @@ fn start(args: &Args) -> Result<(), anyhow::Error> {
     })?
 }
 
-/// Logs the bound addresses and writes them where a launcher looks for them.
+/// Logs the bound addresses and writes them to the port file, which launchers read.
 fn announce(listeners: &Listeners, port_file: Option<&Path>) -> Result<(), Failure> {
     let control = listeners.control.local_addr().code(ExitCode::Io)?.to_string();
     let http = daemon::http::address_of(listeners.http.as_ref()).unwrap_or_default();
@@ -117,12 +117,12 @@ fn announce(listeners: &Listeners, port_file: Option<&Path>) -> Result<(), Failu
     })
 }
 
-/// Writes a file so that a reader sees all of it or nothing.
+/// Writes a file such that a reader sees either the whole file or none.
 fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}", std::process::id()));
     let temporary = PathBuf::from(name);
-    // One that an earlier process of this number has left, or a link that somebody has put there: neither is written through.
+    // Removed first: a file that an earlier process with this pid has left, or a symbolic link that another user has planted.
     match std::fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,21 +1,23 @@
-//! Decisions that a member has received and that are not in force yet: the scheduler says so when a majority of the members has
-//! received them. Nothing that follows one overtakes it. What it holds is part of what the member shows to the next scheduler,
-//! because it may be in force for others. It must not know what decisions mean, beyond their effect on roster and map.
+//! Decisions that a member has received and that are not in force yet. The scheduler sends `Decided` when a majority of the members has
+//! received them; until then the member holds them and all messages that follow them. A restarted scheduler receives the held
+//! decisions, too, because they may be in force at other members. This module must not know what decisions mean, beyond their
+//! effect on the roster and the shard map.
 
 use proto_common::ids::{Epoch, Incarnation};
 use proto_common::message::{FromScheduler, Resume, ToScheduler};
 use proto_common::shard_map::ShardMap;
 use std::collections::VecDeque;
 
-/// Messages that wait for a decision. The scheduler ends the job where it decides nothing for `deadlines.scheduler_ms`.
+/// The most messages that are held. The number stays small, because a scheduler without a majority ends the job after
+/// `deadlines.scheduler_ms`.
 const HELD_MAX: usize = 1 << 16;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Undecided {
-    /// What this scheduler has sent, from the first decision on that is not in force.
+    /// The messages of this scheduler, from the first decision on that is not in force.
     held: VecDeque<FromScheduler>,
-    /// Decisions of schedulers before this one that were proposed and may be in force.
+    /// Proposed decisions of earlier schedulers, which may be in force.
     before: Vec<FromScheduler>,
     /// The rosters of the last proposal.
     rosters: Vec<Vec<Incarnation>>,
@@ -26,7 +28,7 @@ pub struct Undecided {
 pub struct Overflow;
 
 impl Undecided {
-    /// Takes a message of the scheduler. What the member is to hear now is added to `now`; the answer is for the scheduler.
+    /// Takes a message of the scheduler. Adds the messages that the member handles now to `now`. Returns the answer to the scheduler.
     ///
     /// # Errors
     ///
@@ -62,7 +64,7 @@ impl Undecided {
         Ok(())
     }
 
-    /// All decisions up to this one are in force; what follows them is heard up to the next one.
+    /// All decisions up to this one are in force: releases them, and the messages behind them up to the next decision.
     fn release(&mut self, decided: Epoch, now: &mut Vec<FromScheduler>) {
         let is_upto = |message: &FromScheduler| matches!(message, FromScheduler::Proposed { epoch, .. } if *epoch <= decided);
         let Some(last) = self.held.iter().rposition(is_upto) else { return };
@@ -79,7 +81,8 @@ impl Undecided {
         }
     }
 
-    /// The scheduler is lost. What it has proposed may be in force; a decision that was not proposed is not in force at any member.
+    /// The scheduler is lost. Keeps the decisions that it has proposed, which may be in force. A decision that was not proposed is in
+    /// force at no member.
     pub fn lost(&mut self) {
         let proposed = |message: &FromScheduler| matches!(message, FromScheduler::Proposed { .. });
         let keep = self.held.iter().rposition(proposed).map_or(0, |last| last + 1);
@@ -92,13 +95,13 @@ impl Undecided {
         }
     }
 
-    /// What the member knows, with what may be in force.
+    /// The member's knowledge, with the decisions that may be in force.
     #[must_use]
     pub fn show(&self, known: Resume) -> Resume {
         let Some(shape) = known.shape else { return known };
         let mut known = Resume { rosters: self.rosters.clone(), ..known };
         let mut map = ShardMap::new(shape.chunk_bytes, shape.lanes);
-        // Each was checked by the scheduler that sent it; whatever cannot be applied changes nothing.
+        // The scheduler that sent a change has checked it. A change that cannot be applied has no effect.
         let _ = map.apply(&known.map);
         for message in &self.before {
             let epoch = match message {
@@ -125,7 +128,7 @@ impl Undecided {
     }
 }
 
-/// Is it one that members hold until it is in force?
+/// Is this message a decision, which members hold until it is in force?
 fn is_decision(message: &FromScheduler) -> bool {
     matches!(message, FromScheduler::Roster { .. } | FromScheduler::Remap { .. })
 }
@@ -203,7 +206,7 @@ mod tests {
         let shown = undecided.show(known.clone());
         assert_eq!((shown.members.len(), shown.epoch), (3, epoch(2)));
         assert_eq!(shown.rosters, [[Incarnation(7)]]);
-        // The next one's first decision contains all of it, and is lost before it is in force.
+        // The first decision of the next scheduler contains all of this, and is lost before it is in force.
         take(&mut undecided, roster(4, 2));
         undecided.lost();
         assert_eq!(undecided.show(known.clone()), shown, "it was never proposed");

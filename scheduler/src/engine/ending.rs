@@ -1,5 +1,5 @@
-//! How members go and how the job ends: goodbyes, silence, deadlines, the drain. What a death means is decided in `losses`;
-//! the death that ends the job is the one that everybody reports.
+//! How members leave and how the job ends: goodbyes, silence, deadlines, the drain. `losses` decides what a failure means. All
+//! members report the same failure as the end of the job.
 
 use super::rebuild::later;
 use super::report::cut_to;
@@ -12,10 +12,10 @@ use proto_common::ids::{MemberId, Rank, Role};
 use proto_common::limits::MANIFEST_MS_MAX;
 use proto_common::message::{FromScheduler, RefusalReason};
 
-/// Bytes of a member's own words about its failure.
+/// The largest reason that a member may report for its failure, in bytes.
 const REASON_BYTES_MAX: usize = 2048;
 
-/// What the end of a job waits for: checkpoints under way, then those that lack their manifest only.
+/// What the end of a job waits for: checkpoints in progress, then those of which only the manifest is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Saving {
     pub(super) until_ms: u64,
@@ -41,8 +41,8 @@ impl Engine {
             let silence_ms = self.config.shape.silence_ms;
             let is_late = |member: &super::Member| now_ms.saturating_sub(member.heard_ms) > silence_ms;
             if self.members.get(&id).is_some_and(is_late) {
-                // If the network was cut, its kernel may close the connection of a process that runs: it has given this scheduler up,
-                // and its notice was lost.
+                // If the network was cut, the kernel may close the connection of a process that still runs: the process has abandoned this
+                // scheduler, and its notice was lost.
                 return self.abandoned(id);
             }
             self.exited(id);
@@ -65,26 +65,26 @@ impl Engine {
         }
     }
 
-    /// A member did what it must not do: its connection closes and it counts as dead.
+    /// A member violated the protocol: its connection is closed, and it counts as failed.
     pub(super) fn fault(&mut self, now_ms: u64, id: MemberId, reason: String, out: &mut Vec<Command>) {
         self.disconnect(id, out);
         self.death(now_ms, Death { member: id, cause: DeathCause::Failed { reason } }, out);
     }
 
-    /// A member says that it fails.
+    /// A member reports its own failure.
     pub(super) fn failing(&mut self, now_ms: u64, id: MemberId, mut reason: String, out: &mut Vec<Command>) {
         cut_to(&mut reason, REASON_BYTES_MAX);
         self.exited(id);
         self.fault(now_ms, id, reason, out);
     }
 
-    /// A member leaves in good order: a worker whenever it is done, a server when it was told to.
+    /// A member says goodbye: a worker when it is done, a server after SIGTERM.
     pub(super) fn goodbye(&mut self, now_ms: u64, id: MemberId, out: &mut Vec<Command>) {
         let Some(connection) = self.members.get(&id).map(|member| member.connection) else { return };
-        // Who leaves a job that runs is answered last, when the others have been told: they tell a scheduler that comes after this
-        // one, which would wait for it, were it known to this one alone.
+        // While the job runs, a goodbye is answered after the other members have been notified. If only this scheduler knew of it and
+        // failed, the next scheduler would wait for this member; the notified members report it.
         let ack = send(connection, FromScheduler::GoodbyeAck);
-        // Whatever becomes of its goodbye, it ends, and answers nothing more.
+        // The process exits in every case, and answers nothing more.
         self.exited(id);
         if (&self.phase, id.role) == (&Phase::Running, Role::Server) && self.server_leaves(id, out) {
             return self.quorum.let_go(self.epoch, connection);
@@ -110,7 +110,8 @@ impl Engine {
         self.quorum.let_go(self.epoch, connection);
     }
 
-    /// It has left in good order: who waited for it does no more, and all are told, of the end where it was the last.
+    /// After a member has left in good order: nothing waits for it any more, and all members are notified. If it was the last worker, the
+    /// job ends.
     fn go_on_after(&mut self, now_ms: u64, id: MemberId, out: &mut Vec<Command>) {
         let goes_on = self.config.shape.worker_loss == WorkerLoss::Continue;
         release(if goes_on { self.barriers.without(id) } else { self.barriers.leave(id) }, out);
@@ -133,12 +134,12 @@ impl Engine {
         workers.all(|(_, member)| member.left) && self.awaited.is_empty()
     }
 
-    /// All workers are done: the job is over when no checkpoint is under way any more, or that takes longer than the drain.
+    /// All workers are done: the job ends when no checkpoint is in progress any more, or when the drain time is over.
     pub(super) fn end_if_saved(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let Some(Saving { until_ms, only_manifests }) = self.saving else { return };
         if self.phase != Phase::Running || !self.workers_left() {
             self.saving = None;
-            // Somebody has come who needs what they had.
+            // A worker has joined that needs the data of servers whose failure was ignored.
             for death in std::mem::take(&mut self.unheeded) {
                 let is_gone = self.members.get(&death.member).is_some_and(|member| member.gone);
                 if is_gone && self.phase == Phase::Running {
@@ -150,8 +151,11 @@ impl Engine {
         if self.checkpoints.is_writing() && now_ms < until_ms {
             return;
         }
-        self.fail_checkpoints("the job ended, and it was not complete within deadlines.drain_ms", out);
-        // What is whole, and lacks its manifest only, is not given up for a slow disk.
+        self.fail_checkpoints(
+            "the job ended, and the checkpoint was not complete within deadlines.drain_ms; raise it",
+            out,
+        );
+        // A checkpoint of which only the manifest is missing gets more time: the disk may be slow.
         if self.checkpoints.is_writing() && !only_manifests {
             let until_ms = until_ms.saturating_add(MANIFEST_MS_MAX);
             self.saving = Some(Saving { until_ms, only_manifests: true });
@@ -163,8 +167,8 @@ impl Engine {
         self.end_done(now_ms, out);
     }
 
-    /// A scheduler that follows finds a job that is over: the one before waited for its last checkpoint only, which was given
-    /// up with it, or had told some that they may go. Nobody would say goodbye to this one.
+    /// Ends a job that a restarted scheduler finds to be over: the previous scheduler waited only for the last checkpoint, which is
+    /// abandoned, or had already confirmed goodbyes. No worker would say goodbye to this scheduler.
     pub(super) fn end_if_left(&mut self, now_ms: u64, out: &mut Vec<Command>) -> bool {
         let is_over = self.phase == Phase::Running && !self.left().is_empty() && self.workers_left();
         if is_over {
@@ -187,7 +191,7 @@ impl Engine {
         }
     }
 
-    /// The job ends on this side: what it would write belongs to another scheduler, which may have its members, too.
+    /// Another scheduler has taken over the job's checkpoints, and perhaps its members: the job ends at this scheduler.
     pub(super) fn deposed(&mut self, now_ms: u64, why: Unusable, out: &mut Vec<Command>) {
         if matches!(self.phase, Phase::Assembling | Phase::Running | Phase::Rebuilding) {
             self.turn_away("the job is ending: another scheduler has taken it over", out);
@@ -227,7 +231,7 @@ impl Engine {
         if !self.keeps_majority(now_ms, &ids, out) {
             return;
         }
-        // First nobody waits for any of them, then each death is decided about.
+        // All are disconnected before the first failure is decided, so no decision waits for another silent member.
         for (member, _) in &silent {
             self.disconnect(*member, out);
         }
@@ -236,7 +240,7 @@ impl Engine {
         }
     }
 
-    /// Tells everyone who is there why the job ends, and gives them the drain time to leave.
+    /// Notifies all connected members why the job ends, and gives them the drain time to leave.
     pub(super) fn end(&mut self, now_ms: u64, outcome: Outcome, out: &mut Vec<Command>) {
         let to = self.present(|_| true);
         match &outcome {
@@ -249,7 +253,7 @@ impl Engine {
                 let member = MemberId { role: Role::Scheduler, rank: Rank(0) };
                 out.push(send_to(to, FromScheduler::MemberDied(Death { member, cause })));
             }
-            // Members wait on, for one with the right settings.
+            // Members continue to wait for a scheduler with the right settings.
             Outcome::Misconfigured(_) => {}
             Outcome::Incomplete { waited_ms, missing } => {
                 let (waited_ms, missing) = (*waited_ms, missing.clone());
@@ -263,7 +267,7 @@ impl Engine {
                 }
             }
         }
-        // Nobody is waited for any more: a deadline that is over would end the job anew at each tick, and put off its drain.
+        // No worker is waited for any more. Otherwise an expired deadline would end the job again at each tick, and restart the drain.
         self.awaited.clear();
         for (connection, _) in self.rebuild.take_waiting() {
             let reason = match &outcome {
@@ -285,7 +289,7 @@ impl Engine {
         out.extend(connection.map(|connection| Command::Close { connection }));
     }
 
-    /// A member's connection is of no more use: nothing it waited for is answered.
+    /// Forgets a member's connection and its open requests, which are not answered any more.
     pub(super) fn forget(&mut self, id: MemberId, out: &mut Vec<Command>) -> Option<ConnectionId> {
         let member = self.members.get_mut(&id)?;
         member.gone = true;
@@ -295,13 +299,13 @@ impl Engine {
         self.declarations.forget(connection);
         self.checkpoints.forget(connection);
         if id.role == Role::Server {
-            self.fail_checkpoints(&format!("{id} left while it was written"), out);
+            self.fail_checkpoints(&format!("{id} left while the checkpoint was written"), out);
         }
         self.posts.forget(connection, out);
         Some(connection)
     }
 
-    /// The job is over when everyone has gone, or had the time to.
+    /// The job is over when all members have gone, or the drain time is over.
     pub(super) fn end_if_empty(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let Phase::Ending { outcome, deadline_ms } = &self.phase else { return };
         if now_ms >= *deadline_ms || self.members.values().all(|member| member.gone) {

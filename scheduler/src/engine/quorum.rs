@@ -1,6 +1,6 @@
-//! Who may decide, where the network is divided and another scheduler may run: a decision is in force only when a majority of the
-//! roster before it has heard of it, and a restarted scheduler decides only when a majority has elected it. `docs/recovery.md` says why
-//! ("A divided network"). It must not know what is decided.
+//! Which scheduler may decide if the network is divided and another scheduler may run. A decision is in force only when a majority of
+//! the roster before it has received it, and a restarted scheduler decides only when a majority has elected it. `docs/recovery.md`
+//! explains the reasons ("A divided network"). This module must not know the content of decisions.
 //!
 //! A process that has exited is on neither side of a division, so it counts for no majority. Only a goodbye, a failure report or a
 //! closed connection proves an exit. Silence does not.
@@ -25,12 +25,12 @@ fn is_majority(
     exited: &BTreeSet<Incarnation>,
     is_there: impl Fn(&Incarnation) -> bool,
 ) -> bool {
-    let of = || roster.iter().filter(|life| !exited.contains(life));
+    let of = || roster.iter().filter(|life| !exited.contains(life)); // those that have not exited
     let (all, there) = (of().count(), of().filter(|life| is_there(life)).count());
     2 * there > all || 2 * there == all && of().next().is_none_or(is_there)
 }
 
-/// Decisions that members were sent, and that are not in force yet.
+/// Decisions that were sent to the members and are not in force yet.
 #[derive(Clone, Debug)]
 struct Proposed {
     epoch: Epoch,
@@ -45,18 +45,18 @@ pub(super) struct Quorum {
     /// Rosters that may be in force: a decision needs a majority of each.
     rosters: Vec<Lives>,
     proposed: Option<Proposed>,
-    /// Members were sent decisions that no proposal names yet.
+    /// Decisions were sent to members since the last proposal.
     has_more: bool,
     exited: BTreeSet<Incarnation>,
-    /// Since when no majority has been heard of.
+    /// Since when the scheduler has heard from no majority.
     lost_ms: Option<u64>,
-    /// Members that leave, each with the epoch at which the others hear of it. They are answered when that is proposed: if the
-    /// scheduler failed before, then the next one would wait for a member that has gone.
+    /// Members that leave, each with the epoch of the roster without it. A goodbye is answered when that epoch is proposed. If it were
+    /// answered earlier and the scheduler failed, the next scheduler would wait for a member that has exited.
     leaving: Vec<(Epoch, ConnectionId)>,
 }
 
 impl Quorum {
-    /// Of a scheduler that continues with these rosters.
+    /// The state of a scheduler that continues with these rosters.
     pub(super) fn of(rosters: Vec<Lives>, exited: BTreeSet<Incarnation>) -> Self {
         Self { rosters, exited, ..Self::default() }
     }
@@ -66,12 +66,12 @@ impl Quorum {
         distinct(self.rosters.iter().cloned().chain(self.proposed.iter().map(|one| one.roster.clone())))
     }
 
-    /// Answers a goodbye once the others have heard of the decisions up to this epoch.
+    /// Answers a goodbye once the decisions up to this epoch have been proposed.
     pub(super) fn let_go(&mut self, epoch: Epoch, connection: ConnectionId) {
         self.leaving.push((epoch, connection));
     }
 
-    /// Those that may go: all, or those whose leaving is proposed.
+    /// Connections whose goodbye may be answered now: all, or those whose departure has been proposed.
     fn may_go(&mut self, all: bool) -> Vec<ConnectionId> {
         let proposed = self.proposed.as_ref().map(|one| one.epoch);
         let may = |(epoch, _): &mut (Epoch, ConnectionId)| {
@@ -80,7 +80,7 @@ impl Quorum {
         self.leaving.extract_if(.., may).map(|(_, connection)| connection).collect()
     }
 
-    /// Does a proposal still lack its majority?
+    /// Is a proposal still without a majority?
     #[cfg(test)]
     pub(super) fn has_undecided(&self) -> bool {
         self.proposed.is_some()
@@ -90,7 +90,7 @@ impl Quorum {
         &self.exited
     }
 
-    /// This process has exited, or will, and follows no other scheduler before.
+    /// This process has exited, or will exit without following another scheduler.
     pub(super) fn exits(&mut self, life: Incarnation) {
         self.exited.insert(life);
     }
@@ -99,7 +99,7 @@ impl Quorum {
         self.rosters.iter().all(|roster| is_majority(roster, &self.exited, &is_there))
     }
 
-    /// What was proposed is in force, once enough members have heard of it.
+    /// The proposal is in force once a majority of each roster has received it. Returns its epoch then.
     fn decide(&mut self, is_alone: bool) -> Option<Epoch> {
         let heard = &self.proposed.as_ref()?.heard;
         if !is_alone && !self.has(|life| heard.contains(life)) {
@@ -112,7 +112,7 @@ impl Quorum {
     }
 }
 
-/// Each roster once. If a scheduler fails again and again before it decides, then each of its successors finds the same one.
+/// Removes duplicates. If several schedulers fail one after another before they decide, each of them has reported the same roster.
 pub(super) fn distinct(rosters: impl Iterator<Item = Lives>) -> Vec<Lives> {
     let mut seen = Vec::new();
     rosters.for_each(|roster| {
@@ -128,12 +128,12 @@ pub(super) fn check_rosters(had: usize, more: &[Lives], places: usize) -> Result
     match had + more.len() <= ROSTERS_MAX && more.iter().all(|roster| roster.len() <= places) {
         true => Ok(()),
         false => Err(format!(
-            "it reports more than {ROSTERS_MAX} undecided rosters, or one with more than {places} members"
+            "the member reports more than {ROSTERS_MAX} undecided rosters, or one with more than {places} members"
         )),
     }
 }
 
-/// An election among those who have come to a restarted scheduler.
+/// An election among the members that have registered with a restarted scheduler.
 #[derive(Clone, Debug)]
 pub(super) struct Election {
     pub(super) term: u32,
@@ -141,7 +141,7 @@ pub(super) struct Election {
     votes: BTreeSet<Incarnation>,
 }
 
-/// Members for an error or a log.
+/// The names of members for an error or a log: the first ones, and the number of the others.
 #[must_use]
 pub fn named(members: &[MemberId]) -> String {
     const NAMED_MAX: usize = 8;
@@ -153,7 +153,7 @@ pub fn named(members: &[MemberId]) -> String {
 }
 
 impl Engine {
-    /// After a step: what it has decided is proposed, one proposal at a time, and is in force when enough have heard of it.
+    /// After each step: proposes its decisions. There is one proposal at a time; it is in force when a majority has received it.
     pub(super) fn propose(&mut self, out: &mut Vec<Command>) {
         if self.phase == Phase::Running {
             self.propose_and_decide(out);
@@ -163,7 +163,7 @@ impl Engine {
         }
     }
 
-    /// Members that look for no other scheduler have none, so nothing can be decided elsewhere.
+    /// Members exit at once if they lose this scheduler, so no other scheduler can decide anything.
     fn is_alone(&self) -> bool {
         self.config.shape.scheduler_ms == 0
     }
@@ -194,7 +194,7 @@ impl Engine {
         }
     }
 
-    /// A member has heard of decisions.
+    /// A member has received the decisions up to this epoch.
     pub(super) fn heard(&mut self, id: MemberId, epoch: Epoch) {
         let Some(member) = self.members.get(&id).filter(|_| epoch <= self.epoch) else { return };
         if let Some(proposed) = self.quorum.proposed.as_mut().filter(|proposed| proposed.epoch <= epoch) {
@@ -202,8 +202,8 @@ impl Engine {
         }
     }
 
-    /// Members that have left this scheduler for another one, or are silent, are dropped only where the others are a majority: else those may be
-    /// one, and follow a scheduler of theirs. Without a majority the job waits, as long as members wait for a scheduler.
+    /// Members that are silent, or look for another scheduler, are dropped only if the remaining members are a majority. Otherwise the
+    /// silent members may be a majority that follows another scheduler. Without a majority the job waits for `deadlines.scheduler_ms`.
     pub(super) fn keeps_majority(
         &mut self,
         now_ms: u64,
@@ -213,7 +213,7 @@ impl Engine {
         let is_heard = |(id, member): &(&MemberId, &super::Member)| !member.gone && !silent.contains(id);
         let there: BTreeSet<Incarnation> =
             self.members.iter().filter(is_heard).map(|(_, member)| member.incarnation).collect();
-        // What ends the job anyway needs no majority: nobody decides anything after it.
+        // If the loss of a silent member ends the job anyway, no majority is needed: there are no decisions after it.
         let shape = &self.config.shape;
         let ends = |id: &MemberId| match id.role {
             Role::Server => shape.replicas == 0,
@@ -235,9 +235,9 @@ impl Engine {
             let member = silent.first().copied();
             let member = member.unwrap_or(MemberId { role: Role::Scheduler, rank: Default::default() });
             let what = format!(
-                "the scheduler reaches no majority of the members ({} silent), so members on the other side of the network \
-                 may continue without this side; if they do not, restart the job from a checkpoint \
-                 (deadlines.scheduler_ms = {limit_ms} ms)",
+                "the scheduler reaches no majority of the members ({} silent) for deadlines.scheduler_ms = {limit_ms} ms, and the \
+                 silent members may continue with another scheduler; check the network. If no other scheduler runs, restart \
+                 the job from a checkpoint",
                 named(silent)
             );
             let cause = DeathCause::Beyond { cause: Box::new(DeathCause::Silent { silent_ms }), what };
@@ -246,13 +246,14 @@ impl Engine {
         false
     }
 
-    /// Whether this process belongs to a silent majority, has abandoned this scheduler, and has found no other.
+    /// Whether this process may register again: this scheduler has no majority, and the process is a member that has abandoned it and has
+    /// found no other scheduler.
     pub(super) fn may_return(&self, life: Incarnation) -> bool {
         let is_it = |member: &super::Member| member.incarnation == life && !member.left;
         self.quorum.lost_ms.is_some() && self.members.values().any(is_it)
     }
 
-    /// Have enough come to a restarted scheduler, of each roster that may be in force?
+    /// Has a majority of each roster that may be in force registered with this restarted scheduler?
     pub(super) fn has_quorum(&self) -> bool {
         self.quorum_of_rebuild().has(|life| self.rebuild.is_back(*life))
     }
@@ -268,8 +269,8 @@ impl Engine {
         exited
     }
 
-    /// Asks those who have come for their votes, and counts them. A member votes once in a term: of two schedulers with the same
-    /// members one is elected.
+    /// Asks the members that have registered for their votes, and counts the votes. A member votes once in a term, so of two schedulers
+    /// with the same members at most one is elected.
     pub(super) fn is_elected(&mut self, out: &mut Vec<Command>) -> bool {
         if !self.has_quorum() {
             let missing = self.rebuild.not_back();
@@ -279,9 +280,9 @@ impl Engine {
             }
             return false;
         }
-        // What is shown can be followed; our own grows by one with each sleep.
+        // Higher than every term that a member has reported. The scheduler's own term grows by one each time it was suspended.
         let term = self.config.term.max(self.rebuild.term().max(self.epoch.term).saturating_add(1));
-        // If the member that has shown the highest term is gone, the others have voted in this one already.
+        // If the member that had reported the highest term has gone, the others have already voted in that election: keep its term.
         let term = self.rebuild.election.as_ref().map_or(term, |election| term.max(election.term));
         let fresh = || Election { term, asked: BTreeSet::new(), votes: BTreeSet::new() };
         let mut election = self.rebuild.election.take().filter(|one| one.term == term).unwrap_or_else(fresh);
@@ -295,7 +296,7 @@ impl Engine {
         is_elected
     }
 
-    /// Somebody who has come to a restarted scheduler votes for it.
+    /// A member that has registered with a restarted scheduler votes for it.
     pub(super) fn voted(&mut self, now_ms: u64, from: ConnectionId, epoch: Epoch, out: &mut Vec<Command>) {
         let Some(life) = self.rebuild.life_on(from) else { return };
         if let Some(election) = &mut self.rebuild.election
@@ -306,7 +307,7 @@ impl Engine {
         self.rebuild_if_whole(now_ms, out);
     }
 
-    /// What a scheduler that continues begins with.
+    /// The quorum that a restarted scheduler begins with.
     pub(super) fn quorum_of_rebuild(&self) -> Quorum {
         Quorum::of(self.rebuild.rosters(), self.exited_before())
     }
@@ -328,7 +329,7 @@ mod tests {
                 let gone: BTreeSet<Incarnation> =
                     lives(0..size).into_iter().filter(|life| exited >> life.0 & 1 == 1).collect();
                 for alive in 0..1u64 << size {
-                    // Each side knows of some exits, or of none.
+                    // The second side knows of all exits, or of none.
                     let one = |life: &Incarnation| alive >> life.0 & 1 == 1 && !gone.contains(life);
                     let other = |life: &Incarnation| alive >> life.0 & 1 == 0 && !gone.contains(life);
                     for knows in [&gone, &BTreeSet::new()] {

@@ -1,5 +1,5 @@
-//! The scheduler's hands for checkpoints: finds the one to begin from, writes manifests, and removes what is too old. It must
-//! not decide what is complete.
+//! File operations of the scheduler for checkpoints: finds the checkpoint to begin from, writes manifests, and removes old
+//! checkpoints. It must not decide which checkpoints are complete.
 
 use super::ownership::{self, SILENCE, Standing, now_unix_ms};
 use crate::engine::{CheckpointConfig, Clearing, Completed, Unusable};
@@ -19,17 +19,17 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot::{Receiver, Sender, channel};
 use tokio::task::spawn_blocking;
 
-/// What there is to do at the place of checkpoints.
+/// A task in the job's checkpoint directory.
 #[derive(Debug)]
 pub(super) enum Task {
     Write(Box<Completed>),
     Clear(Clearing),
-    /// Shows other schedulers of this job that this one runs.
+    /// Shows other schedulers of this job that this scheduler runs.
     Beat,
 }
 
 impl Task {
-    /// What is told where it ends without a word.
+    /// What to report if the task panics or is cancelled.
     fn lost(&self) -> impl FnOnce(String) -> Option<Done> + Send + use<> {
         let (round, clearing) = match self {
             Self::Write(completed) => (Some(completed.round), None),
@@ -43,72 +43,74 @@ impl Task {
     }
 }
 
-/// What came of a task.
+/// The result of a task.
 #[derive(Debug, PartialEq)]
 pub(super) enum Done {
-    /// A round, and the name under which it is complete now, or why it is not.
+    /// A round, and the name of its complete checkpoint, or why the manifest was not written.
     Written(u64, Result<String, String>),
-    /// What was left of one that was given up is gone, or why it is not.
+    /// The remains of an abandoned checkpoint were removed, or why they were not.
     Cleared(Clearing, Result<(), String>),
-    /// Another scheduler has taken over the job's checkpoints; this says which.
+    /// Another scheduler has taken over the job's checkpoints. The text names it.
     Deposed(String),
 }
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Keeper {
-    /// Of this job's checkpoints only.
+    /// The directory of this job's checkpoints.
     store: Arc<dyn Store>,
-    /// This scheduler, as it is recorded there.
+    /// The record of this scheduler.
     own: Owner,
     owned: Arc<Mutex<Option<Arc<Ownership>>>>,
-    /// It takes over from whoever is recorded, at the first checkpoint that its members complete: then a majority of them has elected
-    /// it. If it did so before, then one that nobody elects would end the scheduler that the members obey.
+    /// The scheduler was started with `--resume`. It replaces any recorded owner before it first writes or removes files: by then a
+    /// majority of the members has elected it. If it did so earlier, a scheduler that is never elected would end the one that the
+    /// members obey.
     resume: bool,
-    /// An owner of whom it is not known whether it runs, and since when its record is the same.
+    /// An owner that may run, and since when its record has not changed.
     unclear: Arc<Mutex<Option<(Term, Instant)>>>,
-    /// How long its record has to be the same.
+    /// An owner whose record has not changed for this long is replaced.
     silence: Duration,
     is_beating: Arc<AtomicBool>,
     job: u64,
     shape: Shape,
     keep: u32,
-    /// When the newest one was complete.
+    /// When the newest checkpoint was completed.
     last_unix_ms: Arc<AtomicU64>,
-    /// Names of what is under way since the newest one was begun.
+    /// Names of the checkpoints that were in progress when the newest one began.
     writing: Arc<Mutex<Vec<String>>>,
     manifests: Line,
     clearing: Line,
 }
 
-/// What came of a try to own the job's checkpoints.
+/// The result of an attempt to own the job's checkpoints.
 #[derive(Debug, PartialEq)]
 enum Claim {
     Owned,
-    /// Whether their owner runs is not known.
+    /// It is unknown whether their owner runs.
     Unclear(Term),
 }
 
-/// Tasks one after another.
+/// A queue: each task begins when the previous one is done.
 #[derive(Clone, Debug)]
 struct Line(Arc<Mutex<Receiver<()>>>);
 
 impl Default for Line {
     fn default() -> Self {
-        // Its sender is gone: nothing is before the first task.
+        // The sender is dropped, so the first task waits for nothing.
         Self(Arc::new(Mutex::new(channel().1)))
     }
 }
 
 impl Line {
-    /// A place behind all that came before: what tells that those are over, whatever came of them, and what tells the next one.
+    /// A place at the end of the queue: the receiver completes when all earlier tasks are over, and the sender's drop lets the next task
+    /// begin.
     fn join(&self) -> (Receiver<()>, Sender<()>) {
         let (over, next) = channel();
         (replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), next), over)
     }
 }
 
-/// As [`open`]; and this scheduler, whose members reach it at this port, owns what its job writes from then on.
+/// Like [`open`]. Then this scheduler, which members reach at this port, owns the job's checkpoints.
 pub(super) async fn start(
     settings: &Settings,
     resume: bool,
@@ -124,8 +126,8 @@ pub(super) async fn start(
     Ok((Some(keeper), config))
 }
 
-/// Looks at the place of checkpoints, if there is one, and at what the job is to begin from. Members of a job that is resumed
-/// will say what that was.
+/// Opens `checkpoint.directory`, if it is set, and finds the checkpoint that the job begins from. If the job is resumed, its members
+/// report that checkpoint later.
 pub(super) fn open(
     settings: &Settings,
     resume: bool,
@@ -178,12 +180,13 @@ pub(super) fn open(
         manifests,
         clearing,
     };
-    // Who went back to one has left what is newer behind: the next one to begin from is the same, until another is written.
+    // If the job begins from an earlier checkpoint, the newer ones are of another branch. Until this job writes a checkpoint, a restart
+    // begins from the same one again.
     let last = restore.clone().or(last);
     Ok((Some(keeper), CheckpointConfig { has_place: true, restore, last, unusable }))
 }
 
-/// What a fresh job begins from, whole as far as its headers tell; `last` is the newest of its own that can be read.
+/// The checkpoint that a fresh job begins from, after its parts' headers were checked. `last` is the job's newest readable checkpoint.
 fn begin_from(
     own: &dyn Store,
     settings: &Settings,
@@ -210,7 +213,7 @@ fn begin_from(
     tracing::info!(checkpoint = name, round = found.manifest().round, "restoring tensors from a checkpoint");
     if checkpoint::own_name(job, &name).is_none() {
         let (round, this) = (found.manifest().round, job);
-        let what = "this job has no checkpoint of its own: it begins from one of another job in the same directory. If that is another training, give each training its own checkpoint.directory";
+        let what = "this job begins from a checkpoint of another job in the same directory; if that is another training, give each training its own checkpoint.directory";
         tracing::warn!(checkpoint = name, job = found.manifest().job, this, round, what);
     }
     let left = checkpoint::left_behind(own, found.manifest())?;
@@ -222,9 +225,9 @@ fn begin_from(
 }
 
 impl Keeper {
-    /// Becomes the owner of the job's checkpoints, in place of one that has ended. If that cannot be known, this waits for
-    /// [`SILENCE`], in which an owner that runs shows it. An error names the owner. A place that cannot be written is none: the
-    /// job may need it for reading only.
+    /// Becomes the owner of the job's checkpoints, if the previous owner has exited. If it is unknown whether that owner runs, this waits
+    /// for [`SILENCE`]: a running owner changes its record in that time. An error names the owner. A directory that cannot be
+    /// written is no error, because the job may only read it.
     async fn become_owner(&self, shutdown: &mut Shutdown) -> Result<(), CheckpointError> {
         let claimed = match self.try_claim().await {
             Ok(Claim::Unclear(term)) => {
@@ -232,7 +235,7 @@ impl Keeper {
                 let what = "another scheduler of this job owns the checkpoints, and this host cannot determine whether it runs; waiting for the next update of its record";
                 tracing::warn!(place, owner, waits_s, what);
                 tokio::select! {
-                    // Sleep: nothing tells of a scheduler that does not run any more.
+                    // Sleep: there is no event for a scheduler that no longer runs.
                     () = tokio::time::sleep(self.silence) => {}
                     _ = shutdown.wait() => return Ok(()),
                 }
@@ -245,7 +248,7 @@ impl Keeper {
             Ok(Claim::Unclear(term)) => Err(self.owned_by(&term)),
             Err(CheckpointError::Owned { place, by }) => Err(CheckpointError::Owned { place, by }),
             Err(error) => {
-                tracing::warn!(%error, "cannot write at checkpoint.directory; each checkpoint tries again");
+                tracing::warn!(%error, "cannot write to checkpoint.directory; the scheduler tries again before each checkpoint");
                 Ok(())
             }
         }
@@ -261,7 +264,7 @@ impl Keeper {
         claimed.await.unwrap_or_else(|error| Err(CheckpointError::Plan(error.to_string())))
     }
 
-    /// Has this record not changed for so long that its owner does not run, or runs without reaching the place?
+    /// Has this record not changed for so long that its owner does not run, or cannot reach the directory?
     fn is_silent(&self, term: &Term) -> bool {
         let mut unclear = self.unclear.lock().unwrap_or_else(PoisonError::into_inner);
         match &*unclear {
@@ -273,9 +276,9 @@ impl Keeper {
         }
     }
 
-    /// Becomes the owner, if the one before has ended or is silent, or this scheduler takes over in any case. Blocks.
+    /// Becomes the owner, if the previous owner has exited or is silent, or if this scheduler was started with `--resume`. Blocks.
     fn claim(&self) -> Result<Claim, CheckpointError> {
-        // Tasks of two lines may come here at once, and one of them would find the other one's record.
+        // Tasks of two queues may come here at once: without the lock one of them would find the record of the other.
         let mut owned = self.owned();
         if owned.is_some() {
             return Ok(Claim::Owned);
@@ -293,7 +296,7 @@ impl Keeper {
         let Some(ownership) = checkpoint::claim(self.store.clone(), newest.as_ref(), own)? else {
             let by = checkpoint::newest_term(&*self.store)?;
             return Err(
-                self.owned_by(by.map_or_else(|| "a process that ends".into(), |term| term.to_string()))
+                self.owned_by(by.map_or_else(|| "a process that is exiting".into(), |term| term.to_string()))
             );
         };
         tracing::info!(
@@ -309,12 +312,12 @@ impl Keeper {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Before anything is written or removed: an error unless this scheduler owns the job's checkpoints. Blocks.
+    /// Called before files are written or removed: an error unless this scheduler owns the job's checkpoints. Blocks.
     fn check_owned(&self) -> Result<(), CheckpointError> {
         let owned = self.owned().clone();
         match owned {
             Some(owned) => owned.check(),
-            // It takes over now, or could not be written at the start.
+            // This scheduler takes over now (`--resume`), or could not write its record at the start.
             None => match self.claim()? {
                 Claim::Owned => Ok(()),
                 Claim::Unclear(term) => Err(self.owned_by(&term)),
@@ -322,8 +325,8 @@ impl Keeper {
         }
     }
 
-    /// The job has ended: the next scheduler need not wait. If the disk does not answer in this time, that one finds that this
-    /// scheduler shows nothing more.
+    /// The job has ended: records it, so the next scheduler need not wait. If the disk does not answer in this time, the next scheduler
+    /// waits until the record has not changed for [`SILENCE`].
     pub(super) async fn end_within(self, limit: Duration) {
         let _ = tokio::time::timeout(limit, spawn_blocking(move || self.end())).await;
     }
@@ -337,7 +340,7 @@ impl Keeper {
 
     /// Returns `None` if there is nothing to report. Blocks.
     fn beat(&self) -> Option<Done> {
-        // One that the disk keeps waiting is enough.
+        // If the disk is slow, one waiting update is enough.
         if self.is_beating.swap(true, Ordering::Relaxed) {
             return None;
         }
@@ -361,9 +364,9 @@ impl Keeper {
         checkpoint::name_beside(round, restore.and_then(|name| checkpoint::own_name(self.job, name)))
     }
 
-    /// Begins a task behind all of its line that were begun before. Who is given up comes behind the manifest that may name the
-    /// same files. None waits for what rounds before have left, which may be much: nothing that was begun meanwhile is part of
-    /// that.
+    /// Begins a task after all earlier tasks of its queue. An abandoned checkpoint is removed after earlier manifests are written,
+    /// because they may name the same files. Leftovers of earlier rounds have a queue of their own, so no task waits for their
+    /// removal, which may be long; they contain no files of checkpoints that began later.
     pub(super) fn begin(&self, task: Task) -> impl Future<Output = Option<Done>> + Send + use<> {
         let line = match &task {
             Task::Clear(Clearing::Before { writing, restore, .. }) => {
@@ -377,7 +380,7 @@ impl Keeper {
         let (before, over) = line.join();
         let keeper = self.clone();
         async move {
-            // An error is its end, too.
+            // An error means that the previous task is over, too.
             let _ = before.await;
             let lost = task.lost();
             let kept = spawn_blocking(move || {
@@ -389,7 +392,7 @@ impl Keeper {
         }
     }
 
-    /// None where nobody is to hear of it. Blocks.
+    /// Returns `None` if the engine needs no result. Blocks.
     fn execute(&self, task: Task) -> Option<Done> {
         match task {
             Task::Beat => self.beat(),
@@ -402,7 +405,7 @@ impl Keeper {
             }
             Task::Clear(clearing) => {
                 let owned = match self.check_owned() {
-                    // Files that this job's servers have named are its own, also where no record can be written.
+                    // Servers of this job have named these files, so they may be removed even if no record can be written.
                     Err(CheckpointError::Io { .. }) if clearing.is_told() => Ok(()),
                     owned => owned,
                 };
@@ -441,10 +444,10 @@ impl Keeper {
         }
     }
 
-    /// Writes the manifest: from then on the checkpoint is complete. Then what is too old goes. Blocks.
+    /// Writes the manifest: from then on the checkpoint is complete. Then removes old checkpoints. Blocks.
     fn write(&self, completed: &Completed) -> Result<String, CheckpointError> {
         let now_ms = now_unix_ms();
-        // Whosever clock goes back: what is written later is newer.
+        // A later checkpoint gets a later time, even if the clock goes back.
         let later = |last: u64| Some(now_ms.max(last.saturating_add(1)));
         let last = self.last_unix_ms.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
         let unix_ms = last.ok().and_then(later).unwrap_or(now_ms);
@@ -478,13 +481,13 @@ impl Keeper {
         );
         let is_needed = |name: &str| Some(name) == restore;
         let is_written = |name: &str| self.is_written(name);
-        // Again: if the disk was slow, another scheduler may be the owner by now, and what is incomplete is being written by it.
+        // Checked again: if the disk was slow, another scheduler may be the owner by now, and may be writing the incomplete checkpoints.
         let retained = self
             .check_owned()
             .and_then(|()| checkpoint::retain(&*self.store, &manifest, self.keep, is_needed, is_written));
         match retained {
             Ok(removed) => tell(removed),
-            // The new one is complete all the same.
+            // The new checkpoint is complete nevertheless.
             Err(error) => tracing::warn!(%error, "cannot remove an old checkpoint"),
         }
         Ok(checkpoint::name_of_job(self.job, &name))
@@ -503,7 +506,7 @@ fn tell(Removed { gone, left, failed }: Removed) {
     }
 }
 
-/// What servers that continue from a checkpoint find in this part.
+/// The chunks and tables in this part, for servers that restore the checkpoint.
 fn contents(part: &PartWritten) -> Contents {
     let runs = part.covers.iter().map(|cover| (cover.first, cover.chunks));
     Contents::new(runs, part.tables.iter().filter(|(_, rows)| *rows > 0).map(|(spec, _)| spec.key))

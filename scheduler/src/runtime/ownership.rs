@@ -1,8 +1,8 @@
-//! Whether the scheduler that owns a job's checkpoints still runs: two that write and remove side by side would take each other's
-//! files. It must not read or write the records.
+//! Whether the scheduler that owns a job's checkpoints still runs. If two schedulers wrote and removed checkpoints at once, each would
+//! remove files of the other. This module must not read or write the records.
 //!
-//! A new scheduler replaces the owner if that has ended: it says so itself, its process is gone, or its address is this
-//! scheduler's. Of an owner on another machine nothing is known but its record. One that runs changes it every five seconds.
+//! A new scheduler replaces an owner that has exited: its record says so, its process is gone, or it had the address that the new
+//! scheduler has now. Of an owner on another machine only the record is visible; a running owner changes its record every 5 s.
 
 use checkpoint::Owner;
 use rustix::io::Errno;
@@ -10,13 +10,13 @@ use rustix::process::{Pid, test_kill_process};
 use std::fs;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How often an owner shows that it runs.
+/// How often an owner changes its record, to show that it runs.
 pub(super) const BEAT: Duration = Duration::from_secs(5);
-/// An owner that has not shown it for so long is replaced. If it runs all the same, it finds its successor's record before it
+/// An owner whose record has not changed for this long is replaced. If it still runs, it finds the record of the new owner before it
 /// writes again.
 pub(super) const SILENCE: Duration = Duration::from_secs(20);
 
-/// What is known of an owner.
+/// Does an owner run?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     Ended,
@@ -24,7 +24,7 @@ pub(super) enum Standing {
     Unknown,
 }
 
-/// This process, as the owner's record has it.
+/// The record of this process as an owner.
 pub(super) fn of_this_process() -> Owner {
     Owner {
         host: daemon::host::name().unwrap_or_default(),
@@ -41,7 +41,7 @@ pub(super) fn now_unix_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Where numbers of processes mean the same: a kernel since its start, and the namespace of its processes. Empty: unknown.
+/// The scope of process ids: the boot id of the kernel, and the PID namespace. Empty: unknown.
 fn machine() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let namespace = fs::read_link("/proc/self/ns/pid");
@@ -51,7 +51,7 @@ fn machine() -> String {
     }
 }
 
-/// When a process started; none where it does not run, or has ended and its parent has not taken notice.
+/// When a process started; `None` if it does not run, or is a zombie.
 fn started_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program's name may contain spaces and parentheses: the fields start after the last one (proc(5): state is field 3).
@@ -60,10 +60,10 @@ fn started_ticks(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok().filter(|_| !is_over)
 }
 
-/// Does this owner still run, as far as `own`, a scheduler that has bound its address, can find out?
+/// Does this owner still run, as far as the scheduler `own` can determine, which has bound its own address?
 pub(super) fn standing(owner: &Owner, own: &Owner) -> Standing {
-    // A port has one owner, and the new scheduler has it now. Equal addresses alone mean nothing: each container network may have
-    // a host "scheduler".
+    // One process listens at a port, and the new scheduler does now. Equal addresses alone prove nothing, because each container
+    // network may have a host named "scheduler".
     let is_replaced = !own.address.is_empty() && owner.address == own.address && owner.host == own.host;
     if owner.has_ended || is_replaced {
         return Standing::Ended;
@@ -73,13 +73,13 @@ pub(super) fn standing(owner: &Owner, own: &Owner) -> Standing {
     }
     match started_ticks(owner.pid) {
         Some(ticks) if ticks == owner.started_ticks => Standing::Runs,
-        // It is another user's, and /proc is mounted with hidepid.
+        // The process belongs to another user, and /proc is mounted with hidepid.
         None if is_hidden(owner.pid) => Standing::Unknown,
         _ => Standing::Ended,
     }
 }
 
-/// Does a process run of which nothing can be read?
+/// Does this process run although /proc hides it?
 fn is_hidden(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::PERM))
@@ -101,7 +101,7 @@ mod tests {
         let there =
             Owner { pid: child.id(), started_ticks: started_ticks(child.id()).unwrap(), ..own.clone() };
         assert_eq!(standing(&there, &own), Standing::Runs);
-        // It ends, and is not waited for until the last line.
+        // The child exits, and stays a zombie until `wait` below.
         drop(child.stdin.take());
         let path = format!("/proc/{}/stat", child.id());
         while !fs::read_to_string(&path).unwrap().contains(") Z ") {

@@ -1,5 +1,5 @@
-//! The job as HTTP endpoints, metrics and the service manager see it: a copy of the engine's status. The deciding thread makes the
-//! copy, and those who look at it take nothing from that thread. It must not decide what there is to see.
+//! The job as HTTP endpoints, metrics and the service manager see it: a copy of the engine's status. The thread that decides makes the
+//! copy, and readers of the copy take no time from that thread. This module must not decide what the status contains.
 
 use crate::engine::{Engine, named};
 use daemon::status::{ClusterStatus, JobPhase};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// The deciding thread makes copies for at most one part of so many of its time.
+/// The thread that decides spends at most one part in this many of its time on copies.
 const SHARE: u32 = 20;
 
 /// The job at one moment.
@@ -33,22 +33,25 @@ impl View {
         match status.phase {
             JobPhase::Running => Ok(()),
             JobPhase::Rebuilding => Err(format!(
-                "recovering: waiting for members of the previous scheduler ({} missing: {}); it needs a majority of them: if the others have \
-                 exited, restart it with --resume --force",
+                "recovering: waiting for a majority of the members of the job ({} missing: {}); if the missing members have exited, \
+                 kill the scheduler with SIGKILL (SIGTERM ends the job), and start it with --resume --force",
                 status.missing.len(),
                 named(&status.missing)
             )),
-            JobPhase::Assembling => Err(format!("waiting for {} members", status.missing.len())),
+            JobPhase::Assembling => {
+                let (count, missing) = (status.missing.len(), named(&status.missing));
+                Err(format!("waiting for {count} members to register: {missing}"))
+            }
             JobPhase::Ending | JobPhase::Ended => Err(status.ending.clone().unwrap_or_default()),
         }
     }
 }
 
-/// Makes the copies. A change of the phase is shown at once; anything else as soon as the time since the last copy allows.
+/// Makes the copies. A change of the phase is copied at once, other changes as soon as [`SHARE`] allows.
 #[derive(Debug)]
 pub(super) struct Publisher {
     shown: watch::Sender<Arc<Shown>>,
-    /// No copy is made before.
+    /// The earliest time of the next copy.
     next: Instant,
     is_stale: bool,
 }
@@ -64,7 +67,7 @@ impl Publisher {
         View(self.shown.subscribe())
     }
 
-    /// The engine has taken something.
+    /// The engine has processed an input.
     pub(super) fn changed(&mut self, engine: &Engine, now_ms: u64) {
         let is_due = Instant::now() >= self.next || self.shown.borrow().status.phase != engine.job_phase();
         if is_due { self.publish(engine, now_ms) } else { self.is_stale = true }

@@ -1,4 +1,4 @@
-//! What log, counters and recorder say of what the engine did and of what members are told. Nothing is decided here.
+//! Log lines, counters and flight recorder entries about what the engine did and which messages it sent. Nothing is decided here.
 
 use super::Core;
 use crate::engine::{ConnectionId, Note, named};
@@ -6,7 +6,7 @@ use proto_common::ids::Role;
 use proto_common::message::{CheckpointOrder, FromScheduler};
 
 impl Core {
-    /// What the log should say of what has happened.
+    /// Logs what has happened.
     pub(super) fn tell(&self, note: &Note) {
         match note {
             Note::Lost(death) => {
@@ -40,8 +40,9 @@ impl Core {
                 let missing = named(missing);
                 tracing::warn!(
                     missing,
-                    "waiting for a majority of the members of the job: a majority may follow another scheduler; if the missing \
-                     members have exited, restart this scheduler with --resume --force"
+                    "waiting for a majority of the members of the job, because a majority may follow another scheduler; if the \
+                     missing members have exited, kill this scheduler with SIGKILL (SIGTERM ends the job), and start it with \
+                     --resume --force"
                 );
             }
             Note::Minority { silent, ends_ms } => {
@@ -49,8 +50,8 @@ impl Core {
                 tracing::error!(
                     silent,
                     ends_ms,
-                    "no majority of the members is connected, so nothing is decided; check the network: the job ends on this side \
-                     after deadlines.scheduler_ms"
+                    "no majority of the members is reachable, so the scheduler decides nothing; check the network: without a \
+                     majority it ends the job after deadlines.scheduler_ms"
                 );
                 self.flight.note("minority", format!("silent: {silent}"));
             }
@@ -66,10 +67,10 @@ impl Core {
         }
     }
 
-    /// What the log should say about a message.
+    /// Logs a message.
     pub(super) fn note(&self, to: &[ConnectionId], message: &FromScheduler) {
         let peer = to.first().and_then(|id| self.connections.get(id)).map(|outbox| outbox.peer().to_string());
-        // The names of these tensors were noted when servers were told to allocate them.
+        // The names of these tensors were recorded with the request to allocate them.
         if !matches!(message, FromScheduler::Declared { result: Ok(_), .. }) {
             self.flight.told(message);
         }
@@ -103,7 +104,7 @@ impl Core {
             FromScheduler::Released { result: Err(error), .. } => {
                 tracing::warn!(peer, %error, "barrier not released");
             }
-            // At every tick, while somebody waits.
+            // Sent at every tick while a request for a checkpoint waits.
             FromScheduler::Checkpoint(CheckpointOrder::Where) => {
                 tracing::debug!("asking servers for the progress of a checkpoint");
             }

@@ -1,4 +1,4 @@
-//! What an election needs to know of those who have come to a restarted scheduler, and the end of a wait for a majority.
+//! Elections: which members have registered with a restarted scheduler, and the end of its wait for a majority.
 
 use super::super::quorum::{Lives, distinct};
 use super::super::{Command, ConnectionId, Engine, Outcome};
@@ -7,7 +7,7 @@ use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, MemberId, Role};
 
 impl Rebuild {
-    /// The rosters that may be in force: the newest, and those before it of which it is not known.
+    /// The rosters that may be in force: the newest, and earlier ones if no member knows that a newer one is in force.
     pub(in super::super) fn rosters(&self) -> Vec<Lives> {
         let newest = self.members.iter().map(|member| member.incarnation).collect();
         distinct(self.rosters.iter().cloned().chain([newest]))
@@ -17,12 +17,12 @@ impl Rebuild {
         self.arrivals.iter().filter(|(_, arrival)| arrival.is_whole)
     }
 
-    /// Connections of those who have come and said all they know.
+    /// Connections of the members that have registered and reported everything.
     pub(in super::super) fn back(&self) -> Vec<ConnectionId> {
         self.whole().map(|(connection, _)| *connection).collect()
     }
 
-    /// Has this process come?
+    /// Has this process registered and reported everything?
     pub(in super::super) fn is_back(&self, life: Incarnation) -> bool {
         self.whole().any(|(_, arrival)| arrival.register.incarnation == life)
     }
@@ -33,17 +33,17 @@ impl Rebuild {
         arrival.map(|arrival| arrival.register.incarnation)
     }
 
-    /// Has somebody come who knows the job?
+    /// Has any member reported a roster?
     pub(in super::super) fn has_roster(&self) -> bool {
         !self.members.is_empty()
     }
 
-    /// Those of the newest roster who have not come.
+    /// Members of the newest roster that have not registered.
     pub(in super::super) fn not_back(&self) -> Vec<MemberId> {
         self.members.iter().filter(|member| self.came(member).is_none()).map(|member| member.id).collect()
     }
 
-    /// Members that have said goodbye follow no scheduler any more: they count for no majority.
+    /// Members that have said goodbye. They follow no scheduler any more, so they count for no majority.
     pub(in super::super) fn leaving(&self) -> impl Iterator<Item = Incarnation> {
         let leaves = |arrival: &&Arrival| {
             let resume = arrival.register.resume.as_ref();
@@ -52,7 +52,7 @@ impl Rebuild {
         self.whole().map(|(_, arrival)| arrival).filter(leaves).map(|arrival| arrival.register.incarnation)
     }
 
-    /// Are those that leave the last workers?
+    /// Are the leaving members the last workers?
     fn ends_with_leaving(&self, places: usize, waits_for_the_dead: bool) -> bool {
         let of_workers = |life: &Incarnation| {
             self.members.iter().any(|member| member.incarnation == *life && member.id.role == Role::Worker)
@@ -65,21 +65,21 @@ impl Rebuild {
             && (left >= places || !waits_for_the_dead)
     }
 
-    /// The highest term that somebody has obeyed who has come.
+    /// The highest term that a registered member has voted for or obeyed.
     pub(in super::super) fn term(&self) -> u32 {
         self.arrivals.values().map(|arrival| arrival.term).max().unwrap_or(0)
     }
 }
 
 impl Engine {
-    /// Had every worker left by what members show? Then nothing is decided any more but the end.
+    /// Do the reports of the members show that every worker has left? Then the only decision is to end the job.
     pub(super) fn was_over(&self) -> bool {
         let shape = &self.config.shape;
         let (places, waits) = (shape.workers as usize, shape.worker_loss == WorkerLoss::Wait);
         self.rebuild.is_over(places, waits) || self.rebuild.ends_with_leaving(places, waits)
     }
 
-    /// When the election begins although members are missing. Without a majority, or during the vote: when recovery is abandoned.
+    /// When the election begins although members are missing. Without a majority, or during the vote: when the scheduler gives up.
     pub(super) fn election_due_ms(&self, since_ms: u64) -> u64 {
         let shape = &self.config.shape;
         match self.was_over() || self.rebuild.election.is_none() && self.has_quorum() {
@@ -88,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// No majority has elected this scheduler in time: those who are missing may follow another one.
+    /// No majority has elected this scheduler in time: the missing members may follow another scheduler.
     pub(super) fn end_without_quorum(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let missing = self.rebuild.not_back();
         let since_ms = self.rebuild.since_ms.unwrap_or(self.started_ms);
@@ -97,8 +97,8 @@ impl Engine {
             return;
         }
         self.turn_away(
-            "the scheduler found no majority of the members of its job: the others may follow another scheduler; \
-             restart the job, or restart the scheduler with --resume --force if they are gone",
+            "no majority of the members has registered with the restarted scheduler within deadlines.scheduler_ms, and the \
+             missing members may follow another scheduler; if no other scheduler runs, restart the job from a checkpoint",
             out,
         );
         self.end(now_ms, Outcome::Incomplete { waited_ms, missing }, out);

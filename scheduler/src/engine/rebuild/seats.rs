@@ -1,4 +1,4 @@
-//! Places in a cluster that goes on under another scheduler: whose they are, and whom the others wait for.
+//! Ranks in a job that continues under a restarted scheduler: which process has which rank, and which members the others wait for.
 
 use super::super::member::Member;
 use super::super::registration::DECLARED_DEAD;
@@ -10,8 +10,9 @@ use proto_common::ids::{MemberId, Role};
 use proto_common::message::{self, Coming, RefusalReason};
 
 impl Rebuild {
-    /// Those whose goodbye the scheduler before had not confirmed: workers are counted as left before anybody is missed, because
-    /// the others may have been told already, and be gone. What they are told, when the others have been; and who left now.
+    /// Removes the members whose goodbye the previous scheduler had not confirmed. Workers count as left before any member is missed:
+    /// the other members may have been notified already, and may have exited. Returns the confirmations, which are sent after the other
+    /// members have been notified, and the workers that left now.
     pub(super) fn take_leaving(&mut self) -> (Vec<Command>, Vec<MemberId>) {
         let (mut told, mut left) = (Vec::new(), Vec::new());
         let leaves = |arrival: &&mut Arrival| {
@@ -24,7 +25,7 @@ impl Rebuild {
             };
             let rank = register.resume.as_ref().map(|resume| resume.rank).unwrap_or_default();
             let is_known = match (self.members.iter().position(is_it), register.role) {
-                // Whether it may go is to be decided: it says so again.
+                // Whether this server may leave is decided later: it repeats its goodbye.
                 (Some(_), Role::Server) => false,
                 (Some(at), _) => {
                     let id = self.members.remove(at).id;
@@ -32,7 +33,7 @@ impl Rebuild {
                     left.push(id);
                     true
                 }
-                // It is needed for nothing any more.
+                // No roster has this server, so it has no data that is needed.
                 (None, Role::Server) => true,
                 (None, _) => self.left.contains(&rank),
             };
@@ -46,7 +47,7 @@ impl Rebuild {
 }
 
 impl Engine {
-    /// Gives everyone of the newest roster its place; says who has not come. Others are dead.
+    /// Gives every member of the newest roster its rank, and returns those that have not registered. Other processes are refused.
     pub(super) fn seat(
         &mut self,
         now_ms: u64,
@@ -88,14 +89,14 @@ impl Engine {
         gone
     }
 
-    /// Whom barriers and rounds wait for.
+    /// Sets which members barriers and rounds wait for.
     pub(super) fn await_those(&mut self, now_ms: u64, rebuild: &Rebuild) {
         let policy = self.config.shape.worker_loss;
         for id in self.places().collect::<Vec<_>>() {
             if self.members.contains_key(&id) {
                 continue;
             }
-            // The scheduler before this one has decided that it is dead.
+            // The previous scheduler has declared it failed.
             if id.role == Role::Worker && policy == WorkerLoss::Wait {
                 let cause = DeathCause::ConnectionLost;
                 let deadline_ms = now_ms.saturating_add(self.config.rejoin_ms);
@@ -114,7 +115,7 @@ impl Engine {
         }
     }
 
-    /// Who was let in before it was known that there is a cluster: it stays, where its place is free there.
+    /// A process that was admitted before the scheduler knew of a running job. It stays a member if its rank is free in that job.
     pub(super) fn seat_early(
         &mut self,
         now_ms: u64,
@@ -123,11 +124,11 @@ impl Engine {
         out: &mut Vec<Command>,
     ) {
         let connection = member.connection;
-        // A server that was told of another checkpoint would begin tensors from it.
+        // A server that was sent another checkpoint's name would restore tensors from that checkpoint.
         let is_otherwise = began_otherwise && id.role == Role::Server;
         if self.phase != Phase::Running || is_otherwise || self.members.contains_key(&id) {
-            let reason =
-                "the scheduler was restarted, and an earlier process has this rank; restart this process";
+            let reason = "the scheduler was restarted and continues a running job that this process is no member of; \
+                          restart this process to join that job";
             return refuse(connection, RefusalReason::Later(reason.into()), out);
         }
         member.heard_ms = now_ms;

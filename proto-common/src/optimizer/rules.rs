@@ -1,5 +1,5 @@
-//! The registry of update rules. A new rule is a file here, its three lines below, and what
-//! `cargo run -p gradwire-proto-common --example rules` writes: the classes of Python and the names of C.
+//! The registry of update rules. A new rule is a file here, its three lines below, and what three commands write from them
+//! (CONTRIBUTING.md lists them): its class in Python, its number and constants in C, and its entry in the Python reference.
 
 use super::bounds::OptimizerError;
 use super::elements::{Block, Steps, Whole};

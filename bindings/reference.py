@@ -28,12 +28,18 @@ def parsed(path):
     return ast.parse(path.read_text())
 
 
-def names_of(module):
-    """`__all__` of a module."""
-    for node in module.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            return [ast.literal_eval(element) for element in node.value.elts]
-    return []
+def names_of(path):
+    """`__all__` of a module, with that of a module beside it that it adds."""
+    names = []
+    for node in parsed(path).body:
+        target = getattr(node, "target", None) or getattr(node, "targets", [None])[0]
+        if not isinstance(node, (ast.Assign, ast.AugAssign)) or getattr(target, "id", "") != "__all__":
+            continue
+        if isinstance(node.value, ast.Attribute):
+            names += names_of(path.with_name(f"{node.value.value.id}.py"))
+        else:
+            names += ast.literal_eval(node.value)
+    return names
 
 
 def sources(directory):
@@ -153,7 +159,7 @@ def python_page():
             for node in parsed(place.with_suffix(".py")).body:
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                     found[node.name] = [node]
-        shown = shown or names_of(parsed(directory / "__init__.py"))
+        shown = shown or names_of(directory / "__init__.py")
         nodes = [(name, found[name]) for name in shown if name in found]
         lines += [f"## {module}", ""]
         for name, of_name in sorted(nodes, key=lambda item: (isinstance(item[1][0], ast.ClassDef), item[0].lower())):

@@ -215,11 +215,11 @@ pub(crate) fn is_plain(name: &str) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use proto_common::optimizer::{Moments, Optimizer, Rule};
+    use proto_common::optimizer::{Adam, Optimizer};
 
     fn manifest() -> Manifest {
         let mut manifest = Manifest::new("round-000000120", 7, 120, 1, Shape::default());
-        let adam = Optimizer::mean(Rule::Adam(Moments::default()), 0.1);
+        let adam = Optimizer::mean(Adam::default(), 0.1);
         let spec = TensorSpec::f32(u64::MAX, 5, adam);
         manifest.tensors.push(TensorRecord { spec, version: 120, newest: 120 });
         manifest.parts.push(PartRecord {

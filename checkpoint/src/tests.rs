@@ -3,7 +3,7 @@
 use super::*;
 use proto_common::element::Dtype;
 use proto_common::ids::Key;
-use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::optimizer::{Adam, Optimizer};
 use proto_common::table::{Initial, TableSpec};
 use proto_common::tensor::TensorSpec;
 use std::path::Path;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 const CHUNK_BYTES: u64 = 4096;
 
 fn specs() -> [TensorSpec; 3] {
-    let adam = Optimizer::mean(Rule::Adam(Moments::default()), 0.1);
+    let adam = Optimizer::mean(Adam::default(), 0.1);
     let named = |spec: TensorSpec, name: &str| TensorSpec { name: name.into(), ..spec };
     [
         named(TensorSpec::f32(1, 5000, adam), "layer.0/weight"),

@@ -163,7 +163,7 @@ impl TensorSpec {
 mod tests {
     use super::*;
     use crate::config::Settings;
-    use crate::optimizer::{Moments, Optimizer, Rule};
+    use crate::optimizer::{Lamb, Optimizer};
 
     fn shape(workers: u32, mode: Mode, backup_workers: u32) -> ClusterShape {
         let settings = Settings::default();
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_a_mode_cannot_serve_is_refused_with_the_reason() {
-        let lamb = TensorSpec::f32(1, 5, Optimizer::mean(Rule::Lamb(Moments::default()), 0.1));
+        let lamb = TensorSpec::f32(1, 5, Optimizer::mean(Lamb::default(), 0.1));
         let (sum, dynamic) = (TensorSpec::f32(1, 5, Optimizer::sum()), TensorSpec::dynamic_f32(1, 5));
         let shape = shape(3, Mode::Sync, 0);
         for mode in [Mode::Async, Mode::Bounded(0)] {

@@ -7,7 +7,7 @@ use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key, Lane};
 use crate::limits::{LANES_MAX, WORKERS_MAX};
 use crate::mode::Mode;
-use crate::optimizer::{Optimizer, OptimizerError, Rule};
+use crate::optimizer::{Optimizer, OptimizerError};
 use crate::shard_map::lane_of;
 use crate::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
@@ -144,7 +144,7 @@ impl TableSpec {
             let range = "finite numbers, low below high".into();
             return wrong("initial", format!("{:?}", self.initial), range);
         }
-        if matches!(self.optimizer.rule, Rule::Lamb(_)) {
+        if self.optimizer.needs_norms() {
             return Err(TableError::Norms(key));
         }
         self.optimizer.validate().map_err(|source| TableError::Optimizer { key, source })
@@ -448,7 +448,7 @@ mod tests {
             "low below high",
         );
         refused(TableSpec { optimizer: Optimizer::sgd(-1.0, 0.0, 0.0), ..spec() }, "learning_rate");
-        let lamb = Optimizer::mean(Rule::Lamb(crate::optimizer::Moments::default()), 0.1);
+        let lamb = Optimizer::mean(crate::optimizer::Lamb::default(), 0.1);
         refused(TableSpec { optimizer: lamb, ..spec() }, "lamb");
     }
 }

@@ -291,7 +291,7 @@ impl TensorSpec {
 mod tests {
     use super::*;
     use crate::codec::Codec;
-    use crate::optimizer::Moments;
+    use crate::optimizer::{Adam, Lamb};
     use proptest::prelude::*;
 
     proptest! {
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_rule_is_changed_to_one_that_the_tensor_could_have_had() {
-        let (adam, lamb) = (Rule::Adam(Moments::default()), Rule::Lamb(Moments::default()));
+        let (adam, lamb) = (Adam::default(), Lamb::default());
         let of = |spec: &TensorSpec, optimizer| {
             spec.validate_change(&RuleChange { key: spec.key, from_round: 1, optimizer }, 4096).is_ok()
         };
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_tensor_with_norms_has_so_many_chunks_and_no_more() {
-        let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+        let lamb = Optimizer::mean(Lamb::default(), 0.1);
         let of = |chunks: u64| TensorSpec::f32(1, chunks * 1024, lamb).validate(4096);
         assert_eq!(of(NORM_CHUNKS_MAX), Ok(()));
         let Err(error) = of(NORM_CHUNKS_MAX + 1) else { panic!("one too many") };

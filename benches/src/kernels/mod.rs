@@ -11,7 +11,7 @@ use clap::Args;
 use fused::{Fused, Reads};
 use gradwire_server::kernel::{Bf16, Element, F16};
 use proto_common::element::Dtype;
-use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::optimizer::{Adam, Optimizer};
 use separate::Separate;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -124,7 +124,7 @@ fn dtypes() -> impl Iterator<Item = Dtype> {
 }
 
 fn rules() -> impl Iterator<Item = (&'static str, Optimizer)> {
-    let adam = Optimizer::mean(Rule::Adam(Moments::default()), 1e-3);
+    let adam = Optimizer::mean(Adam::default(), 1e-3);
     let of = [
         ("sgd", Optimizer::sgd(1e-3, 0.0, 0.0)),
         ("momentum", Optimizer::sgd(1e-3, 0.9, 0.0)),

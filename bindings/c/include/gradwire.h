@@ -15,6 +15,97 @@
 #include <stdint.h>
 
 /**
+ * The update rule on the servers. The header says what each one is.
+ */
+enum GradwireRule
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* value += sum of the contributions of the round (ps-lite's default handle). */
+    GRADWIRE_RULE_SUM = 0,
+    /* value = sum of the contributions of the round (an all-reduce). */
+    GRADWIRE_RULE_ASSIGN = 1,
+    /* Stochastic gradient descent, optionally with momentum and Nesterov momentum. */
+    GRADWIRE_RULE_SGD = 2,
+    /* AdaGrad (Duchi et al. 2011). */
+    GRADWIRE_RULE_ADA_GRAD = 3,
+    /* RMSProp (Hinton's lecture 6e), not centred. */
+    GRADWIRE_RULE_RMS_PROP = 4,
+    /* Adam (Kingma and Ba 2015), with bias correction. */
+    GRADWIRE_RULE_ADAM = 5,
+    /* Adam with decoupled weight decay (Loshchilov and Hutter 2019). */
+    GRADWIRE_RULE_ADAM_W = 6,
+    /* LAMB (You et al. 2020, algorithm 2, without bounds on the norms). It needs the norm of the whole tensor, so all of the tensor is on one lane of one server. */
+    GRADWIRE_RULE_LAMB = 7,
+    /* FTRL-proximal (McMahan et al. 2013). It does not support a schedule. */
+    GRADWIRE_RULE_FTRL = 8,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum GradwireRule GradwireRule;
+#else
+typedef int32_t GradwireRule;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * The constants of each rule.
+ */
+typedef union {
+    /* Constants of any rule in their order. */
+    float values[8];
+    struct {
+        /* Share of the last step that is kept. It is from 0 to below 1, and 0 by default. */
+        float momentum;
+        /* Nesterov momentum, in the form of Sutskever et al. 2013. Without momentum it has no effect. It is 0 or 1, and 0 by default. */
+        float nesterov;
+    } sgd;
+    struct {
+        /* Added to the denominator. It is above 0, and 0.0000000001 by default. */
+        float epsilon;
+    } ada_grad;
+    struct {
+        /* Share of the mean square that is kept. It is from 0 to below 1, and 0.99 by default. */
+        float decay;
+        /* Added to the denominator. It is above 0, and 0.00000001 by default. */
+        float epsilon;
+    } rms_prop;
+    struct {
+        /* Share of the mean that is kept. It is from 0 to below 1, and 0.9 by default. */
+        float beta1;
+        /* Share of the mean square that is kept. It is from 0 to below 1, and 0.999 by default. */
+        float beta2;
+        /* Added to the denominator. It is above 0, and 0.00000001 by default. */
+        float epsilon;
+    } adam;
+    struct {
+        /* Share of the mean that is kept. It is from 0 to below 1, and 0.9 by default. */
+        float beta1;
+        /* Share of the mean square that is kept. It is from 0 to below 1, and 0.999 by default. */
+        float beta2;
+        /* Added to the denominator. It is above 0, and 0.00000001 by default. */
+        float epsilon;
+    } adam_w;
+    struct {
+        /* Share of the mean that is kept. It is from 0 to below 1, and 0.9 by default. */
+        float beta1;
+        /* Share of the mean square that is kept. It is from 0 to below 1, and 0.999 by default. */
+        float beta2;
+        /* Added to the denominator. It is above 0, and 0.00000001 by default. */
+        float epsilon;
+    } lamb;
+    struct {
+        /* Added to the root of the sum of squares. It is at least 0, and 1 by default. */
+        float beta;
+        /* L1 weight. It is at least 0, and 0 by default. */
+        float l1;
+        /* L2 weight. It is at least 0, and 0 by default. */
+        float l2;
+    } ftrl;
+} GradwireConstants;
+
+/**
  * Calls of one worker to one handler of one server that may be in flight; further ones wait at the worker.
  */
 #define GRADWIRE_CALLS_IN_FLIGHT_MAX 128
@@ -116,59 +207,6 @@ enum GradwireCode
 typedef enum GradwireCode GradwireCode;
 #else
 typedef int32_t GradwireCode;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-/**
- * The update rule on the servers.
- */
-enum GradwireRule
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : int32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-    /**
-     * value += sum of contributions.
-     */
-    GRADWIRE_RULE_SUM = 0,
-    /**
-     * value = sum of contributions (an all-reduce).
-     */
-    GRADWIRE_RULE_ASSIGN = 1,
-    /**
-     * Gradient descent; `momentum`, `nesterov`.
-     */
-    GRADWIRE_RULE_SGD = 2,
-    /**
-     * AdaGrad; `epsilon`.
-     */
-    GRADWIRE_RULE_ADA_GRAD = 3,
-    /**
-     * RMSProp; `decay`, `epsilon`.
-     */
-    GRADWIRE_RULE_RMS_PROP = 4,
-    /**
-     * Adam; `beta1`, `beta2`, `epsilon`.
-     */
-    GRADWIRE_RULE_ADAM = 5,
-    /**
-     * Adam with decoupled weight decay; as Adam.
-     */
-    GRADWIRE_RULE_ADAM_W = 6,
-    /**
-     * LAMB; as Adam.
-     */
-    GRADWIRE_RULE_LAMB = 7,
-    /**
-     * FTRL-proximal; `beta1` stands for its beta, `l1`, `l2`.
-     */
-    GRADWIRE_RULE_FTRL = 8,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum GradwireRule GradwireRule;
-#else
-typedef int32_t GradwireRule;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -651,8 +689,7 @@ typedef void (*GradwireOnAnswer)(void *context, const GradwireAnswer *answer);
 typedef void (*GradwireOnMessage)(void *context, GradwireMessage *message);
 
 /**
- * An update rule with its constants. Fill it with `gradwire_optimizer_default` and change single fields. Constants
- * that a rule does not use are ignored.
+ * An update rule with its constants. Fill it with `gradwire_optimizer_default` and change single fields.
  */
 typedef struct {
     /**
@@ -676,37 +713,9 @@ typedef struct {
      */
     float weight_decay;
     /**
-     * SGD: share of the last step that is kept, from 0 to below 1.
+     * The rule's own constants, such as `constants.sgd.momentum`. Those of other rules are not set.
      */
-    float momentum;
-    /**
-     * SGD, not 0: Nesterov momentum.
-     */
-    int32_t nesterov;
-    /**
-     * Share of the mean that is kept; for FTRL its beta.
-     */
-    float beta1;
-    /**
-     * Share of the mean square that is kept.
-     */
-    float beta2;
-    /**
-     * Added to denominators.
-     */
-    float epsilon;
-    /**
-     * RMSProp: share of the mean square that is kept.
-     */
-    float decay;
-    /**
-     * FTRL: L1 weight.
-     */
-    float l1;
-    /**
-     * FTRL: L2 weight.
-     */
-    float l2;
+    GradwireConstants constants;
     /**
      * Warm-up: rounds in which the learning rate grows to its value.
      */

@@ -1,33 +1,10 @@
-//! Update rules as C structures. The library's typed rules check them.
+//! Update rules as C structures. The library's typed rules check them. What each rule is called, and has as constants, is
+//! written to the header from their registry (`examples/header.rs`).
 
 use crate::border::put;
 use crate::error::{Failure, GradwireCode, guard};
-use proto_common::optimizer::{Decay, Form, Moments, Optimizer, Rule, Schedule};
+use proto_common::optimizer::{Decay, Form, KINDS, Kind, Optimizer, Schedule, Values};
 use std::mem::MaybeUninit;
-
-/// The update rule on the servers.
-#[repr(i32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GradwireRule {
-    /// value += sum of contributions.
-    Sum = 0,
-    /// value = sum of contributions (an all-reduce).
-    Assign = 1,
-    /// Gradient descent; `momentum`, `nesterov`.
-    Sgd = 2,
-    /// AdaGrad; `epsilon`.
-    AdaGrad = 3,
-    /// RMSProp; `decay`, `epsilon`.
-    RmsProp = 4,
-    /// Adam; `beta1`, `beta2`, `epsilon`.
-    Adam = 5,
-    /// Adam with decoupled weight decay; as Adam.
-    AdamW = 6,
-    /// LAMB; as Adam.
-    Lamb = 7,
-    /// FTRL-proximal; `beta1` stands for its beta, `l1`, `l2`.
-    Ftrl = 8,
-}
 
 /// The decay of the learning rate after the warm-up.
 #[repr(i32)]
@@ -57,8 +34,14 @@ pub enum GradwireForm {
     Mxnet = 1,
 }
 
-/// An update rule with its constants. Fill it with `gradwire_optimizer_default` and change single fields. Constants
-/// that a rule does not use are ignored.
+/// The constants of a rule. The header has a union of the structures of all rules.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GradwireConstants {
+    values: Values,
+}
+
+/// An update rule with its constants. Fill it with `gradwire_optimizer_default` and change single fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GradwireOptimizer {
@@ -72,22 +55,8 @@ pub struct GradwireOptimizer {
     pub learning_rate: f32,
     /// Share of the weight that is added to its gradient; for AdamW and LAMB to its step.
     pub weight_decay: f32,
-    /// SGD: share of the last step that is kept, from 0 to below 1.
-    pub momentum: f32,
-    /// SGD, not 0: Nesterov momentum.
-    pub nesterov: i32,
-    /// Share of the mean that is kept; for FTRL its beta.
-    pub beta1: f32,
-    /// Share of the mean square that is kept.
-    pub beta2: f32,
-    /// Added to denominators.
-    pub epsilon: f32,
-    /// RMSProp: share of the mean square that is kept.
-    pub decay: f32,
-    /// FTRL: L1 weight.
-    pub l1: f32,
-    /// FTRL: L2 weight.
-    pub l2: f32,
+    /// The rule's own constants, such as `constants.sgd.momentum`. Those of other rules are not set.
+    pub constants: GradwireConstants,
     /// Warm-up: rounds in which the learning rate grows to its value.
     pub warmup_rounds: u32,
     /// A `GradwireDecay`.
@@ -102,25 +71,14 @@ pub struct GradwireOptimizer {
 
 impl GradwireOptimizer {
     fn usual(rule: i32) -> Result<Self, Failure> {
-        if !(GradwireRule::Sum as i32..=GradwireRule::Ftrl as i32).contains(&rule) {
-            return Err(Failure::argument(format!("invalid rule {rule}; use a GRADWIRE_RULE_ constant")));
-        }
-        let adds = rule <= GradwireRule::Assign as i32;
-        let is_ftrl = rule == GradwireRule::Ftrl as i32;
+        let usual = Optimizer::usual(kind(rule)?.usual());
         Ok(Self {
             rule,
-            average: i32::from(!adds),
-            rescale: 1.0,
-            learning_rate: if adds { 0.0 } else { 0.01 },
-            weight_decay: 0.0,
-            momentum: 0.0,
-            nesterov: 0,
-            beta1: if is_ftrl { 1.0 } else { 0.9 },
-            beta2: 0.999,
-            epsilon: 1e-8,
-            decay: 0.9,
-            l1: 0.0,
-            l2: 0.0,
+            average: i32::from(usual.average),
+            rescale: usual.rescale,
+            learning_rate: usual.learning_rate,
+            weight_decay: usual.weight_decay,
+            constants: GradwireConstants { values: usual.rule.values() },
             warmup_rounds: 0,
             decay_kind: GradwireDecay::Constant as i32,
             decay_rounds: 0,
@@ -131,21 +89,8 @@ impl GradwireOptimizer {
 
     /// The rule for the servers. The declaration checks the ranges of its constants.
     pub(crate) fn typed(&self) -> Result<Optimizer, Failure> {
-        const RULES: [fn(&GradwireOptimizer) -> Rule; 9] = [
-            |_| Rule::Sum,
-            |_| Rule::Assign,
-            |it| Rule::Sgd { momentum: it.momentum, nesterov: it.nesterov != 0 },
-            |it| Rule::AdaGrad { epsilon: it.epsilon },
-            |it| Rule::RmsProp { decay: it.decay, epsilon: it.epsilon },
-            |it| Rule::Adam(it.moments()),
-            |it| Rule::AdamW(it.moments()),
-            |it| Rule::Lamb(it.moments()),
-            |it| Rule::Ftrl { beta: it.beta1, l1: it.l1, l2: it.l2 },
-        ];
-        let none = || Failure::argument(format!("invalid rule {}; use a GRADWIRE_RULE_ constant", self.rule));
-        let rule = usize::try_from(self.rule).ok().and_then(|at| RULES.get(at)).ok_or_else(none)?;
         Ok(Optimizer {
-            rule: rule(self),
+            rule: kind(self.rule)?.with(&self.constants.values),
             learning_rate: self.learning_rate,
             schedule: Schedule { warmup_rounds: self.warmup_rounds, decay: self.typed_decay()? },
             weight_decay: self.weight_decay,
@@ -153,10 +98,6 @@ impl GradwireOptimizer {
             rescale: self.rescale,
             form: self.typed_form()?,
         })
-    }
-
-    fn moments(&self) -> Moments {
-        Moments { beta1: self.beta1, beta2: self.beta2, epsilon: self.epsilon }
     }
 
     fn typed_form(&self) -> Result<Form, Failure> {
@@ -184,6 +125,12 @@ impl GradwireOptimizer {
     }
 }
 
+/// The rule of a number: its place in the registry.
+fn kind(rule: i32) -> Result<&'static Kind, Failure> {
+    let kind = usize::try_from(rule).ok().and_then(|at| KINDS.get(at)).filter(|kind| !kind.is_internal);
+    kind.ok_or_else(|| Failure::argument(format!("invalid rule {rule}; use a GRADWIRE_RULE_ constant")))
+}
+
 /// Fills an update rule (a `GradwireRule`) with its usual constants: the mean of contributions with learning rate
 /// 0.01; for the rules sum and assign plain sums.
 #[unsafe(no_mangle)]
@@ -200,13 +147,16 @@ mod tests {
 
     #[test]
     fn every_rule_is_what_its_number_says_and_valid_with_its_usual_constants() {
-        let names = ["Sum", "Assign", "Sgd", "AdaGrad", "RmsProp", "Adam(", "AdamW(", "Lamb(", "Ftrl"];
-        for (rule, name) in names.iter().enumerate() {
-            let typed = GradwireOptimizer::usual(rule as i32).and_then(|it| it.typed()).expect("a rule");
-            assert!(format!("{:?}", typed.rule).starts_with(name), "{rule}: {typed:?}");
-            typed.validate().unwrap_or_else(|error| panic!("{name}: {error}"));
+        for (rule, kind) in KINDS.iter().enumerate() {
+            let usual = GradwireOptimizer::usual(rule as i32);
+            assert_eq!(usual.is_ok(), !kind.is_internal, "{kind:?}");
+            if let Ok(usual) = usual {
+                let typed = usual.typed().expect("a rule");
+                assert_eq!(typed, Optimizer::usual(kind.usual()));
+                typed.validate().unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            }
         }
-        assert!(GradwireOptimizer::usual(-1).is_err() && GradwireOptimizer::usual(9).is_err());
+        assert!(GradwireOptimizer::usual(-1).is_err() && GradwireOptimizer::usual(i32::MAX).is_err());
     }
 
     #[test]

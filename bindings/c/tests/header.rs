@@ -1,14 +1,13 @@
-//! The header that is committed is the one that the sources make.
+//! The header that is committed is the one that the sources make, the registry of update rules among them.
+
+#[path = "../examples/header.rs"]
+#[allow(dead_code, reason = "its main writes the header")]
+mod header;
 
 #[test]
 fn the_header_is_what_the_sources_say() -> Result<(), Box<dyn std::error::Error>> {
-    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let config = cbindgen::Config::from_file(here.join("cbindgen.toml"))?;
-    let mut made = Vec::new();
-    cbindgen::generate_with_config(here, config)?.write(&mut made);
-    let committed = std::fs::read(here.join("include/gradwire.h"))?;
     assert!(
-        made == committed,
+        header::made()? == std::fs::read(header::path())?,
         "include/gradwire.h is out of date; run: cargo run -p gradwire-c --example header"
     );
     Ok(())

@@ -287,12 +287,8 @@ def test_rules_are_applied_by_servers(one: Client) -> None:
             gradwire.SGD(0.5, schedule=gradwire.Schedule(0, gradwire.StepDecay(2, 0.5))),
             gradwire.SGD(0.5, schedule=gradwire.Schedule(0, gradwire.ExponentialDecay(0.5))),
             gradwire.SGD(0.5, schedule=gradwire.Schedule(0, gradwire.LinearDecay(10))),
-            gradwire.AdaGrad(0.1),
-            gradwire.RMSProp(0.1),
-            gradwire.Adam(0.1),
+            *[rule(0.1) for rule in gradwire.optimizers._Stepping.__subclasses__()],
             gradwire.AdamW(0.1, weight_decay=0.01),
-            gradwire.LAMB(0.1),
-            gradwire.FTRL(0.1),
         ]
     ):
         tensor = one.declare(at, 10, optimizer=rule)

@@ -16,7 +16,7 @@ use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Lane, Operation, Rank};
 use proto_common::mode::Mode;
-use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::optimizer::{Lamb, Optimizer};
 use std::collections::VecDeque;
 
 const WORKERS: usize = 2;
@@ -29,7 +29,7 @@ crate::programs!(Rig);
 
 fn spec(chunk: usize) -> ChunkSpec {
     let id = ChunkId::new(chunk.min(TENSORS - 1) as u64, chunk.saturating_sub(TENSORS - 1) as u32);
-    let lamb = || Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let lamb = || Optimizer::mean(Lamb::default(), 0.1);
     let (dtype, mode, optimizer) = match chunk {
         0 => (Dtype::F32, Mode::Sync, Optimizer::sum()),
         1 => (Dtype::I64, Mode::Sync, Optimizer::sum()),

@@ -7,7 +7,7 @@ use fabric::{FabricError, Pool};
 use gradwire_server::tables::{Asked, Room, Tables, Told};
 use proto_common::ids::ChunkId;
 use proto_common::message::encode;
-use proto_common::optimizer::{Optimizer, Rule};
+use proto_common::optimizer::{Adam, Optimizer};
 use proto_common::table::{HOMES, Initial, PUSH_HEAD_BYTES, RowOp, RowStatus, TableSpec};
 
 /// Bytes that an empty table takes, at most, with what its rows' memory is rounded up by.
@@ -157,7 +157,7 @@ impl Rig {
 const WIDTHS: [u32; 4] = [1, 2, 5, 700];
 
 fn spec_of(program: &mut Program<'_>) -> TableSpec {
-    let adam = Optimizer::mean(Rule::Adam(Default::default()), 0.1);
+    let adam = Optimizer::mean(Adam::default(), 0.1);
     let optimizer = program.pick(&[Optimizer::sum(), Optimizer::assign(), adam]);
     let low = f32::from(program.byte());
     let uniform = Initial::Uniform { low, high: 3.0, seed: u64::from(program.byte()) };

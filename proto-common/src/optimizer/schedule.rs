@@ -1,6 +1,6 @@
 //! Learning-rate schedules: a factor of the learning rate for each round, with the same bits on every machine.
 
-use super::{OptimizerError, Range, within};
+use super::bounds::{OptimizerError, Range};
 use serde::{Deserialize, Serialize};
 
 /// How the step size changes with the rounds: it grows linearly during `warmup_rounds`, then decays.
@@ -75,17 +75,17 @@ impl Schedule {
     }
 
     pub(super) fn validate(&self) -> Result<(), OptimizerError> {
-        let some = |name, rounds: u32| within(name, rounds as f32, Range::Positive);
+        let some = |name, rounds: u32| Range::Positive.check(name, rounds as f32);
         match self.decay {
             Decay::Constant => Ok(()),
             Decay::Step { every_rounds, factor } => {
                 some("every_rounds", every_rounds)?;
-                within("factor", factor, Range::UpToOne)
+                Range::UpToOne.check("factor", factor)
             }
-            Decay::Exponential { factor } => within("factor", factor, Range::UpToOne),
+            Decay::Exponential { factor } => Range::UpToOne.check("factor", factor),
             Decay::Linear { rounds, last } | Decay::Cosine { rounds, last } => {
                 some("rounds", rounds)?;
-                within("last", last, Range::UpToOne)
+                Range::UpToOne.check("last", last)
             }
         }
     }

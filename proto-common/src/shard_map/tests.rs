@@ -1,7 +1,7 @@
 //! Properties of the cut: cover, contiguity, balance, stability.
 
 use super::*;
-use crate::optimizer::{Moments, Optimizer, Rule};
+use crate::optimizer::{Lamb, Optimizer};
 use proptest::prelude::*;
 
 const CHUNK: u64 = 4096;
@@ -107,7 +107,7 @@ fn lanes_take_turns() {
 
 #[test]
 fn a_tensor_with_norms_stays_on_one_lane_of_one_server() {
-    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let lamb = Optimizer::mean(Lamb::default(), 0.1);
     let tensors: Vec<TensorSpec> = (1..5).map(|key| TensorSpec::f32(key, 10 * CHUNK / 4, lamb)).collect();
     let map = map_of(&tensors, &[0, 0]);
     let mut servers = Vec::new();

@@ -10,7 +10,7 @@ use proto_common::batch::{
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
 use proto_common::limits::{BLOCKS_PER_BATCH_MAX, TABLE_BYTES_MAX};
-use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::optimizer::{Adam, Optimizer};
 use std::hint::black_box;
 
 /// Elements of a chunk.
@@ -48,7 +48,7 @@ pub(crate) const KERNELS: &[Kernel] = &[
 ];
 
 fn adam() -> Optimizer {
-    Optimizer::mean(Rule::Adam(Moments::default()), 1e-3)
+    Optimizer::mean(Adam::default(), 1e-3)
 }
 
 /// A contribution as it lies in a slot.

@@ -3,7 +3,7 @@
 //! bits; loops are written so that the compiler vectorises them.
 
 mod integers;
-mod lamb;
+mod norms;
 mod real;
 mod rules;
 mod weights;
@@ -13,8 +13,9 @@ use fabric::simd::{Pass, widest};
 use std::ops::Range;
 
 pub use integers::{Integer, add_integers, fold_integers, write_integers};
-pub use lamb::{Squares, direction, trust};
-pub use real::{Bf16, Element, F16, Real};
+pub use norms::{Squares, direction, trust};
+pub use proto_common::optimizer::Real;
+pub use real::{Bf16, Element, F16};
 pub use rules::update;
 pub use weights::Weights;
 

@@ -1,61 +1,9 @@
-//! The types that sums and rules are computed in, and what tensors' elements are of them.
+//! The types of tensors' elements, and the types that they are summed in.
 
 use fabric::Number;
 use proto_common::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use std::ops::{Add, Div, Mul, Sub};
+use proto_common::optimizer::Real;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
-/// f32 and f64.
-pub trait Real:
-    Copy
-    + Default
-    + PartialOrd
-    + Add<Output = Self>
-    + Sub<Output = Self>
-    + Mul<Output = Self>
-    + Div<Output = Self>
-    + 'static
-{
-    /// A constant of a rule, rounded where it has to be.
-    fn of(constant: f64) -> Self;
-    /// The same number.
-    fn exact(self) -> f64;
-    /// The square root, correctly rounded.
-    fn root(self) -> Self;
-    /// Without its sign.
-    fn magnitude(self) -> Self;
-    /// With the sign of another.
-    fn signed_as(self, sign: Self) -> Self;
-}
-
-macro_rules! real {
-    ($($real:ty)*) => {
-        $(impl Real for $real {
-            #[inline(always)]
-            fn of(constant: f64) -> Self {
-                constant as $real
-            }
-            #[inline(always)]
-            fn exact(self) -> f64 {
-                self.into()
-            }
-            #[inline(always)]
-            fn root(self) -> Self {
-                self.sqrt()
-            }
-            #[inline(always)]
-            fn magnitude(self) -> Self {
-                self.abs()
-            }
-            #[inline(always)]
-            fn signed_as(self, sign: Self) -> Self {
-                self.copysign(sign)
-            }
-        })*
-    };
-}
-
-real!(f32 f64);
 
 /// An element as it lies in a tensor: what it is in the type that sums are computed in.
 pub trait Element: Copy + FromBytes + IntoBytes + Immutable + KnownLayout + 'static {

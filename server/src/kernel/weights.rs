@@ -1,6 +1,6 @@
-//! The loops that rules share: weights in place or out of place, and in place with the arrays that a rule keeps.
+//! The weights of a chunk, wherever they are read and written, and the loop over them of rules without state.
 
-use super::{Element, Operand, Real};
+use super::{Element, Operand};
 use fabric::simd::{Pass, widest};
 
 /// The weights that a rule changes.
@@ -22,60 +22,6 @@ pub enum Weights<'a, E: Element> {
         /// To be, rounded.
         new: &'a mut [E],
     },
-}
-
-/// The arrays that a rule keeps from round to round: none, one or two.
-pub(super) trait State {
-    /// What they hold at one index.
-    type Values;
-    /// Panics where one is not of this length.
-    fn check(&self, count: usize);
-    fn at(&self, index: usize) -> Self::Values;
-    fn set(&mut self, index: usize, values: Self::Values);
-}
-
-impl State for () {
-    type Values = ();
-    #[inline(always)]
-    fn check(&self, _: usize) {}
-    #[inline(always)]
-    fn at(&self, _: usize) {}
-    #[inline(always)]
-    fn set(&mut self, _: usize, (): ()) {}
-}
-
-impl<T: Real> State for &mut [T] {
-    type Values = T;
-    #[inline(always)]
-    fn check(&self, count: usize) {
-        check(count, self.len());
-    }
-    #[inline(always)]
-    fn at(&self, index: usize) -> T {
-        self[index]
-    }
-    #[inline(always)]
-    fn set(&mut self, index: usize, value: T) {
-        self[index] = value;
-    }
-}
-
-impl<T: Real> State for [&mut [T]; 2] {
-    type Values = [T; 2];
-    #[inline(always)]
-    fn check(&self, count: usize) {
-        check(count, self[0].len());
-        check(count, self[1].len());
-    }
-    #[inline(always)]
-    fn at(&self, index: usize) -> [T; 2] {
-        [self[0][index], self[1][index]]
-    }
-    #[inline(always)]
-    fn set(&mut self, index: usize, [first, second]: [T; 2]) {
-        self[0][index] = first;
-        self[1][index] = second;
-    }
 }
 
 impl<E: Element> Weights<'_, E> {
@@ -133,24 +79,6 @@ impl<E: Element, S: Operand<E::Sum>, R: Fn(E::Sum, E::Sum) -> E::Sum> Pass for A
                 }
             }
         }
-    }
-}
-
-/// (weight, state) = rule(weight, sum, state), element by element.
-#[inline(always)]
-pub(super) fn each<T: Real, S: State>(
-    weights: &mut [T],
-    sum: &[T],
-    mut state: S,
-    rule: impl Fn(T, T, S::Values) -> (T, S::Values),
-) {
-    let count = weights.len();
-    check(count, sum.len());
-    state.check(count);
-    for i in 0..count {
-        let (weight, values) = rule(weights[i], sum[i], state.at(i));
-        weights[i] = weight;
-        state.set(i, values);
     }
 }
 

@@ -8,7 +8,7 @@ use checkpoint::{Directory, Manifest, PartRecord, Shape, Store, TensorRecord};
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
 use proto_common::message::NotTaken;
-use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::optimizer::{Lamb, Optimizer};
 use proto_common::tensor::TensorSpec;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const TURNS: u64 = 200;
 
 /// One tensor whose chunks are independent, and one whose chunks end a round together.
 fn tensors() -> [TensorSpec; 2] {
-    let rules = [Optimizer::sgd(0.5, 0.9, 0.0), Optimizer::mean(Rule::Lamb(Moments::default()), 0.1)];
+    let rules = [Optimizer::sgd(0.5, 0.9, 0.0), Optimizer::mean(Lamb::default(), 0.1)];
     let mut key = 0;
     rules.map(|rule| {
         key += 1;

@@ -8,7 +8,7 @@ use crate::engine::{Addend, Onto, Verdict};
 use crate::kernel::{self, Bf16, Both, Contribution, Element, F16, Real, Squares, Weights};
 use fabric::{Exclusive, Number, Numbers, OutOfBounds, PeerWritable, View};
 use proto_common::element::Dtype;
-use proto_common::optimizer::{Rule, Step};
+use proto_common::optimizer::Step;
 use zerocopy::FromBytes;
 
 /// Where a contribution lies. A peer can write most of it at any time.
@@ -206,10 +206,10 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
 
     fn prepare(&mut self, step: &Step, weights: &[T]) -> Squares {
         let Self { sum, state: [first, second] } = self;
-        match step.rule {
-            Rule::Lamb(moments) => kernel::direction(step, moments, sum, weights, [first, second]),
-            _ => Squares::default(),
+        if !step.rule.kind().needs_norms {
+            return Squares::default();
         }
+        kernel::direction(step, sum, weights, [first, second])
     }
 
     fn finish<E: Element<Sum = T>>(

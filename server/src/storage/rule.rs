@@ -94,7 +94,7 @@ impl CurrentRule {
 mod tests {
     use super::*;
     use proto_common::element::Dtype;
-    use proto_common::optimizer::{Moments, Rule};
+    use proto_common::optimizer::{Adam, Exchange};
 
     fn round(number: u64) -> Round {
         Round { number, last: None, old: 0, into: 0, contributors: 1 }
@@ -105,29 +105,29 @@ mod tests {
         let (mut rule, mut numbers) =
             (CurrentRule::new(Optimizer::sgd(1.0, 0.0, 0.0)), Typed::zeros(Dtype::F32, 4, 0));
         rule.change(3, Optimizer::sgd(9.0, 0.0, 0.0)).unwrap();
-        rule.change(5, Optimizer::mean(Rule::Adam(Moments::default()), 4.0)).unwrap();
+        rule.change(5, Optimizer::mean(Adam::default(), 4.0)).unwrap();
         rule.change(3, Optimizer::sgd(2.0, 0.5, 0.0)).unwrap();
         let mut step = |number| rule.step(&round(number), &mut numbers);
-        assert_eq!([1, 2, 3, 4].map(|number| step(number).rate), [1.0, 1.0, 2.0, 2.0]);
+        assert_eq!([1, 2, 3, 4].map(|number| step(number).factors.rate), [1.0, 1.0, 2.0, 2.0]);
         let adam = step(5);
-        assert_eq!((adam.rate, adam.bias1), (4.0, Optimizer::mean(adam.rule, 4.0).step(1, 1).bias1));
+        assert_eq!(adam, Optimizer::mean(adam.rule, 4.0).step(1, 1));
         assert_eq!(numbers.bytes(), 3 * 16, "a sum, and what adam keeps");
     }
 
     #[test]
     fn an_exchange_keeps_arrays_and_is_no_round_of_the_rule_before() {
-        let adam = Optimizer::mean(Rule::Adam(Moments::default()), 4.0);
-        let exchange = |array| Optimizer { rule: Rule::Exchange { array }, ..Optimizer::sum() };
+        let adam = Optimizer::mean(Adam::default(), 4.0);
+        let exchange = |array| Optimizer { rule: Exchange { array }.into(), ..Optimizer::sum() };
         let (mut rule, mut numbers) = (CurrentRule::new(adam), Typed::zeros(Dtype::F32, 4, 2));
         rule.change(3, exchange(0)).unwrap();
         rule.change(5, adam).unwrap();
         let steps = [1, 2, 3, 4, 5].map(|number| rule.step(&round(number), &mut numbers));
-        assert_eq!(steps[2].rule, Rule::Exchange { array: 0 });
+        assert_eq!(steps[2].rule, Exchange { array: 0 }.into());
         assert_eq!(steps[4], adam.step(3, 1), "its third round");
         assert_eq!(numbers.bytes(), 3 * 16, "a sum, and what adam keeps");
         rule.change(6, exchange(1)).unwrap();
         rule.change(7, Optimizer::sgd(1.0, 0.0, 0.0)).unwrap();
-        assert_eq!([6, 7].map(|number| rule.step(&round(number), &mut numbers).rate), [0.0, 1.0]);
+        assert_eq!([6, 7].map(|number| rule.step(&round(number), &mut numbers).factors.rate), [0.0, 1.0]);
         assert_eq!(numbers.bytes(), 16, "another rule's arrays are gone");
     }
 

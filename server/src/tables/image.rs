@@ -99,7 +99,7 @@ mod tests {
     use super::super::Applied;
     use super::*;
     use proptest::prelude::*;
-    use proto_common::optimizer::{Optimizer, Rule};
+    use proto_common::optimizer::{Adam, Optimizer};
     use proto_common::table::{HOMES, Initial, PUSH_HEAD_BYTES, PushHead, PushStep, RowOp};
 
     fn contribution(op: RowOp, key: u32, count: usize, body: &[u8]) -> Vec<u8> {
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_copy_of_a_home_goes_on_as_the_home_does() {
-        let adam = Optimizer::mean(Rule::Adam(Default::default()), 0.1);
+        let adam = Optimizer::mean(Adam::default(), 0.1);
         for spec in [
             TableSpec::new(3, 2, adam, Initial::Constant(1.0)),
             TableSpec { rows_max: 3, ..spec() },

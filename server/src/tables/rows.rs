@@ -514,7 +514,7 @@ mod tests {
     use super::super::places::RowsHere;
     use super::*;
     use proptest::prelude::*;
-    use proto_common::optimizer::Moments;
+    use proto_common::optimizer::Adam;
     use proto_common::table::Initial;
     use std::collections::HashMap;
     use zerocopy::IntoBytes;
@@ -567,7 +567,7 @@ mod tests {
 
     #[test]
     fn each_row_has_the_state_of_its_own_pushes() {
-        let adam = Optimizer::mean(Rule::Adam(Moments::default()), 0.1);
+        let adam = Optimizer::mean(Adam::default(), 0.1);
         let mut rows = Rows::new(table(adam), 1);
         push(&mut rows, &[1], &[1.0]);
         push(&mut rows, &[1, 2], &[1.0, 1.0]);

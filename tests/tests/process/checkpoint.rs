@@ -12,7 +12,7 @@ use gradwire_worker::{Client, ClientError, Tensor};
 use proto_common::config::Settings;
 use proto_common::element::Dtype;
 use proto_common::error::ExitCode;
-use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::optimizer::{Adam, Lamb, Optimizer, Rule};
 use proto_common::table::{Initial, TableSpec};
 use proto_common::tensor::TensorSpec;
 use proto_common::transport::Driver;
@@ -27,12 +27,14 @@ const WORKERS: u32 = 2;
 /// Rules that keep something, halves with their exact weights, a rule of norms, integers, and one that nobody contributes to; that
 /// one is called as the table is in parts.
 fn specs() -> Vec<TensorSpec> {
-    let mean = |rule| Optimizer::mean(rule, 0.125);
+    fn mean(rule: impl Into<Rule>) -> Optimizer {
+        Optimizer::mean(rule, 0.125)
+    }
     let named = |spec: TensorSpec, name: &str| TensorSpec { name: name.into(), ..spec };
     vec![
-        named(TensorSpec::f32(1, 5003, mean(Rule::Adam(Moments::default()))), "adam"),
+        named(TensorSpec::f32(1, 5003, mean(Adam::default())), "adam"),
         named(TensorSpec::of(Dtype::F64, 2, 2001, Optimizer::sgd(0.25, 0.5, 0.125)), "momentum"),
-        named(TensorSpec::f32(3, 3000, mean(Rule::Lamb(Moments::default()))), "lamb"),
+        named(TensorSpec::f32(3, 3000, mean(Lamb::default())), "lamb"),
         named(TensorSpec::of(Dtype::I32, 4, 1500, Optimizer::sum()), "counts"),
         named(TensorSpec::f32(5, 1100, Optimizer::sum()), "table.7"),
     ]
@@ -334,7 +336,7 @@ const WIDTH: usize = 8;
 const ROWS: u64 = 5000;
 
 fn table() -> TableSpec {
-    let adam = Optimizer::mean(Rule::Adam(Moments::default()), 0.125);
+    let adam = Optimizer::mean(Adam::default(), 0.125);
     TableSpec::new(7, WIDTH as u32, adam, Initial::Uniform { low: -1.0, high: 1.0, seed: 3 })
 }
 

@@ -1,5 +1,5 @@
 //! Every type of elements and every rule, through real servers: several workers, chunks on two servers, a few rounds,
-//! against the rule's formula in f64.
+//! against the rule in one place and in f64.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
@@ -7,14 +7,14 @@ use gradwire_tests::rigs::cluster::Cluster;
 use gradwire_tests::rigs::job::{declare, join};
 use gradwire_worker::{Client, ClientError, Element, OpError};
 use half::{bf16, f16};
-use proto_common::optimizer::{Decay, Moments, Optimizer, Rule, Schedule};
+use proto_common::optimizer::elements::{Block, SquareSums, Steps};
+use proto_common::optimizer::{AdamW, Decay, KINDS, Optimizer, Schedule, Sgd};
 use proto_common::tensor::TensorSpec;
 
 const WORKERS: u32 = 3;
 const ROUNDS: u64 = 4;
 /// Several chunks of every type, the last of them partial.
 const COUNT: usize = 5003;
-const SMALL: Moments = Moments { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
 
 /// A number between a type of elements and f64.
 trait Value: Element {
@@ -47,19 +47,17 @@ values! {
 
 fn rules() -> Vec<Optimizer> {
     let schedule = Schedule { warmup_rounds: 2, decay: Decay::Cosine { rounds: 4, last: 0.1 } };
-    let scheduled = Optimizer { schedule, weight_decay: 0.125, ..Optimizer::mean(Rule::AdamW(SMALL), 0.5) };
-    vec![
-        Optimizer::sum(),
-        Optimizer::assign(),
+    let shown = KINDS.iter().filter(|kind| !kind.is_internal);
+    let mut rules: Vec<Optimizer> = shown.map(|kind| Optimizer::usual(kind.usual())).collect();
+    for rule in rules.iter_mut().filter(|rule| rule.rule.kind().steps) {
+        (rule.learning_rate, rule.weight_decay) = (0.125, 0.125);
+    }
+    rules.extend([
         Optimizer::sgd(0.5, 0.5, 0.125),
-        Optimizer::mean(Rule::Sgd { momentum: 0.5, nesterov: true }, 0.5),
-        Optimizer::mean(Rule::AdaGrad { epsilon: 1e-6 }, 0.5),
-        Optimizer::mean(Rule::RmsProp { decay: 0.5, epsilon: 1e-6 }, 0.5),
-        Optimizer::mean(Rule::Adam(SMALL), 0.5),
-        scheduled,
-        Optimizer { weight_decay: 0.125, ..Optimizer::mean(Rule::Lamb(SMALL), 0.125) },
-        Optimizer::mean(Rule::Ftrl { beta: 1.0, l1: 0.25, l2: 0.5 }, 0.5),
-    ]
+        Optimizer::mean(Sgd { momentum: 0.5, nesterov: true }, 0.5),
+        Optimizer { schedule, weight_decay: 0.125, ..Optimizer::mean(AdamW::default(), 0.5) },
+    ]);
+    rules
 }
 
 /// Of these every type has exact values.
@@ -72,73 +70,25 @@ fn gradient(at: usize, rank: u32, round: u64) -> f64 {
     parts as f64 / 32.0 - 0.25
 }
 
-/// The weight of one element after all rounds.
-fn one_by_one(optimizer: &Optimizer, at: usize) -> f64 {
-    let (mut w, mut a, mut b) = (initial(at), 0.0, 0.0);
-    for round in 1..=ROUNDS {
-        let sum: f64 = (0..WORKERS).map(|rank| gradient(at, rank, round)).sum();
-        let step = optimizer.step(round, WORKERS);
-        let (lr, g) = (step.rate, sum * step.scale);
-        let d = g + step.decay * w;
-        let of = f64::from;
-        let mut adam = |m: Moments, d: f64| {
-            a = of(m.beta1) * a + (1.0 - of(m.beta1)) * d;
-            b = of(m.beta2) * b + (1.0 - of(m.beta2)) * d * d;
-            lr * (a / step.bias1) / ((b / step.bias2).sqrt() + of(m.epsilon))
-        };
-        match optimizer.rule {
-            Rule::Sum => w += g,
-            Rule::Assign => w = g,
-            Rule::Sgd { momentum, nesterov } => {
-                a = of(momentum) * a + d;
-                w -= lr * if nesterov { d + of(momentum) * a } else { a };
-            }
-            Rule::AdaGrad { epsilon } => {
-                a += d * d;
-                w -= lr * d / (a.sqrt() + of(epsilon));
-            }
-            Rule::RmsProp { decay, epsilon } => {
-                a = of(decay) * a + (1.0 - of(decay)) * d * d;
-                w -= lr * d / (a.sqrt() + of(epsilon));
-            }
-            Rule::Adam(moments) => w -= adam(moments, d),
-            Rule::AdamW(moments) => w -= lr * step.decay * w + adam(moments, g),
-            Rule::Ftrl { beta, l1, l2 } => {
-                let (before, after) = (b.sqrt(), (b + d * d).sqrt());
-                a += d - (after - before) / lr * w;
-                b += d * d;
-                let below = (of(beta) + after) / lr + of(l2);
-                w = if a.abs() <= of(l1) { 0.0 } else { -(a - a.signum() * of(l1)) / below };
-            }
-            Rule::Lamb(_) | Rule::Exchange { .. } => unreachable!("not a rule for elements by themselves"),
-        }
-    }
-    w
-}
-
-/// All weights of a tensor after all rounds.
+/// All weights of a tensor after all rounds: in one place, and in f64.
 fn expected(optimizer: &Optimizer) -> Vec<f64> {
-    let Rule::Lamb(moments) = optimizer.rule else {
-        return (0..COUNT).map(|at| one_by_one(optimizer, at)).collect();
-    };
-    let (b1, b2) = (f64::from(moments.beta1), f64::from(moments.beta2));
-    let mut w: Vec<f64> = (0..COUNT).map(initial).collect();
-    let (mut m, mut v) = (vec![0.0; COUNT], vec![0.0; COUNT]);
-    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let mut weights: Vec<f64> = (0..COUNT).map(initial).collect();
+    let mut state = [0, 1].map(|array| vec![0.0; if array < optimizer.state_arrays() { COUNT } else { 0 }]);
     for round in 1..=ROUNDS {
-        let step = optimizer.step(round, WORKERS);
-        let mut u = vec![0.0; COUNT];
-        for at in 0..COUNT {
-            let g = (0..WORKERS).map(|rank| gradient(at, rank, round)).sum::<f64>() * step.scale;
-            m[at] = b1 * m[at] + (1.0 - b1) * g;
-            v[at] = b2 * v[at] + (1.0 - b2) * g * g;
-            let below = (v[at] / step.bias2).sqrt() + f64::from(moments.epsilon);
-            u[at] = m[at] / step.bias1 / below + step.decay * w[at];
+        let sum = |at| (0..WORKERS).map(|rank| gradient(at, rank, round)).sum();
+        let mut sum: Vec<f64> = (0..COUNT).map(sum).collect();
+        let mut step = optimizer.step(round, WORKERS);
+        if optimizer.needs_norms() {
+            let ([first, second], mut squares) = (&mut state, SquareSums::default());
+            let state = [&mut first[..], &mut second[..]];
+            step.direction(Steps { sum: &mut sum, weights: &weights, state, squares: &mut squares });
+            let [of_weights, of_steps] = squares.totals();
+            step = step.along((of_weights / of_steps).sqrt());
         }
-        let rate = step.rate * norm(&w) / norm(&u);
-        w.iter_mut().zip(&u).for_each(|(w, u)| *w -= rate * u);
+        let [first, second] = &mut state;
+        step.update(Block { weights: &mut weights, sum: &sum, state: [first, second] });
     }
-    w
+    weights
 }
 
 /// All rounds of one tensor for each rule, by this worker.

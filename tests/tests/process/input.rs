@@ -12,7 +12,7 @@ use proto_common::element::Dtype;
 use proto_common::error::Blame;
 use proto_common::ids::Key;
 use proto_common::message::DeclareError;
-use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::optimizer::{Lamb, Optimizer};
 use proto_common::tensor::{Mode, TensorError, TensorSpec};
 
 /// Tensors that all tests declare: one of less than a chunk, one of several chunks on several servers.
@@ -133,7 +133,7 @@ fn declarations_that_cannot_be_served() {
     let (mut cluster, clients) = cluster(1);
     let client = &clients[0];
     let good = || TensorSpec::f32(20, 8, Optimizer::sgd(0.1, 0.0, 0.0));
-    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let lamb = Optimizer::mean(Lamb::default(), 0.1);
     let one_bit = Compression::of(Codec::OneBit);
     let wrong: [(TensorSpec, &str); 13] = [
         (TensorSpec::of(Dtype::F16, 20, 8, Optimizer::sum()).compressed(one_bit), "encodes f32, not f16"),
@@ -173,7 +173,7 @@ fn declarations_that_cannot_be_served() {
 #[test]
 fn lamb_tensors_that_do_not_fit_together() {
     let (mut cluster, clients) = cluster(1);
-    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let lamb = Optimizer::mean(Lamb::default(), 0.1);
     let specs: Vec<_> = (20..80).map(|key| TensorSpec::f32(key, 10 * 1024, lamb)).collect();
     let error = clients[0].declare(&specs).unwrap_err();
     blames_the_caller(&error, &["20 chunks, all under way at once", "memory.operations is 16; raise it"]);

@@ -7,7 +7,7 @@ use gradwire_tests::rigs::cluster::Cluster;
 use gradwire_tests::rigs::job::{declare, join, round, summed};
 use gradwire_tests::rigs::training::{SHM, TCP, trained_by};
 use gradwire_worker::Client;
-use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::optimizer::{Adam, Lamb, Moments, Optimizer, Rule, Sgd};
 use proto_common::tensor::TensorSpec;
 
 const WORKERS: u32 = 2;
@@ -24,7 +24,7 @@ fn rule(round: u64) -> Optimizer {
         // Its momentum goes on.
         3 => Optimizer::sgd(0.25, 0.25, 0.0),
         // Its moments begin.
-        _ => Optimizer::mean(Rule::Adam(MOMENTS), 0.125),
+        _ => Optimizer::mean(Adam(MOMENTS), 0.125),
     }
 }
 
@@ -39,7 +39,7 @@ fn expected(at: usize) -> f64 {
         let (g, optimizer) = (sum / f64::from(WORKERS), rule(round));
         let rate = f64::from(optimizer.learning_rate);
         match optimizer.rule {
-            Rule::Sgd { momentum, .. } => {
+            Rule::Sgd(Sgd { momentum, .. }) => {
                 m = f64::from(momentum) * m + g;
                 w -= rate * m;
             }
@@ -88,7 +88,7 @@ fn a_new_rule_holds_from_one_round_on_everywhere() {
         }
     });
     let tensor = clients[0].tensor(KEY).unwrap();
-    let lamb = Optimizer::mean(Rule::Lamb(MOMENTS), 0.1);
+    let lamb = Optimizer::mean(Lamb(MOMENTS), 0.1);
     for (wrong, words) in
         [(lamb, "declare another tensor"), (Optimizer::sgd(f32::NAN, 0.0, 0.0), "learning_rate")]
     {

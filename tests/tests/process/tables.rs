@@ -5,7 +5,7 @@
 
 use gradwire_tests::over_each;
 use gradwire_tests::rigs::bed::Bed;
-use proto_common::optimizer::{Optimizer, Rule};
+use proto_common::optimizer::{AdaGrad, Optimizer};
 use proto_common::table::{Initial, TABLE_APPS, TableSpec};
 use proto_common::transport::Driver;
 use std::collections::BTreeMap;
@@ -102,7 +102,7 @@ fn rules_schedules_and_limits_hold(driver: Driver) {
         client.push_rows(table, ids, &vec![value; ids.len() * WIDTH]).unwrap().wait().unwrap();
     };
     let zero = Initial::Constant(0.0);
-    let ada_grad = Optimizer::mean(Rule::AdaGrad { epsilon: 1e-10 }, 1.0);
+    let ada_grad = Optimizer::mean(AdaGrad { epsilon: 1e-10 }, 1.0);
     let table = client.declare_table(&TableSpec { initial: zero, ..spec(1, ada_grad) }).unwrap();
     push(&table, &[5, 6, 5], 2.0);
     push(&table, &[5], 4.0);

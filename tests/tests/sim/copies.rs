@@ -16,7 +16,7 @@ use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
 use proto_common::message::InboxGrant;
 use proto_common::mode::Mode;
-use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::optimizer::{Adam, Lamb, Optimizer};
 use proto_common::plan::Placement;
 
 const CHUNK_BYTES: u64 = 4 << 10;
@@ -42,8 +42,8 @@ fn spec(key: u64, chunk: u32, dtype: Dtype, optimizer: Optimizer, mode: Mode) ->
 
 /// One tensor of each kind, of two chunks.
 fn kinds() -> Vec<(Dtype, Optimizer, Mode)> {
-    let adam = Optimizer::mean(Rule::Adam(Moments::default()), 0.1);
-    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let adam = Optimizer::mean(Adam::default(), 0.1);
+    let lamb = Optimizer::mean(Lamb::default(), 0.1);
     vec![
         (Dtype::F32, adam, Mode::Sync),
         (Dtype::F32, lamb, Mode::Sync),

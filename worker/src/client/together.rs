@@ -72,13 +72,13 @@ pub(super) fn fit<'a>(
 mod tests {
     use super::*;
     use proto_common::ids::Epoch;
-    use proto_common::optimizer::{Moments, Optimizer, Rule};
+    use proto_common::optimizer::{Lamb, Optimizer};
     use proto_common::shard_map::{MapUpdate, assign};
 
     const CHUNK_BYTES: u64 = 1024;
 
     fn lamb(key: u64, chunks: u64) -> TensorSpec {
-        TensorSpec::f32(key, chunks * 256, Optimizer::mean(Rule::Lamb(Moments::default()), 0.1))
+        TensorSpec::f32(key, chunks * 256, Optimizer::mean(Lamb::default(), 0.1))
     }
 
     fn map(tensors: &[TensorSpec], servers: usize) -> ShardMap {

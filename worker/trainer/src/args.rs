@@ -3,8 +3,9 @@
 //! Raw arguments become checked settings here; nothing later reads them or the environment.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
-use clap::{Args, builder::RangedU64ValueParser};
+use clap::{Args, builder::PossibleValue, builder::RangedU64ValueParser};
 use proto_common::codec::{Codec, Compression};
 use proto_common::mode::Mode;
 
@@ -12,7 +13,7 @@ use crate::data::{Format, Shape, Source};
 use crate::error::TrainError;
 use crate::layers::Layers;
 use crate::overlap::Overlap;
-use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::optimizer::{KINDS, Kind, Optimizer, Rule, Sgd};
 
 /// Most rows of one worker in one step.
 pub const MAX_BATCH: u64 = 65_536;
@@ -62,24 +63,37 @@ impl DataArgs {
 /// Of sgd, unless said otherwise.
 const MOMENTUM: f32 = 0.9;
 
-/// The update rules of the trainer's tensors, with the constants that are usual for them. FTRL is not among them: it forgets
-/// the initial weights, without which layers of one width do not come apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum RuleName {
-    /// With --momentum
-    Sgd,
-    /// Looks ahead by --momentum
-    Nesterov,
-    /// epsilon 1e-10
-    AdaGrad,
-    /// decay 0.99, epsilon 1e-8
-    RmsProp,
-    /// beta 0.9 and 0.999, epsilon 1e-8
-    Adam,
-    /// As adam, with weight decay by itself
-    AdamW,
-    /// As adam-w, scaled by the norms of each tensor
-    Lamb,
+/// An update rule of the trainer's tensors, with its usual constants: one of the registry's, or sgd with Nesterov momentum.
+/// FTRL is not among them: it forgets the initial weights, without which layers of one width do not come apart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RuleName {
+    /// As it is written.
+    pub name: &'static str,
+    about: &'static str,
+    rule: Rule,
+}
+
+static RULES: LazyLock<Vec<RuleName>> = LazyLock::new(|| {
+    let nesterov = Sgd { momentum: MOMENTUM, nesterov: true }.into();
+    let trains = |kind: &&Kind| kind.steps && !kind.is_internal && kind.name != "ftrl";
+    let name = |kind: &Kind| RuleName {
+        name: kind.name.replace('_', "-").leak(),
+        about: kind.about,
+        rule: kind.usual(),
+    };
+    let mut rules: Vec<RuleName> = KINDS.iter().filter(trains).map(name).collect();
+    rules.push(RuleName { name: "nesterov", about: "Sgd that looks ahead by --momentum", rule: nesterov });
+    rules
+});
+
+impl clap::ValueEnum for RuleName {
+    fn value_variants<'a>() -> &'a [Self] {
+        &RULES
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name).help(self.about))
+    }
 }
 
 /// Trains a multilayer perceptron (ReLU, softmax cross-entropy), in synchronous rounds unless --mode says otherwise.
@@ -123,7 +137,7 @@ pub struct TrainArgs {
           value_parser = RangedU64ValueParser::<usize>::new().range(1..=MAX_BATCH))]
     pub batch: usize,
     /// How servers update the weights; adam and its like want a smaller --lr, such as 0.001
-    #[arg(long, value_enum, default_value_t = RuleName::Sgd, help_heading = "Training")]
+    #[arg(long, value_enum, default_value = "sgd", help_heading = "Training")]
     pub optimizer: RuleName,
     /// Learning rate
     #[arg(long, value_name = "X", default_value_t = 0.05, help_heading = "Training")]
@@ -209,7 +223,7 @@ impl TrainArgs {
             return Err(TrainError::setting("--weight-decay", cause, "give a number such as 0.0001"));
         }
         self.check_combinations()?;
-        if self.reference && self.optimizer != RuleName::Sgd {
+        if self.reference && self.optimizer.name != "sgd" {
             let cause = "the reference computes sgd only";
             return Err(TrainError::setting("--optimizer", cause, "leave it out, or train in a cluster"));
         }
@@ -222,7 +236,7 @@ impl TrainArgs {
     /// Flags that would do nothing are a mistake.
     fn check_combinations(&self) -> Result<(), TrainError> {
         let wrong = |flag, cause: &str, fix| Err(TrainError::setting(flag, cause.to_owned(), fix));
-        if self.momentum.is_some() && !matches!(self.optimizer, RuleName::Sgd | RuleName::Nesterov) {
+        if self.momentum.is_some() && !matches!(self.optimizer.rule, Rule::Sgd(_)) {
             let cause = "--optimizer is neither sgd nor nesterov, and only those have it";
             return wrong("--momentum", cause, "leave it out");
         }
@@ -252,15 +266,9 @@ impl TrainArgs {
 
     /// The update rule of all tensors.
     pub fn optimizer(&self) -> Optimizer {
-        let (momentum, moments) = (self.momentum(), Moments::default());
-        let rule = match self.optimizer {
-            RuleName::Sgd => Rule::Sgd { momentum, nesterov: false },
-            RuleName::Nesterov => Rule::Sgd { momentum, nesterov: true },
-            RuleName::AdaGrad => Rule::AdaGrad { epsilon: 1e-10 },
-            RuleName::RmsProp => Rule::RmsProp { decay: 0.99, epsilon: 1e-8 },
-            RuleName::Adam => Rule::Adam(moments),
-            RuleName::AdamW => Rule::AdamW(moments),
-            RuleName::Lamb => Rule::Lamb(moments),
+        let rule = match self.optimizer.rule {
+            Rule::Sgd(sgd) => Sgd { momentum: self.momentum(), ..sgd }.into(),
+            rule => rule,
         };
         Optimizer { weight_decay: self.weight_decay, ..Optimizer::mean(rule, self.lr) }
     }

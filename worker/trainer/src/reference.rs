@@ -10,7 +10,7 @@ use crate::exchange::{Exchange, How, NamedTensor, Traffic};
 use gradwire_worker::encoder::{Encoder, not_finite};
 use proto_common::ids::{ChunkIndex, Rank};
 use proto_common::limits::CHUNK_BYTES_DEFAULT;
-use proto_common::optimizer::{Optimizer, Rule};
+use proto_common::optimizer::{Optimizer, Rule, rules};
 use proto_common::tensor::TensorSpec;
 
 /// The one rule that it knows: stochastic gradient descent.
@@ -119,7 +119,7 @@ impl Exchange for Reference {
 
     fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<u64> {
         let How { optimizer, compression, .. } = *how;
-        let Rule::Sgd { momentum, nesterov: false } = optimizer.rule else {
+        let Rule::Sgd(rules::Sgd { momentum, nesterov: false }) = optimizer.rule else {
             anyhow::bail!("the reference computes sgd only, not {:?}", optimizer.rule);
         };
         self.sgd = Sgd { lr: optimizer.learning_rate, momentum, weight_decay: optimizer.weight_decay };

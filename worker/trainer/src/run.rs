@@ -246,7 +246,7 @@ fn trained(args: &TrainArgs, weights: &[&[f32]], workers: u32) -> Model {
         test_every: if args.test_data.is_some() { 0 } else { args.test_every },
         notes: vec![
             note("batch", args.batch.to_string()),
-            note("optimizer", format!("{:?}", args.optimizer)),
+            note("optimizer", args.optimizer.name.to_owned()),
             note("lr", args.lr.to_string()),
             note("momentum", args.momentum().to_string()),
             note("weight_decay", args.weight_decay.to_string()),

@@ -78,7 +78,7 @@ static float after_slowing(const GradwireClient *client, uint64_t key, int form)
     float one = 1, out = 0;
     GradwireHandle *handle = NULL;
     spec.optimizer.learning_rate = 1.0f;
-    spec.optimizer.momentum = 0.5f;
+    spec.optimizer.constants.sgd.momentum = 0.5f;
     spec.optimizer.form = form;
     GradwireTensor *tensor = declared(client, &spec);
     WORKS(gradwire_push_pull(client, tensor, &one, 4, &out, 4, 0, &handle));

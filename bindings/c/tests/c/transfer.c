@@ -190,7 +190,7 @@ static void mistakes(const GradwireClient *client) {
     WORKS(gradwire_optimizer_default(GRADWIRE_RULE_ADAM, &spec.optimizer));
     WORKS(gradwire_change_rule(client, tensor, &spec.optimizer, &round));
     REQUIRE(round == 1);
-    spec.optimizer.beta1 = 2;
+    spec.optimizer.constants.adam.beta1 = 2;
     FAILS(GRADWIRE_CODE_REFUSED, "beta1", gradwire_change_rule(client, tensor, &spec.optimizer, NULL));
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "group 0", gradwire_barrier(client, "all", 0));
     FAILS(GRADWIRE_CODE_REFUSED, "is not part of the group",

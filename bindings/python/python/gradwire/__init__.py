@@ -13,6 +13,7 @@ this machine.
 
 from __future__ import annotations
 
+from . import optimizers
 from ._native import Handle, Pending, Tensor, __version__, enable_logging, key_of_name, settings_reference
 from .client import Client, Declaration, Link, Reply, connect, wait_all
 from .codecs import BFloat16, Codec, Dither, Float16, OneBit, RandomK, TopK, TwoBit
@@ -32,66 +33,35 @@ from .errors import (
     WaitTimeout,
 )
 from .launching import Cluster, launch
-from .optimizers import (
-    FTRL,
-    LAMB,
-    SGD,
-    AdaGrad,
-    Adam,
-    AdamW,
-    Assign,
-    CosineDecay,
-    ExponentialDecay,
-    LinearDecay,
-    Optimizer,
-    RMSProp,
-    Schedule,
-    StepDecay,
-    Sum,
-)
+from .optimizers import *
 from .tables import Table, Uniform
 
 __all__ = [
-    "AdaGrad",
-    "Adam",
-    "AdamW",
-    "Assign",
     "BFloat16",
     "Client",
     "ClosedError",
     "Cluster",
     "Codec",
     "ConnectError",
-    "CosineDecay",
     "DeadlineError",
     "Declaration",
     "DeclareError",
     "Dither",
     "Error",
-    "ExponentialDecay",
-    "FTRL",
     "Float16",
     "ForkError",
     "Handle",
     "InputError",
-    "LAMB",
     "LaunchError",
-    "LinearDecay",
     "Link",
     "MemberDiedError",
     "OneBit",
     "OperationError",
-    "Optimizer",
     "Pending",
     "PoolError",
-    "RMSProp",
     "RandomK",
     "Reply",
-    "SGD",
-    "Schedule",
     "SettingError",
-    "StepDecay",
-    "Sum",
     "Table",
     "Tensor",
     "TopK",
@@ -106,3 +76,4 @@ __all__ = [
     "settings_reference",
     "wait_all",
 ]
+__all__ += optimizers.__all__

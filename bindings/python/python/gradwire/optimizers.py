@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, ClassVar, Union
+
+__all__ = ["CosineDecay", "ExponentialDecay", "LinearDecay", "Optimizer", "Schedule", "StepDecay"]
 
 Json = dict[str, Any]
 
@@ -68,8 +70,14 @@ CONSTANT = Schedule()
 class Optimizer:
     """An update rule. Use a subclass."""
 
+    _name: ClassVar[str] = ""
+    _constants: ClassVar[tuple[str, ...]] = ()
+
     def _rule(self) -> Any:
-        raise NotImplementedError("use a subclass of Optimizer, such as SGD")
+        if not self._name:
+            raise NotImplementedError("use a subclass of Optimizer, such as SGD")
+        constants = {name: getattr(self, name) for name in self._constants}
+        return {self._name: constants} if constants else self._name
 
     def _json(self) -> Json:
         """The representation that is sent to the cluster."""
@@ -82,24 +90,7 @@ class Optimizer:
         }
 
 
-@dataclass(frozen=True)
-class Sum(Optimizer):
-    """value += sum of the contributions of the round."""
-
-    average: bool = False
-
-    def _rule(self) -> Any:
-        return "sum"
-
-
-@dataclass(frozen=True)
-class Assign(Optimizer):
-    """value = sum of the contributions of the round (an all-reduce)."""
-
-    average: bool = False
-
-    def _rule(self) -> Any:
-        return "assign"
+# From here on, this file is written by: cargo run -p gradwire-proto-common --example rules
 
 
 @dataclass(frozen=True)
@@ -111,79 +102,149 @@ class _Stepping(Optimizer):
 
 
 @dataclass(frozen=True)
+class Sum(Optimizer):
+    """value += sum of the contributions of the round (ps-lite's default handle)."""
+
+    average: bool = False
+
+    _name = "sum"
+
+
+@dataclass(frozen=True)
+class Assign(Optimizer):
+    """value = sum of the contributions of the round (an all-reduce)."""
+
+    average: bool = False
+
+    _name = "assign"
+
+
+@dataclass(frozen=True)
 class SGD(_Stepping):
-    """Stochastic gradient descent, optionally with momentum and Nesterov momentum."""
+    """Stochastic gradient descent, optionally with momentum and Nesterov momentum.
+
+    - `momentum`: Share of the last step that is kept. It is from 0 to below 1.
+    - `nesterov`: Nesterov momentum, in the form of Sutskever et al. 2013. Without momentum it has no effect. It is 0
+      or 1."""
 
     momentum: float = 0.0
     nesterov: bool = False
 
-    def _rule(self) -> Any:
-        return {"sgd": {"momentum": self.momentum, "nesterov": self.nesterov}}
+    _name = "sgd"
+    _constants = ("momentum", "nesterov",)
 
 
 @dataclass(frozen=True)
 class AdaGrad(_Stepping):
-    """AdaGrad (Duchi et al. 2011)."""
+    """AdaGrad (Duchi et al. 2011).
+
+    - `epsilon`: Added to the denominator. It is above 0.
+
+    State of each element: sum of squares."""
 
     epsilon: float = 1e-10
 
-    def _rule(self) -> Any:
-        return {"ada_grad": {"epsilon": self.epsilon}}
+    _name = "ada_grad"
+    _constants = ("epsilon",)
 
 
 @dataclass(frozen=True)
 class RMSProp(_Stepping):
-    """RMSProp, not centred; `decay` is the smoothing factor of the mean square."""
+    """RMSProp (Hinton's lecture 6e), not centred.
+
+    - `decay`: Share of the mean square that is kept. It is from 0 to below 1.
+    - `epsilon`: Added to the denominator. It is above 0.
+
+    State of each element: mean square without correction."""
 
     decay: float = 0.99
     epsilon: float = 1e-8
 
-    def _rule(self) -> Any:
-        return {"rms_prop": {"decay": self.decay, "epsilon": self.epsilon}}
+    _name = "rms_prop"
+    _constants = ("decay", "epsilon",)
 
 
 @dataclass(frozen=True)
-class _Moments(_Stepping):
+class Adam(_Stepping):
+    """Adam (Kingma and Ba 2015), with bias correction.
+
+    - `beta1`: Share of the mean that is kept. It is from 0 to below 1.
+    - `beta2`: Share of the mean square that is kept. It is from 0 to below 1.
+    - `epsilon`: Added to the denominator. It is above 0.
+
+    State of each element: mean, mean square."""
+
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
 
-    def _moments(self) -> Json:
-        return {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+    _name = "adam"
+    _constants = ("beta1", "beta2", "epsilon",)
 
 
 @dataclass(frozen=True)
-class Adam(_Moments):
-    """Adam (Kingma and Ba 2015), with bias correction."""
+class AdamW(_Stepping):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
 
-    def _rule(self) -> Any:
-        return {"adam": self._moments()}
+    - `beta1`: Share of the mean that is kept. It is from 0 to below 1.
+    - `beta2`: Share of the mean square that is kept. It is from 0 to below 1.
+    - `epsilon`: Added to the denominator. It is above 0.
+
+    State of each element: mean, mean square."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    _name = "adam_w"
+    _constants = ("beta1", "beta2", "epsilon",)
 
 
 @dataclass(frozen=True)
-class AdamW(_Moments):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+class LAMB(_Stepping):
+    """LAMB (You et al. 2020, algorithm 2, without bounds on the norms). It needs the norm of the whole tensor, so all
+    of the tensor is on one lane of one server.
 
-    def _rule(self) -> Any:
-        return {"adam_w": self._moments()}
+    - `beta1`: Share of the mean that is kept. It is from 0 to below 1.
+    - `beta2`: Share of the mean square that is kept. It is from 0 to below 1.
+    - `epsilon`: Added to the denominator. It is above 0.
 
+    State of each element: mean, mean square."""
 
-@dataclass(frozen=True)
-class LAMB(_Moments):
-    """LAMB (You et al. 2020, algorithm 2). It needs the norm of the whole tensor, so all of the tensor is on one lane of one
-    server."""
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
 
-    def _rule(self) -> Any:
-        return {"lamb": self._moments()}
+    _name = "lamb"
+    _constants = ("beta1", "beta2", "epsilon",)
 
 
 @dataclass(frozen=True)
 class FTRL(_Stepping):
-    """FTRL-proximal (McMahan et al. 2013). It does not support a schedule."""
+    """FTRL-proximal (McMahan et al. 2013). It does not support a schedule.
+
+    - `beta`: Added to the root of the sum of squares. It is at least 0.
+    - `l1`: L1 weight. It is at least 0.
+    - `l2`: L2 weight. It is at least 0.
+
+    State of each element: z, n."""
 
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
 
-    def _rule(self) -> Any:
-        return {"ftrl": {"beta": self.beta, "l1": self.l1, "l2": self.l2}}
+    _name = "ftrl"
+    _constants = ("beta", "l1", "l2",)
+
+
+__all__ += [
+    "Sum",
+    "Assign",
+    "SGD",
+    "AdaGrad",
+    "RMSProp",
+    "Adam",
+    "AdamW",
+    "LAMB",
+    "FTRL",
+]

@@ -6,7 +6,7 @@ use crate::engine::shards::TENSOR_BYTES;
 use proto_common::codec::{Codec, Compression};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
 use proto_common::message::NotTaken;
-use proto_common::optimizer::{Decay, Moments, Rule, Schedule};
+use proto_common::optimizer::{Decay, Lamb, Schedule};
 use proto_common::shard_map::SharedUpdate;
 use proto_common::tensor::RuleChange;
 
@@ -98,7 +98,7 @@ fn a_mode_that_is_not_said_is_the_cluster_s_and_the_same_as_the_one_said() {
 #[test]
 fn a_tensor_is_counted_with_all_its_bytes() {
     let schedule = Schedule { warmup_rounds: 1, decay: Decay::Cosine { rounds: 2, last: 0.5 } };
-    let optimizer = Optimizer { schedule, ..Optimizer::mean(Rule::Lamb(Moments::default()), 0.1) };
+    let optimizer = Optimizer { schedule, ..Optimizer::mean(Lamb::default(), 0.1) };
     let compression = Compression::of(Codec::TopK { share: 0.1 });
     let spec = TensorSpec { optimizer, compression, ..tensor(1).in_mode(Mode::Bounded(1)) };
     let bytes = proto_common::message::to_bytes(&spec).unwrap().len() - spec.name.len();

@@ -5,7 +5,7 @@ use super::*;
 use crate::engine::chunk::Stage;
 use crate::engine::{ChunkState, RecordContext, Role};
 use proto_common::batch::Judgement;
-use proto_common::optimizer::{Moments, Rule};
+use proto_common::optimizer::Lamb;
 
 const OTHER: Rank = Rank(1);
 const THIRD: Rank = Rank(2);
@@ -18,7 +18,7 @@ fn epoch(counter: u32) -> Epoch {
 
 /// Chunks of key 1 that end rounds together.
 fn both(role: Role) -> [(ChunkSpec, Role); 2] {
-    let optimizer = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let optimizer = Optimizer::mean(Lamb::default(), 0.1);
     [0, 1].map(|at| (ChunkSpec { id: ChunkId::new(1, at), optimizer, ..spec(1) }, role))
 }
 

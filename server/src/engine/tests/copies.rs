@@ -220,7 +220,7 @@ fn a_thousand_moves_take_no_more_places() {
     let mut engine = LaneEngine::new(config(1));
     let lamb = |chunk| ChunkSpec {
         id: ChunkId::new(9, chunk),
-        optimizer: Optimizer::mean(proto_common::optimizer::Rule::Lamb(Default::default()), 0.1),
+        optimizer: Optimizer::mean(proto_common::optimizer::Lamb::default(), 0.1),
         ..spec(9)
     };
     for turn in 0..1000u32 {

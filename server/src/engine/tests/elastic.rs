@@ -1,7 +1,7 @@
 //! Workers that go: in good order, or by dying, where rounds wait for them and where they go on.
 
 use super::*;
-use proto_common::optimizer::{Moments, Rule};
+use proto_common::optimizer::Lamb;
 
 fn going_on(workers: u32) -> EngineConfig {
     EngineConfig { worker_loss: WorkerLoss::Continue, ..config(workers) }
@@ -230,7 +230,7 @@ fn who_comes_again_goes_on_after_what_its_life_before_has_under_way() {
 #[test]
 fn chunks_whose_norms_count_finish_together_without_the_dead() {
     let mut rig = Rig::new(going_on(2));
-    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let lamb = Optimizer::mean(Lamb::default(), 0.1);
     let specs: Vec<_> =
         (0..2).map(|at| ChunkSpec { id: ChunkId::new(2, at), optimizer: lamb, ..spec(2) }).collect();
     rig.engine.assign(Epoch { term: 1, counter: 1 }, &specs);

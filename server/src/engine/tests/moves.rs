@@ -3,7 +3,7 @@
 use super::*;
 use crate::engine::{ChunkState, RecordContext, Role};
 use proto_common::batch::Judgement;
-use proto_common::optimizer::{Moments, Rule};
+use proto_common::optimizer::Lamb;
 
 const OTHER: Rank = Rank(1);
 const THIRD: Rank = Rank(2);
@@ -160,7 +160,7 @@ fn what_a_copy_had_from_another_server_or_life_counts_for_nothing() {
 fn a_step_that_is_made_in_part_stays_with_a_chunk_that_moves_and_comes_back() {
     let mut rig = Rig::new(config(1));
     rig.engine = LaneEngine::new(rig.config);
-    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let lamb = Optimizer::mean(Lamb::default(), 0.1);
     let both =
         |role| [0, 1].map(|at| (ChunkSpec { id: ChunkId::new(1, at), optimizer: lamb, ..spec(1) }, role));
     let of = |chunk, block: Block| Block { id: ChunkId::new(1, chunk), ..block };
@@ -351,7 +351,7 @@ fn a_tensor_with_norms_whose_copy_was_half_made_is_refused_at_once() {
     ] {
         let mut rig = Rig::new(config(1));
         rig.engine = LaneEngine::new(rig.config);
-        let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+        let lamb = Optimizer::mean(Lamb::default(), 0.1);
         let both =
             |role| [0, 1].map(|at| (ChunkSpec { id: ChunkId::new(1, at), optimizer: lamb, ..spec(1) }, role));
         let mut out = Commands::default();

@@ -2,13 +2,13 @@
 
 use super::*;
 use crate::engine::answers::Found;
-use proto_common::optimizer::{Moments, Rule};
+use proto_common::optimizer::Lamb;
 
 /// Workers on a tensor of two chunks, of key 1, with a plain one of key 2 behind it.
 fn rig(workers: u32) -> Rig {
     let mut rig = Rig::new(config(workers));
     rig.engine = LaneEngine::new(rig.config);
-    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let lamb = Optimizer::mean(Lamb::default(), 0.1);
     let chunk = |index| ChunkSpec { id: ChunkId::new(1, index), optimizer: lamb, ..spec(1) };
     rig.engine.assign(Epoch { term: 1, counter: 1 }, &[chunk(0), chunk(1), spec(2)]);
     (0..workers).for_each(|rank| rig.connect(rank));

@@ -8,7 +8,7 @@
 use super::model::{Gift, Observer, Rules};
 use super::*;
 use proptest::prelude::*;
-use proto_common::optimizer::{Moments, Rule};
+use proto_common::optimizer::Lamb;
 use std::collections::BTreeMap;
 
 /// Chunks of two tensors, or of one whose chunks finish together.
@@ -124,7 +124,7 @@ impl World {
         let config =
             EngineConfig { deterministic, inbox_slots: slots, spill_blocks: spills, ..config(workers) };
         let mut rig = Rig::with(config, in_place);
-        let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+        let lamb = Optimizer::mean(Lamb::default(), 0.1);
         let optimizer = if norms { lamb } else { Optimizer::sum() };
         let dtype = if integers { Dtype::I32 } else { Dtype::F32 };
         let spec = ChunkSpec { optimizer, dtype, mode, backup_workers, ..spec(1) };

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::SavingNews;
-use proto_common::optimizer::{Moments, Rule};
+use proto_common::optimizer::Lamb;
 
 /// One worker, chunks of keys 1 and 2.
 fn rig() -> Rig {
@@ -108,7 +108,7 @@ fn one_that_is_given_up_holds_nothing_up_any_more() {
 fn a_tensor_with_norms_is_copied_before_its_step_is_made() {
     let mut rig = Rig::new(config(1));
     rig.engine = LaneEngine::new(rig.config);
-    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let lamb = Optimizer::mean(Lamb::default(), 0.1);
     let chunk = |index| ChunkSpec { id: ChunkId::new(1, index), optimizer: lamb, ..spec(1) };
     rig.engine.assign(Epoch { term: 1, counter: 1 }, &[chunk(0), chunk(1)]);
     rig.connect(0);

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proto_common::codec::Codec;
 use proto_common::ids::ChunkId;
 use proto_common::mode::Mode;
-use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::optimizer::{Adam, KINDS, Optimizer, Sgd};
 
 const ELEMENTS: usize = 96;
 
@@ -66,19 +66,9 @@ fn rules(dtype: Dtype) -> Vec<Optimizer> {
     if dtype.is_integer() {
         return vec![Optimizer::sum(), Optimizer::assign()];
     }
-    let moments = Moments::default();
-    let nesterov = Rule::Sgd { momentum: 0.5, nesterov: true };
-    let mut all = vec![Optimizer::sum(), Optimizer::assign(), Optimizer::sgd(0.5, 0.9, 0.1)];
-    let others = [
-        nesterov,
-        Rule::AdaGrad { epsilon: 1e-3 },
-        Rule::RmsProp { decay: 0.9, epsilon: 1e-3 },
-        Rule::Adam(moments),
-        Rule::AdamW(moments),
-        Rule::Lamb(moments),
-        Rule::Ftrl { beta: 1.0, l1: 0.1, l2: 0.1 },
-    ];
-    all.extend(others.map(|rule| Optimizer::mean(rule, 0.25)));
+    let usual = KINDS.iter().filter(|kind| !kind.is_internal).map(|kind| Optimizer::usual(kind.usual()));
+    let mut all: Vec<_> = usual.map(|rule| Optimizer { learning_rate: 0.25, ..rule }).collect();
+    all.extend([Optimizer::sgd(0.5, 0.9, 0.1), Optimizer::mean(Sgd { momentum: 0.5, nesterov: true }, 0.25)]);
     all
 }
 
@@ -115,7 +105,7 @@ fn changes_of_a_rule_that_are_to_come_are_in_the_image() {
     let spec = spec(Dtype::F32, Optimizer::sgd(0.5, 0.9, 0.0));
     let (mut first, mut other) = (storage(&spec), storage(&spec));
     rounds(&mut first, 1, 2, false);
-    first.change_rule(&[(0, 4)], Optimizer::mean(Rule::Adam(Moments::default()), 0.1)).unwrap();
+    first.change_rule(&[(0, 4)], Optimizer::mean(Adam::default(), 0.1)).unwrap();
     let bytes = image_of(&first, 2);
     other.load_image(0, &Image::read(&bytes).unwrap(), 0, true).unwrap();
     rounds(&mut first, 3, 6, false);
@@ -178,7 +168,7 @@ proptest! {
         flip in 1u8..,
         whole: bool,
     ) {
-        let spec = spec(Dtype::Bf16, Optimizer::mean(Rule::Adam(Moments::default()), 0.1));
+        let spec = spec(Dtype::Bf16, Optimizer::mean(Adam::default(), 0.1));
         let mut own = storage(&spec);
         let mut bytes = image_of(&own, 2);
         // Most of an image is numbers, any of which will do: heads are what can be wrong.

@@ -5,7 +5,7 @@ use super::shape::counts;
 use fabric::sim::Rng;
 use proto_common::codec::Codec;
 use proto_common::half::{f16_to_f32, f32_to_f16};
-use proto_common::optimizer::Rule;
+use proto_common::optimizer::{Rule, Sgd};
 use proto_common::tensor::TensorSpec;
 
 /// See the module.
@@ -110,7 +110,7 @@ impl Oracle {
             return known.versions.push(sum);
         }
         let (rule, scale) = (known.spec.optimizer, 1.0 / self.workers as f32);
-        let Rule::Sgd { momentum: kept, .. } = rule.rule else { panic!("the oracle knows sgd only") };
+        let Rule::Sgd(Sgd { momentum: kept, .. }) = rule.rule else { panic!("the oracle knows sgd only") };
         let old = &known.versions[round as usize - 1];
         let mut new = Vec::with_capacity(old.len());
         for ((weight, total), momentum) in old.iter().zip(&sum).zip(&mut known.momentum) {

@@ -1,0 +1,37 @@
+//! The rule `sum`.
+
+use crate::optimizer::elements::{Block, Whole};
+use crate::optimizer::real::Real;
+use crate::optimizer::rule::{Factors, Form, UpdateRule, rule};
+
+rule! {
+    /// value += sum of the contributions of the round (ps-lite's default handle).
+    Sum {}
+}
+
+impl UpdateRule for Sum {
+    const CLASS: &'static str = "Sum";
+    const STEPS: bool = false;
+    const IS_EXACT: bool = true;
+
+    fn arrays(&self, _: Form) -> &'static [&'static str] {
+        &[]
+    }
+
+    #[inline(always)]
+    fn decays_gradient(&self, _: Form) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn at_once<T: Real, W: Whole<T>>(&self, factors: &Factors, chunk: W) -> Option<W> {
+        let scale = T::of(factors.scale);
+        chunk.stateless(move |w, s| w + s * scale);
+        None
+    }
+
+    #[inline(always)]
+    fn update<T: Real>(&self, _: &Factors, block: Block<'_, T>, gradient: impl Fn(T, T) -> T + Copy) {
+        block.stateless(|w, s| w + gradient(w, s));
+    }
+}

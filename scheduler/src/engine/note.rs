@@ -1,7 +1,7 @@
 //! What people are to hear of the engine's last step, beside the messages that it sends: for the log and for counters. Nothing is
 //! decided by it.
 
-use super::{Engine, Stopped};
+use super::Stopped;
 use proto_common::error::Death;
 use proto_common::ids::{MemberId, Rank};
 
@@ -51,15 +51,4 @@ pub enum Note {
         /// What is left, and why.
         stopped: Stopped,
     },
-}
-
-impl Engine {
-    /// What has happened in the last step.
-    pub fn take_notes(&mut self) -> Vec<Note> {
-        std::mem::take(&mut self.notes)
-    }
-
-    pub(super) fn note(&mut self, note: Note) {
-        self.notes.push(note);
-    }
 }

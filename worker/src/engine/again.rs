@@ -1,8 +1,8 @@
 //! Parts that are to be sent again: their payload changed on the way, or a server could not take them yet.
 
 use super::command::Commands;
-use super::lane::CORRUPT_RETRIES_MAX;
 use super::lane::{LaneEngine, RETRY_DOUBLINGS_MAX, RETRY_MS};
+use super::part::CORRUPT_RETRIES_MAX;
 use super::part::{Part, State};
 use crate::error::OpError;
 use crate::subject::Subject;

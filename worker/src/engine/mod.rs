@@ -4,6 +4,7 @@
 
 mod again;
 mod calls;
+mod chunk;
 mod command;
 mod failures;
 mod flow;

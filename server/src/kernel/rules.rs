@@ -1,7 +1,7 @@
 //! The update rules, element by element.
 
-use super::weights::{check, each};
-use super::{Element, Operand, Real, Weights, set};
+use super::weights::each;
+use super::{Element, Operand, Real, Weights, check, set};
 use fabric::simd::{Pass, widest};
 use proto_common::optimizer::{Form, Moments, Rule, Step};
 

@@ -1,6 +1,6 @@
 //! The loops that rules share: weights in place or out of place, and in place with the arrays that a rule keeps.
 
-use super::{Element, Operand, Real};
+use super::{Element, Operand, Real, check};
 use fabric::simd::{Pass, widest};
 
 /// The weights that a rule changes.
@@ -152,10 +152,4 @@ pub(super) fn each<T: Real, S: State>(
         weights[i] = weight;
         state.set(i, values);
     }
-}
-
-/// Once per pass, so that the loops need no check of their own.
-#[inline(always)]
-pub(super) fn check(count: usize, found: usize) {
-    assert_eq!(found, count, "elements of an operand");
 }

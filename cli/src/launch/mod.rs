@@ -18,15 +18,13 @@ mod ranks;
 mod remote;
 mod restart;
 mod submit;
-mod supervise;
 mod supervisor;
 mod trust;
 mod variables;
 
 pub(crate) use args::{LaunchArgs, with_long_names};
 pub(crate) use attend::attend;
-pub(crate) use guard::guard;
-pub(crate) use supervise::{SuperviseArgs, supervise_child};
+pub(crate) use guard::{SuperviseArgs, guard, supervise_child};
 
 use daemon::exit::{Failure, WithCode as _};
 use kind::Kind;

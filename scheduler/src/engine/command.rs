@@ -1,10 +1,10 @@
-//! What the engine decides, as commands for the runtime, and how the job ends. It must not know the engine's state.
+//! What comes out of the engine: commands for the runtime, notes for people, and how the job ends. It must not know the engine's state.
 
-use super::checkpoints::{Clearing, Completed, Unusable};
+use super::checkpoints::{Clearing, Completed, Stopped, Unusable};
 use super::member::ConnectionId;
 use proto_common::config::SettingError;
 use proto_common::error::Death;
-use proto_common::ids::MemberId;
+use proto_common::ids::{MemberId, Rank};
 use proto_common::message::{FromScheduler, RefusalReason};
 use std::fmt;
 
@@ -95,4 +95,53 @@ pub(super) const TIMEOUT_MS_MAX: u64 = 24 * 3600 * 1000;
 /// When a wait that begins now is over, as far as its asker may choose.
 pub(super) fn deadline_ms(now_ms: u64, timeout_ms: u64) -> u64 {
     now_ms + timeout_ms.clamp(1, TIMEOUT_MS_MAX)
+}
+
+/// What people are to hear of a step, beside the messages that the engine sends: for the log and for counters. Nothing is decided
+/// by it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Note {
+    /// A member died, whether the job goes on or not.
+    Lost(Death),
+    /// A member left in good order.
+    Left(MemberId),
+    /// These servers serve now what a dead one did.
+    TakenOver {
+        /// The dead one.
+        from: Rank,
+        /// Those that had copies.
+        by: Vec<Rank>,
+    },
+    /// A server could not do what a decision asked of it.
+    Refused {
+        /// Its rank.
+        server: Rank,
+        /// In its words.
+        reason: String,
+        /// Copies that were being made and are given up for it.
+        given_up: usize,
+        /// How many of them are to be made elsewhere, or tried again.
+        tried: usize,
+    },
+    /// A restarted scheduler waits for a majority of the members.
+    NoQuorum {
+        /// Those that have not come.
+        missing: Vec<MemberId>,
+    },
+    /// No majority of the members is heard of: nothing is decided.
+    Minority {
+        /// Those that are silent.
+        silent: Vec<MemberId>,
+        /// The job ends on this side after so long.
+        ends_ms: u64,
+    },
+    /// A checkpoint was given up, and why.
+    CheckpointFailed(String),
+    /// A checkpoint was not begun, because what is left of earlier ones cannot be removed.
+    CheckpointsStopped {
+        /// Its round.
+        round: u64,
+        /// What is left, and why.
+        stopped: Stopped,
+    },
 }

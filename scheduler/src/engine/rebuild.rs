@@ -1,10 +1,10 @@
 //! A scheduler that follows another one: members say what they know, and nothing is decided before all of them have, or had
 //! their time for it. Then the cluster goes on under a new term. Strangers wait meanwhile.
 
-use super::lists::check_lists;
 use super::member::ConnectionId;
 use super::member::Member;
 use super::quorum::{Election, Lives as Roster, check_rosters};
+use super::report::check_lists;
 use maps::Told;
 use proto_common::ids::{Epoch, Incarnation, Key, MemberId, Rank, Role};
 use proto_common::limits::{TENSORS_MAX, WORKERS_MAX};

@@ -3,7 +3,8 @@
 
 use crate::child::Child;
 use crate::counters;
-use crate::measure::{self, Counted, Sample};
+use crate::counters::Counted;
+use crate::measure::{self, Sample};
 use crate::procfs;
 use crate::workload::WorkSpec;
 use serde::{Deserialize, Serialize};

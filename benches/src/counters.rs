@@ -18,6 +18,17 @@ pub(crate) struct Counts {
     pub(crate) switches: u64,
 }
 
+/// What a subject asked of the kernel in some rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// System calls and context switches of all its processes.
+    pub(crate) counts: Counts,
+    /// Operations of all workers meanwhile.
+    pub(crate) operations: u64,
+    /// Their payload, of both directions.
+    pub(crate) payload_bytes: u64,
+}
+
 /// perf, attached to some processes and counting.
 struct Perf(Child);
 

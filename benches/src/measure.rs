@@ -2,7 +2,7 @@
 //!
 //! It must not know what a subject is made of, and must not print results.
 
-use crate::counters::Counts;
+use crate::counters::Counted;
 use crate::procfs;
 use crate::report;
 use crate::stats;
@@ -70,17 +70,6 @@ pub(crate) struct Sample {
     pub(crate) told_us: Option<(f64, f64)>,
     /// Allocations of a worker's process in one round, where they are counted.
     pub(crate) allocations_per_round: Option<f64>,
-}
-
-/// What a subject asked of the kernel in some rounds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Counted {
-    /// System calls and context switches of all its processes.
-    pub(crate) counts: Counts,
-    /// Operations of all workers meanwhile.
-    pub(crate) operations: u64,
-    /// Their payload, of both directions.
-    pub(crate) payload_bytes: u64,
 }
 
 impl Sample {

@@ -2,7 +2,7 @@
 //!
 //! It must not measure or compute ratios.
 
-use crate::measure::Counted;
+use crate::counters::Counted;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use std::io::Write as _;

@@ -29,11 +29,11 @@ pub use error::CheckpointError;
 pub use header::{Entry, Header};
 pub use manifest::{Contents, Manifest, PartRecord, Shape, TableRecord, TensorRecord};
 pub use owner::{Owner, Ownership, Term, claim, newest_term, utc};
-pub use place::{find, is_name_at, list_all, name_of_job, newest_of, open_job, own_name, resolve};
+pub use place::{find, is_name_at, list_all, name_of_job, newest_of, open, open_job, own_name, resolve};
 pub use reader::{Part, Stretch, TableRows};
 pub use removal::{Removed, clean, discard, remove, retain, sweep};
 pub use restore::{Checkpoint, ChunkState};
-pub use store::{Staged, Store, open};
+pub use store::{Staged, Store};
 pub use writer::{PartPlan, PartWriter, Planned, RowsPiece};
 
 #[cfg(test)]

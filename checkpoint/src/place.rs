@@ -2,8 +2,9 @@
 //! module must not read the files of checkpoints.
 
 use crate::catalog::{self, Listed, is_name};
+use crate::directory::Directory;
 use crate::error::CheckpointError;
-use crate::store::{Store, open};
+use crate::store::Store;
 use std::sync::Arc;
 
 /// The prefix of the directories of jobs.
@@ -110,6 +111,20 @@ pub fn newest_of(place: &str, job: u64) -> Result<Option<String>, CheckpointErro
 pub fn resolve(place: &str, job: u64, name: &str) -> Result<String, CheckpointError> {
     let is_own = !name.contains('/') && crate::restore::manifest(&*open_job(place, job)?, name)?.is_some();
     Ok(if is_own { name_of_job(job, name) } else { name.to_owned() })
+}
+
+/// The store at a directory's path or an object store's URL.
+pub fn open(place: &str) -> Result<Arc<dyn Store>, CheckpointError> {
+    match place.split_once("://") {
+        None => Ok(Arc::new(Directory::new(place))),
+        #[cfg(feature = "object-store")]
+        Some(_) => Ok(Arc::new(crate::bucket::Bucket::open(place)?)),
+        #[cfg(not(feature = "object-store"))]
+        Some(_) => {
+            let why = "this build knows directories only; build it with the feature object-store".to_owned();
+            Err(CheckpointError::BadPlace { place: place.into(), why })
+        }
+    }
 }
 
 #[cfg(test)]

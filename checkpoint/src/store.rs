@@ -1,12 +1,10 @@
 //! Where checkpoints lie. A place keeps files under a checkpoint's name; what makes them complete is the manifest.
 
-use crate::directory::Directory;
 use crate::error::CheckpointError;
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// The manifest's file.
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -79,18 +77,4 @@ pub trait Store: Debug + Send + Sync {
     fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError>;
     /// Removes what is left of a checkpoint that has no files any more. False: it has some, and stays.
     fn forget(&self, name: &str) -> Result<bool, CheckpointError>;
-}
-
-/// The store at a directory's path or an object store's URL.
-pub fn open(place: &str) -> Result<Arc<dyn Store>, CheckpointError> {
-    match place.split_once("://") {
-        None => Ok(Arc::new(Directory::new(place))),
-        #[cfg(feature = "object-store")]
-        Some(_) => Ok(Arc::new(crate::bucket::Bucket::open(place)?)),
-        #[cfg(not(feature = "object-store"))]
-        Some(_) => {
-            let why = "this build knows directories only; build it with the feature object-store".to_owned();
-            Err(CheckpointError::BadPlace { place: place.into(), why })
-        }
-    }
 }

@@ -188,7 +188,11 @@ async fn serve(stream: TcpStream, state: HttpState, place: Place) {
         let (asks, state) = (client.asks(), state.clone());
         let is_meant = !is_loopback || local::is_meant(request.uri(), request.headers());
         async move {
-            let answer = if is_meant { answer(state, &request).await } else { local::refusal() };
+            let answer = if is_meant {
+                answer(state, &request).await
+            } else {
+                text(StatusCode::FORBIDDEN, local::REFUSAL)
+            };
             drop(asks);
             Ok::<_, Infallible>(answer)
         }

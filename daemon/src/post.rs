@@ -8,25 +8,23 @@ mod way;
 use crate::control::LinkSender;
 use crate::passed::Passed;
 use fabric::oneshot;
-use hub::Hub;
+pub use hub::{Answering, Post, PostAnswer};
+use hub::{GRACE, Hub, Known, OURS, Waiting, Work};
 use proto_common::ids::MemberId;
 use proto_common::message::{
-    FromScheduler, NodeGroup, POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX,
-    PostError, PostMessage, PostReply, PostTo, ToScheduler, WaitError,
+    FromScheduler, NodeGroup, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError, PostMessage,
+    PostTo, ToScheduler, WaitError,
 };
-use room::{Place, Room};
-use std::collections::BTreeSet;
+use room::Room;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::sync::mpsc::error::TrySendError;
 use way::Way;
 
-/// How much later than the scheduler's deadline an answer may arrive.
-const GRACE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 2_000 });
 /// Messages that wait for a handler: as many as the scheduler lets one member owe, and as many whose deadline has
 /// passed there but not yet here.
 const WAITING_MAX: usize = 2 * POSTS_OWED_MAX;
@@ -39,58 +37,6 @@ const LINK_MAX: usize = 2 * (POSTS_ASKED_MAX + POSTS_OWED_MAX);
 const WITHIN_MAX: Duration = Duration::from_millis(u32::MAX as u64);
 /// How long the end waits for a running handler.
 const END_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 3_000 });
-/// Requests at barriers have this bit, so that their answers are distinguished from those of other callers in this
-/// process.
-const OURS: u64 = 1 << 63;
-
-type Handler = Box<dyn FnMut(Post) + Send>;
-type OnAnswer = Box<dyn FnMut(PostAnswer) + Send>;
-
-/// A received message.
-#[derive(Debug)]
-pub struct Post {
-    /// The sender.
-    pub from: MemberId,
-    /// The handler's number.
-    pub app: u32,
-    /// Its head.
-    pub head: i32,
-    /// Its body.
-    pub body: Vec<u8>,
-    /// Answers the message. If it is dropped without an answer, the sender gets an error.
-    pub reply: Answering,
-}
-
-/// Answers one message, once, from any thread.
-#[derive(Debug)]
-pub struct Answering {
-    ticket: u64,
-    work: Option<Sender<Work>>,
-}
-
-impl Answering {
-    /// Answers the message, with at most [`POST_BODY_BYTES_MAX`] bytes of body. With more, the sender gets an error.
-    pub fn send(mut self, head: i32, body: Vec<u8>) -> Result<(), PostError> {
-        let result = bounded(&body).map(|()| PostReply { head, body });
-        let told = result.as_ref().map(drop).map_err(Clone::clone);
-        self.answer(result);
-        told
-    }
-
-    fn answer(&mut self, result: Result<PostReply, PostError>) {
-        if let Some(work) = self.work.take() {
-            // Nobody waits for it where the thread has ended.
-            let reply = ToScheduler::PostReply { ticket: self.ticket, result };
-            let _ = work.send(Work::Say(Box::new(reply)));
-        }
-    }
-}
-
-fn bounded(body: &[u8]) -> Result<(), PostError> {
-    let bytes = body.len();
-    if bytes > POST_BODY_BYTES_MAX { Err(PostError::TooLong { bytes: bytes as u64 }) } else { Ok(()) }
-}
-
 /// A handler of messages that did not return in time; messages that waited for it were dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
@@ -103,56 +49,12 @@ pub struct Stuck {
     pub waited_ms: u64,
 }
 
-impl Drop for Answering {
-    fn drop(&mut self) {
-        self.answer(Err(PostError::NoReply));
+impl Stuck {
+    /// The handler that kept a caller waiting until the end of its wait. Between two handlers there is none.
+    fn of(known: &Known) -> Option<Self> {
+        let app = u32::try_from(known.running.load(Ordering::Relaxed)).ok()?;
+        Some(Self { app, waited_ms: END_WITHIN.as_millis() as u64 })
     }
-}
-
-/// One receiver's answer.
-#[derive(Debug)]
-pub struct PostAnswer {
-    /// The receiver.
-    pub from: MemberId,
-    /// The number of receivers, and of answers.
-    pub of: u32,
-    /// The answer, or the reason why there is none.
-    pub result: Result<PostReply, PostError>,
-}
-
-/// A message that waits for its handler, in the room that it takes.
-struct Waiting {
-    ticket: u64,
-    from: MemberId,
-    message: PostMessage,
-    /// Until when somebody waits for the answer. After it the scheduler has told its sender.
-    deadline: Instant,
-    place: Place,
-}
-
-enum Work {
-    Register(u32, Handler),
-    Unregister(u32, oneshot::Sender<()>),
-    Ask {
-        to: PostTo,
-        message: PostMessage,
-        within: Duration,
-        on_answer: OnAnswer,
-    },
-    Barrier {
-        name: String,
-        group: NodeGroup,
-        within: Duration,
-        done: oneshot::Sender<Result<(), WaitError>>,
-    },
-    Deliver(Waiting),
-    Heard(FromScheduler),
-    Say(Box<ToScheduler>),
-    /// There is another scheduler.
-    Back,
-    /// The way to the scheduler has ended.
-    Lost(String),
-    End,
 }
 
 /// The messages of one member. Clones share them. When the last clone is dropped, its thread ends.
@@ -168,29 +70,6 @@ struct Inner {
     ended: oneshot::Receiver<()>,
     known: Arc<Known>,
     passed: Passed,
-}
-
-/// What callers may ask without waiting for the thread.
-struct Known {
-    /// Numbers that have a handler.
-    apps: Mutex<BTreeSet<u32>>,
-    /// The number whose handler runs; [`Known::NOBODY`] while none does.
-    running: AtomicU64,
-}
-
-impl Known {
-    const NOBODY: u64 = u64::MAX;
-
-    fn apps(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        // A set that is inserted into and removed from is whole, whatever happened to others.
-        self.apps.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Who is in the way of whoever has waited so long. Between two handlers nobody is.
-    fn stuck(&self) -> Option<Stuck> {
-        let app = u32::try_from(self.running.load(Ordering::Relaxed)).ok()?;
-        Some(Stuck { app, waited_ms: END_WITHIN.as_millis() as u64 })
-    }
 }
 
 impl std::fmt::Debug for Posts {
@@ -311,11 +190,9 @@ impl Posts {
         self.tell(Work::Unregister(app, done));
         // A handler that asks would wait for itself: its wish is granted after it.
         if !self.is_own_thread() && answer.recv_timeout(END_WITHIN) == Err(RecvTimeoutError::Timeout) {
-            return Err(self
-                .0
-                .known
-                .stuck()
-                .unwrap_or(Stuck { app, waited_ms: END_WITHIN.as_millis() as u64 }));
+            return Err(
+                Stuck::of(&self.0.known).unwrap_or(Stuck { app, waited_ms: END_WITHIN.as_millis() as u64 })
+            );
         }
         Ok(true)
     }
@@ -372,7 +249,7 @@ impl Drop for Inner {
         };
         if self.ended.recv_timeout(END_WITHIN) == Err(RecvTimeoutError::Timeout) {
             let stuck =
-                self.known.stuck().map_or_else(|| "a callback did not return".into(), |s| s.to_string());
+                Stuck::of(&self.known).map_or_else(|| "a callback did not return".into(), |s| s.to_string());
             tracing::error!("abandoned the message thread: {stuck}");
         } else if thread.join().is_err() {
             tracing::error!("the message thread panicked");
@@ -380,16 +257,11 @@ impl Drop for Inner {
     }
 }
 
-/// Who is named where nobody has answered: the receiver, or of a group the scheduler.
-fn whose(to: PostTo) -> MemberId {
-    let scheduler = MemberId { role: proto_common::ids::Role::Scheduler, rank: proto_common::ids::Rank(0) };
-    if let PostTo::One(one) = to { one } else { scheduler }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proto_common::ids::{Rank, Role};
+    use proto_common::message::{POST_BODY_BYTES_MAX, PostReply};
     use std::sync::mpsc::Receiver;
 
     const APP: u32 = 4;

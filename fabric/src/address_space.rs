@@ -43,10 +43,6 @@ pub(crate) fn not_mapped(what: &str, bytes: usize, error: Errno) -> FabricError 
     }
 }
 
-/// How to raise the limit, for error messages.
-pub(crate) const FIX: &str = "raise `ulimit -v` (LimitAS=infinity in a systemd unit, `as` in /etc/security/limits.conf, \
-    PropagateResourceLimitsExcept=AS or VSizeFactor in slurm.conf, h_vmem in Grid Engine)";
-
 #[cfg(test)]
 mod tests {
     use super::*;

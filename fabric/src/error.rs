@@ -4,6 +4,10 @@ use std::io;
 use std::time::Instant;
 use thiserror::Error;
 
+/// What raises the limit, for people.
+const MORE_ADDRESS_SPACE: &str = "raise `ulimit -v` (LimitAS=infinity in a systemd unit, `as` in /etc/security/limits.conf, \
+    PropagateResourceLimitsExcept=AS or VSizeFactor in slurm.conf, h_vmem in Grid Engine)";
+
 /// Opening devices, memory, or connecting failed.
 #[derive(Debug, Error)]
 pub enum FabricError {
@@ -40,7 +44,7 @@ pub enum FabricError {
     /// The process's limit of address space leaves too little.
     #[error(
         "{what} needs {} KiB of address space, but this process is limited to {} KiB and already uses {} KiB; {}, lower cluster.lanes, memory.spill_bytes or memory.pool_bytes, or set transport.shm = \"off\"",
-        .bytes.div_ceil(1024), .limit_bytes / 1024, .used_bytes / 1024, crate::address_space::FIX
+        .bytes.div_ceil(1024), .limit_bytes / 1024, .used_bytes / 1024, MORE_ADDRESS_SPACE
     )]
     AddressSpace {
         /// What was to be mapped.

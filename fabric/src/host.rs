@@ -1,8 +1,10 @@
 //! This host: its identity as far as shared memory reaches, and the memory that a process has there. It must not decide what
 //! either is good for.
 
+use rustix::net::sockopt::socket_peercred;
 use std::fs;
 use std::io;
+use std::os::fd::BorrowedFd;
 
 /// Where control groups are mounted.
 const GROUPS: &str = "/sys/fs/cgroup";
@@ -55,6 +57,11 @@ fn upwards(path: &str) -> impl Iterator<Item = &str> {
     let is_outside = path.split('/').any(|part| part == "..");
     let path = if is_outside { "" } else { path.trim_end_matches('/') };
     std::iter::successors(Some(path), |path| path.rfind('/').map(|end| &path[..end]))
+}
+
+/// Is the process at the other end of our user?
+pub(crate) fn is_of_our_user(link: BorrowedFd<'_>) -> bool {
+    socket_peercred(link).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 
 #[cfg(test)]

@@ -16,14 +16,8 @@ mod step;
 mod stream;
 mod worker;
 
-pub use memory::{Channel, Member};
-pub use state::{Budget, Epoch, Map, State};
+pub use state::{Budget, Channel, Epoch, Map, Member, ROUNDS_MAX, State, WORKERS};
 pub use step::Step;
-
-/// Workers of every instance: two, so that a round can be half collected.
-pub const WORKERS: usize = 2;
-/// Rounds that a worker contributes to, at most.
-pub const ROUNDS_MAX: usize = 3;
 
 /// How contributions become versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

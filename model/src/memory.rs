@@ -4,35 +4,8 @@
 //! Three kinds of channels have memory: a server's slots for each worker, the slots of a replica for its primary, and a worker's buffer
 //! for the answer of the server that it has sent the open round to.
 
-use crate::state::{Place, State};
-use crate::{Broken, Protocol, Step, WORKERS};
-
-/// A process in its role.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Member {
-    /// The server at this place.
-    Server(Place),
-    /// The worker with this rank.
-    Worker(u8),
-}
-
-/// A channel as the memory sees it: whoever copies, and whose memory it copies into.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Channel {
-    /// It copies.
-    pub writer: Member,
-    /// It grants.
-    pub owner: Member,
-}
-
-/// A copy whose writer is stopped.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Copy {
-    pub(crate) channel: Channel,
-    cell: u8,
-    /// The channel has ended: nothing of it counts, but its bytes still land.
-    pub(crate) is_late: bool,
-}
+use crate::state::{Channel, Copy, Member, State, WORKERS};
+use crate::{Broken, Protocol, Step};
 
 impl State {
     fn channels(&self) -> Vec<Channel> {

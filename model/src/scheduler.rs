@@ -1,7 +1,6 @@
 //! The scheduler: every decision is an epoch, told to all members of the roster in order.
 
-use crate::memory::Member;
-use crate::state::{Epoch, Map, Place, Rebuild, Scheduler, Seeded, Server, State};
+use crate::state::{Epoch, Map, Member, Place, Rebuild, Scheduler, Seeded, Server, State};
 use crate::{Broken, Protocol};
 
 impl Protocol {

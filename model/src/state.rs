@@ -1,8 +1,12 @@
 //! What a state of the model consists of. It must not decide anything.
 
-use crate::memory::{Copy, Member};
-use crate::{ROUNDS_MAX, WORKERS};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Workers of every instance: two, so that a round can be half collected.
+pub const WORKERS: usize = 2;
+
+/// Rounds that a worker contributes to, at most.
+pub const ROUNDS_MAX: usize = 3;
 
 /// How often each contribution was applied to a chunk: by worker, then round.
 pub(crate) type Applied = [[u8; ROUNDS_MAX]; WORKERS];
@@ -204,4 +208,31 @@ pub struct State {
     /// A late copy landed in memory that was granted again.
     pub(crate) overwritten: bool,
     pub(crate) left: Budget,
+}
+
+/// A process in its role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Member {
+    /// The server at this place.
+    Server(Place),
+    /// The worker with this rank.
+    Worker(u8),
+}
+
+/// A channel as the memory sees it: whoever copies, and whose memory it copies into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Channel {
+    /// It copies.
+    pub writer: Member,
+    /// It grants.
+    pub owner: Member,
+}
+
+/// A copy whose writer is stopped.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Copy {
+    pub(crate) channel: Channel,
+    pub(crate) cell: u8,
+    /// The channel has ended: nothing of it counts, but its bytes still land.
+    pub(crate) is_late: bool,
 }

@@ -1,8 +1,9 @@
 //! Which steps are possible in a state, and the model's face to the checker.
 
-use crate::memory::{Channel, Member};
 use crate::properties;
-use crate::state::{Answer, Budget, Epoch, Map, Place, Rebuild, Request, Scheduler, Server, State, Worker};
+use crate::state::{
+    Answer, Budget, Channel, Epoch, Map, Member, Place, Rebuild, Request, Scheduler, Server, State, Worker,
+};
 use crate::{Broken, Protocol, WORKERS};
 use stateright::{Model, Property};
 use std::collections::{BTreeMap, BTreeSet};

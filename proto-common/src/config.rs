@@ -3,33 +3,22 @@
 
 mod checkpoint;
 mod cluster;
+mod error;
 mod launch;
 mod meaning;
 mod security;
 
 use crate::ids::JobId;
 use crate::limits::{INBOX_SLOTS_MAX, INBOX_SLOTS_MIN, REPLICA_SLOTS_MAX, REPLICA_SLOTS_MIN};
-use crate::message::ClusterShape;
 use crate::transport::{Driver, Policies, Policy};
 pub use checkpoint::CheckpointSettings;
-pub use cluster::{ClusterSettings, WorkerLoss};
+pub use cluster::{ClusterSettings, ClusterShape, WorkerLoss};
+pub use error::{SettingError, is_pem, shown};
+use error::{within, wrong};
 pub use launch::LaunchSettings;
 pub use meaning::meaning;
-pub use security::{Hidden, SecurityMode, SecuritySettings, is_pem, shown};
+pub use security::{Hidden, SecurityMode, SecuritySettings};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
-
-/// A setting that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("invalid setting {key} = {}: {fix}", shown(value))]
-pub struct SettingError {
-    /// Dotted name of the setting.
-    pub key: &'static str,
-    /// The value that was given.
-    pub value: String,
-    /// Which values are valid.
-    pub fix: String,
-}
 
 /// All settings, in the sections of `gradwire.toml`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -303,26 +292,6 @@ impl Default for LogSettings {
 const BEYOND_LOOPBACK: &str = "addresses other than loopback require certificates: create them with `gradwire certs init` and \
     `gradwire certs issue`, then set security.ca, security.certificate and security.key; or use a loopback address; or, if \
     every process on this network is trusted, set security.mode = \"off\"";
-
-fn wrong<T>(
-    key: &'static str,
-    value: impl std::fmt::Display,
-    fix: impl Into<String>,
-) -> Result<T, SettingError> {
-    Err(SettingError { key, value: value.to_string(), fix: fix.into() })
-}
-
-fn within<T: PartialOrd + std::fmt::Display + Copy>(
-    key: &'static str,
-    value: T,
-    min: T,
-    max: T,
-) -> Result<(), SettingError> {
-    if value < min || value > max {
-        return wrong(key, value, format!("use a value from {min} to {max}"));
-    }
-    Ok(())
-}
 
 impl Settings {
     /// Checks every bound, and relations between settings that members use. Called once, after all sources are merged.

@@ -1,9 +1,6 @@
 //! How contributions of several workers become versions of a tensor: the modes, their names in settings and on command
 //! lines, and which tensor may have which. It must not know how a server implements them.
 
-use crate::message::ClusterShape;
-use crate::table::home_of;
-use crate::tensor::{TensorError, TensorSpec};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -91,79 +88,12 @@ pub fn backup_fault(backup: u32, workers: u32, deterministic: bool) -> Option<St
     })
 }
 
-impl TensorSpec {
-    /// The mode if it is set; otherwise sync.
-    #[must_use]
-    #[inline]
-    pub fn settled_mode(&self) -> Mode {
-        self.mode.unwrap_or_default()
-    }
-
-    /// The number of workers that a round does not wait for.
-    #[must_use]
-    #[inline]
-    pub fn settled_backup(&self) -> u32 {
-        self.backup_workers.unwrap_or(0)
-    }
-
-    /// The same tensor in this mode.
-    #[must_use]
-    pub fn in_mode(self, mode: Mode) -> Self {
-        Self { mode: Some(mode), ..self }
-    }
-
-    /// The same tensor with this number of backup workers: rounds end without the contributions of so many workers.
-    #[must_use]
-    pub fn with_backup(self, backup_workers: u32) -> Self {
-        Self { backup_workers: Some(backup_workers), ..self }
-    }
-
-    /// Fills in the cluster's values for what the declaration does not set. Backup workers apply to sync tensors only:
-    /// other tensors have none, even if the cluster has some.
-    #[must_use]
-    pub fn settled(mut self, shape: &ClusterShape) -> Self {
-        let mode = *self.mode.get_or_insert(shape.mode);
-        let default = if mode.has_rounds() && !self.dynamic { shape.backup_workers } else { 0 };
-        self.backup_workers.get_or_insert(default);
-        self
-    }
-
-    /// Rejects what this cluster does not support, with the reason.
-    pub fn validate_in(&self, shape: &ClusterShape) -> Result<(), TensorError> {
-        self.validate(shape.chunk_bytes)?;
-        match backup_fault(self.settled_backup(), shape.workers, shape.deterministic) {
-            Some(what) => Err(self.unsupported(what)),
-            None => Ok(()),
-        }
-    }
-
-    /// What is wrong with the mode, if anything.
-    pub(crate) fn mode_fault(&self) -> Option<String> {
-        let (mode, backup) = (self.settled_mode(), self.settled_backup());
-        if backup > 0 && !mode.has_rounds() {
-            return Some(format!("mode {mode} has no rounds and therefore no backup workers; use mode sync"));
-        }
-        if mode.has_rounds() && (backup == 0 || !self.dynamic) {
-            return None;
-        }
-        if self.dynamic && home_of(self.key).is_none() {
-            // With backup workers, too: others may be a round further on some chunks while one pulls.
-            return Some(format!(
-                "a dynamic tensor has one length a round, and in mode {mode} with {backup} backup workers a pull could bring \
-                 chunks of several; use mode sync without backup workers"
-            ));
-        }
-        self.optimizer.needs_norms().then(|| {
-            format!("lamb needs norms of a whole tensor of one version, and in mode {mode} each chunk has its own; use adam_w")
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Settings;
+    use crate::config::{ClusterShape, Settings};
     use crate::optimizer::{Lamb, Optimizer};
+    use crate::tensor::{TensorError, TensorSpec};
 
     fn shape(workers: u32, mode: Mode, backup_workers: u32) -> ClusterShape {
         let settings = Settings::default();

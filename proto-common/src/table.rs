@@ -10,6 +10,7 @@ use crate::mode::Mode;
 use crate::optimizer::{Optimizer, OptimizerError};
 use crate::shard_map::lane_of;
 use crate::tensor::TensorSpec;
+pub use crate::tensor::{HOMES, home_of};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -215,16 +216,6 @@ impl Spread {
             ..TensorSpec::f32(self.home(part).key.0, elements, Optimizer::assign()).in_mode(Mode::Async)
         }
     }
-}
-
-/// The 2^32 keys from here on are for homes. Trainers' tensors use the others.
-pub const HOMES: u64 = 0x6772_7762 << 32;
-
-/// The part whose home has this key; `None` for a tensor's key.
-#[must_use]
-#[inline]
-pub const fn home_of(key: Key) -> Option<u32> {
-    if key.0 >> 32 == HOMES >> 32 { Some(key.0 as u32 >> 8) } else { None }
 }
 
 /// Bytes before a contribution's ids: see [`PushHead`].

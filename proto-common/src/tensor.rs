@@ -2,9 +2,11 @@
 //! depend on the number of servers.
 
 use crate::codec::Compression;
+use crate::config::ClusterShape;
 use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key};
 use crate::limits::{CHUNKS_PER_TENSOR_MAX, NAME_BYTES_MAX, NORM_CHUNKS_MAX};
+use crate::mode::backup_fault;
 use crate::optimizer::{Optimizer, OptimizerError, Rule};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -285,6 +287,84 @@ impl TensorSpec {
         self.compression.validate().or_else(|error| unsupported(error.to_string()))?;
         self.optimizer.validate().or_else(|error: OptimizerError| unsupported(error.to_string()))
     }
+}
+
+impl TensorSpec {
+    /// The mode if it is set; otherwise sync.
+    #[must_use]
+    #[inline]
+    pub fn settled_mode(&self) -> Mode {
+        self.mode.unwrap_or_default()
+    }
+
+    /// The number of workers that a round does not wait for.
+    #[must_use]
+    #[inline]
+    pub fn settled_backup(&self) -> u32 {
+        self.backup_workers.unwrap_or(0)
+    }
+
+    /// The same tensor in this mode.
+    #[must_use]
+    pub fn in_mode(self, mode: Mode) -> Self {
+        Self { mode: Some(mode), ..self }
+    }
+
+    /// The same tensor with this number of backup workers: rounds end without the contributions of so many workers.
+    #[must_use]
+    pub fn with_backup(self, backup_workers: u32) -> Self {
+        Self { backup_workers: Some(backup_workers), ..self }
+    }
+
+    /// Fills in the cluster's values for what the declaration does not set. Backup workers apply to sync tensors only:
+    /// other tensors have none, even if the cluster has some.
+    #[must_use]
+    pub fn settled(mut self, shape: &ClusterShape) -> Self {
+        let mode = *self.mode.get_or_insert(shape.mode);
+        let default = if mode.has_rounds() && !self.dynamic { shape.backup_workers } else { 0 };
+        self.backup_workers.get_or_insert(default);
+        self
+    }
+
+    /// Rejects what this cluster does not support, with the reason.
+    pub fn validate_in(&self, shape: &ClusterShape) -> Result<(), TensorError> {
+        self.validate(shape.chunk_bytes)?;
+        match backup_fault(self.settled_backup(), shape.workers, shape.deterministic) {
+            Some(what) => Err(self.unsupported(what)),
+            None => Ok(()),
+        }
+    }
+
+    /// What is wrong with the mode, if anything.
+    fn mode_fault(&self) -> Option<String> {
+        let (mode, backup) = (self.settled_mode(), self.settled_backup());
+        if backup > 0 && !mode.has_rounds() {
+            return Some(format!("mode {mode} has no rounds and therefore no backup workers; use mode sync"));
+        }
+        if mode.has_rounds() && (backup == 0 || !self.dynamic) {
+            return None;
+        }
+        if self.dynamic && home_of(self.key).is_none() {
+            // With backup workers, too: others may be a round further on some chunks while one pulls.
+            return Some(format!(
+                "a dynamic tensor has one length a round, and in mode {mode} with {backup} backup workers a pull could bring \
+                 chunks of several; use mode sync without backup workers"
+            ));
+        }
+        self.optimizer.needs_norms().then(|| {
+            format!("lamb needs norms of a whole tensor of one version, and in mode {mode} each chunk has its own; use adam_w")
+        })
+    }
+}
+
+/// The 2^32 keys from here on are for homes. Trainers' tensors use the others.
+pub const HOMES: u64 = 0x6772_7762 << 32;
+
+/// The part whose home has this key; `None` for a tensor's key.
+#[must_use]
+#[inline]
+pub const fn home_of(key: Key) -> Option<u32> {
+    if key.0 >> 32 == HOMES >> 32 { Some(key.0 as u32 >> 8) } else { None }
 }
 
 #[cfg(test)]

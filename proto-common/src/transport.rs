@@ -1,9 +1,70 @@
 //! Selection of the transport between two peers, from both sides' policies and capabilities, with the reason.
 
-use crate::plan::PlacementPolicy;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use thiserror::Error;
+
+/// How a tensor's contributions travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// In batches, through the slots of the server's inbox.
+    #[default]
+    Slot,
+    /// Written directly into a key buffer that the server reserves for this worker and chunk.
+    Static,
+    /// Announced by a reference. The server reads it from the worker's memory, or over shared memory reduces it there.
+    RendezvousRead,
+    /// Announced. The server grants a buffer for one write, and the worker writes it.
+    RendezvousWrite,
+}
+
+impl Placement {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Slot, Self::Static, Self::RendezvousRead, Self::RendezvousWrite];
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Slot => "slot",
+            Self::Static => "static",
+            Self::RendezvousRead => "rendezvous-read",
+            Self::RendezvousWrite => "rendezvous-write",
+        })
+    }
+}
+
+/// The setting `transport.placement`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlacementPolicy {
+    /// Chosen for each tensor separately.
+    #[default]
+    Auto,
+    /// `slot` for all tensors.
+    Slot,
+    /// `static` for all tensors, as far as servers have room.
+    Static,
+    /// `rendezvous-read` for all tensors.
+    RendezvousRead,
+    /// `rendezvous-write` for all tensors.
+    RendezvousWrite,
+}
+
+impl PlacementPolicy {
+    /// The placement of all tensors, if one was set.
+    #[must_use]
+    pub fn fixed(self) -> Option<Placement> {
+        Some(match self {
+            Self::Auto => return None,
+            Self::Slot => Placement::Slot,
+            Self::Static => Placement::Static,
+            Self::RendezvousRead => Placement::RendezvousRead,
+            Self::RendezvousWrite => Placement::RendezvousWrite,
+        })
+    }
+}
 
 /// A transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

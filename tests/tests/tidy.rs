@@ -5,7 +5,8 @@
 #![allow(clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::tidy::{
-    Finding, Repo, architecture, book, documents, errors, inventory, listed, metrics, shape, suites, watch,
+    Finding, Repo, architecture, book, circles, documents, errors, inventory, listed, metrics, shape, suites,
+    watch,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -89,6 +90,11 @@ fn whoever_sleeps_says_why() {
 #[test]
 fn roles_do_not_know_each_other() {
     holds(architecture::strangers);
+}
+
+#[test]
+fn no_files_of_a_crate_take_names_from_each_other() {
+    holds(circles::none);
 }
 
 #[test]

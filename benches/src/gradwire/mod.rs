@@ -4,14 +4,15 @@ pub(crate) mod worker;
 
 use crate::child::Child;
 use crate::cluster::{Cluster, FromChild, REPLY_DEADLINE};
-use crate::measure::{Counted, Sample, Subject};
+use crate::counters::Counted;
+use crate::measure::{Sample, Subject};
 use crate::workload::WorkSpec;
 use anyhow::Context as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use worker::Variant;
+use worker::{Variant, driver_of};
 
 /// How long a daemon may take to say where it listens.
 const START_DEADLINE: Duration = Duration::from_secs(20);
@@ -152,15 +153,6 @@ fn start_at(
         children.push(Child::spawn(&format!("gradwire-server {rank}"), command)?);
     }
     Ok(Daemons { children, scheduler: address })
-}
-
-/// The driver that a subject requires, and whether it may use unix sockets.
-fn driver_of(transport: &str) -> (&str, bool) {
-    match transport {
-        "unix" => ("tcp", true),
-        "tcp" => ("tcp", false),
-        other => (other, true),
-    }
 }
 
 /// Where one of our daemons lies: beside this program.

@@ -131,7 +131,7 @@ pub(crate) fn settings(
     rank: u32,
     more: &[String],
 ) -> anyhow::Result<Settings> {
-    let (driver, unix_sockets) = super::driver_of(transport);
+    let (driver, unix_sockets) = driver_of(transport);
     let driver = Driver::ALL
         .into_iter()
         .find(|known| known.to_string() == driver)
@@ -144,6 +144,15 @@ pub(crate) fn settings(
     settings.node.http = String::new();
     settings.node.unix_sockets = unix_sockets;
     more.iter().try_fold(settings, |settings, pair| with(&settings, pair))
+}
+
+/// The driver that a subject requires, and whether it may use unix sockets.
+pub(super) fn driver_of(transport: &str) -> (&str, bool) {
+    match transport {
+        "unix" => ("tcp", true),
+        "tcp" => ("tcp", false),
+        other => (other, true),
+    }
 }
 
 /// Settings with one more, as `section.name=value`: by its name, as the daemons take it.

@@ -14,7 +14,8 @@ pub(crate) use tuning::Tuning;
 
 use crate::child::Child;
 use crate::cluster::{Cluster, FromChild, REPLY_DEADLINE, ToWorker};
-use crate::measure::{Counted, Sample, Subject};
+use crate::counters::Counted;
+use crate::measure::{Sample, Subject};
 use crate::workload::WorkSpec;
 use anyhow::Context as _;
 use clap::Args;

@@ -1,26 +1,19 @@
 //! `gradwire-bench kernels`: what fusing the reduction with the update gains, and what a second data thread gains, without
 //! any peer: contributions are there already, and the server's own storage reduces them.
 //!
-//! Owns what is measured and how it is told; the two subjects are [`fused`] and [`separate`].
+//! Owns what is measured and how it is told; the two ways are in [`ways`].
 
-mod fused;
-mod separate;
+mod ways;
 
 use crate::{procfs, report, stats};
 use clap::Args;
-use fused::{Fused, Reads};
 use gradwire_server::kernel::{Bf16, Element, F16};
 use proto_common::element::Dtype;
 use proto_common::optimizer::{Adam, Optimizer};
-use separate::Separate;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
-
-/// Bytes of a chunk, as clusters have them. In tests, whose loops are not optimised, fewer: a short tensor has several chunks then.
-const CHUNK_BYTES: u64 = if cfg!(test) { 64 << 10 } else { proto_common::limits::CHUNK_BYTES_DEFAULT };
-/// A run reduces at least so much, so that small tensors are not lost in the clock.
-const RUN_BYTES: u64 = 256 << 20;
+use ways::{CHUNK_BYTES, Fused, Reads, Separate, Subject, Way};
 
 /// Arguments of `gradwire-bench kernels`.
 #[derive(Debug, Args)]
@@ -63,28 +56,6 @@ struct Row {
     /// Share of ten seconds in which somebody waited for a core, afterwards.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu_pressure_percent: Option<f64>,
-}
-
-/// What a measurement is of.
-#[derive(Clone, Copy, Debug)]
-struct Subject {
-    dtype: Dtype,
-    rule: &'static str,
-    optimizer: Optimizer,
-    contributions: u32,
-    elements: u64,
-}
-
-impl Subject {
-    /// Bytes of all contributions of one round.
-    fn round_bytes(&self) -> u64 {
-        self.elements * self.dtype.bytes() as u64 * u64::from(self.contributions)
-    }
-
-    /// Rounds of one timed run.
-    fn rounds(&self) -> u64 {
-        RUN_BYTES.div_ceil(self.round_bytes())
-    }
 }
 
 /// Measures everything that was asked for.
@@ -136,12 +107,6 @@ fn rules() -> impl Iterator<Item = (&'static str, Optimizer)> {
 fn told(row: Row) -> Row {
     report::progress(&line(&row));
     row
-}
-
-/// One way of computing a round.
-trait Way {
-    /// So many rounds.
-    fn rounds(&mut self, rounds: u64) -> anyhow::Result<()>;
 }
 
 /// Seconds of a run of each, in turns, the first to warm up.

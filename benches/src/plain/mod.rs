@@ -10,7 +10,8 @@ pub(crate) mod worker;
 
 use crate::child::Child;
 use crate::cluster::{Cluster, FromChild, REPLY_DEADLINE, ToWorker};
-use crate::measure::{Counted, Sample, Subject};
+use crate::counters::Counted;
+use crate::measure::{Sample, Subject};
 use crate::workload::WorkSpec;
 use clap::{Args, ValueEnum};
 

@@ -4,7 +4,6 @@
 
 use super::channel::Pair;
 use super::device;
-use super::suite::Plan;
 use crate::gradwire::start_daemons;
 use crate::gradwire::worker::settings;
 use crate::report::{self, Row};
@@ -27,15 +26,15 @@ const TENSOR_BYTES: u64 = 64 << 10;
 
 /// Both. With slots only the inbox counts, which all workers share; what the plan gives some tensors beside it comes out of
 /// the spill area's budget.
-pub(super) fn measure(plan: &Plan) -> anyhow::Result<Vec<Row>> {
-    let counts: &[u32] = if plan.quick { &[1, 8] } else { &[1, 8, 64] };
+pub(super) fn measure(quick: bool) -> anyhow::Result<Vec<Row>> {
+    let counts: &[u32] = if quick { &[1, 8] } else { &[1, 8, 64] };
     let mut rows = Vec::new();
     for placement in ["slot", "auto"] {
         for count in counts {
             rows.extend(with_workers(*count, placement)?);
         }
     }
-    rows.extend(reconnections(if plan.quick { 50 } else { 1000 })?);
+    rows.extend(reconnections(if quick { 50 } else { 1000 })?);
     report::progress(report::table(&rows).trim_end());
     Ok(rows)
 }

@@ -56,8 +56,8 @@ const PLACED_BYTES: [u64; 7] = [4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 *
 const PLACED_BYTES_BY_TWO: [u64; 3] = [64 * KIB, MIB, 16 * MIB];
 
 /// The settings of one run of the suite.
-pub(super) struct Plan {
-    pub(super) quick: bool,
+struct Plan {
+    quick: bool,
     only_bytes: Vec<u64>,
     pairs: u32,
     seconds: f64,
@@ -89,7 +89,7 @@ const PARTS: [(&str, Part); 8] = [
     ("transports", transports),
     ("zero_copy", zero_copy),
     ("placement", placement),
-    ("registered", registered::measure),
+    ("registered", |plan| registered::measure(plan.quick)),
 ];
 
 /// Measures; prints the table and the results as one line of JSON.

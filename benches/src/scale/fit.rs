@@ -6,7 +6,8 @@
 use super::loggp::{KINDS, LogGp, Prices, Worked};
 use super::real::Measured;
 use super::shape::{Hosts, Shape, Work};
-use super::world::{ModelError, World};
+use super::turn::ModelError;
+use super::world::World;
 
 /// What a CPU time that is off counts, where a round's time counts 1.
 const CPU_WEIGHT: f64 = 0.25;

@@ -3,7 +3,7 @@
 
 use super::message::JOB;
 use super::shape::Shape;
-use super::world::ModelError;
+use super::turn::ModelError;
 use gradwire_scheduler::engine::{Command, ConnectionId, Engine, EngineConfig, Input};
 use proto_common::ids::{Epoch, Incarnation, Role};
 use proto_common::limits::PROTOCOL_VERSION;

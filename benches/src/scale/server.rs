@@ -3,8 +3,7 @@
 
 use super::message::{self, Batch, EPOCH, Message, Payload, Sent};
 use super::shape::Shape;
-use super::turn::Turn;
-use super::world::ModelError;
+use super::turn::{ModelError, Turn};
 use gradwire_server::engine::{
     BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, LaneStats, ResultBlock,
 };

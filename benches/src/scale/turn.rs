@@ -3,10 +3,63 @@
 use super::loggp::{LogGp, Worked, whole};
 use super::message::{Message, Payload};
 use fabric::sim::Rng;
+use proto_common::ids::Rank;
+use thiserror::Error;
 
 /// Bytes that one turn takes from its channels, and messages: the tcp driver's bounds of one poll.
 const TURN_BYTES_MAX: u64 = 1 << 20;
 const TURN_MESSAGES_MAX: usize = 256;
+
+/// The model cannot go on.
+#[derive(Debug, Error)]
+pub(crate) enum ModelError {
+    /// The start-up failed.
+    #[error("the scheduler refused the cluster: {reason}; take a smaller one")]
+    Scheduler {
+        /// What it said.
+        reason: String,
+    },
+    /// A server took a worker for hostile.
+    #[error("server {server} expelled worker {worker}: {reason}; an engine is broken, or the model is")]
+    Expelled {
+        /// Which.
+        server: Rank,
+        /// Whom.
+        worker: Rank,
+        /// Why.
+        reason: String,
+    },
+    /// A worker took a server for hostile.
+    #[error("worker {worker} left server {server}: {reason}; an engine is broken, or the model is")]
+    Closed {
+        /// Which.
+        worker: Rank,
+        /// Whom.
+        server: Rank,
+        /// Why.
+        reason: String,
+    },
+    /// An operation failed.
+    #[error("an operation of worker {worker} failed: {reason}")]
+    Failed {
+        /// Whose.
+        worker: Rank,
+        /// Why.
+        reason: String,
+    },
+    /// What the engines asked for has no cost in the model.
+    #[error("the model has no {what}; simulate the placement `slot`")]
+    NotModelled {
+        /// What.
+        what: &'static str,
+    },
+    /// Nothing is to happen any more, and rounds are not over.
+    #[error("all {waiting} workers that have not ended wait for ever: the engines are stuck")]
+    Stuck {
+        /// How many.
+        waiting: usize,
+    },
+}
 
 /// A turn in progress. Time passes by work only.
 pub(super) struct Turn<'a> {

@@ -4,7 +4,8 @@
 use super::loggp::LogGp;
 use super::real::{self, Measured};
 use super::shape::{Hosts, Shape, Work};
-use super::world::{ModelError, World};
+use super::turn::ModelError;
+use super::world::World;
 use crate::report::progress;
 use crate::stats;
 use serde::{Deserialize, Serialize};

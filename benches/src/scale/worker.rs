@@ -3,8 +3,7 @@
 
 use super::message::{self, Batch, Message, Payload, Sent};
 use super::shape::{Shape, Work};
-use super::turn::Turn;
-use super::world::ModelError;
+use super::turn::{ModelError, Turn};
 use gradwire_worker::engine::{
     Command, Commands, EngineConfig, LaneEngine, PartBlock, PartSpec, ResultContext, Submit,
 };

@@ -6,68 +6,16 @@ use super::message::{Message, Payload, Sent};
 use super::roster::{self, StartUp};
 use super::server::{self, Server};
 use super::shape::{Hosts, Shape};
-use super::turn::Turn;
+use super::turn::{ModelError, Turn};
 use super::worker::{self, Worker};
 use fabric::sim::Rng;
 use proto_common::ids::Rank;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use thiserror::Error;
 
 /// A data thread that sleeps looks around after so long: `SLEEP` of the runtimes.
 const SLEEP_NS: u64 = 100_000_000;
 const NS_PER_MS: u64 = 1_000_000;
-
-/// The model cannot go on.
-#[derive(Debug, Error)]
-pub(crate) enum ModelError {
-    /// The start-up failed.
-    #[error("the scheduler refused the cluster: {reason}; take a smaller one")]
-    Scheduler {
-        /// What it said.
-        reason: String,
-    },
-    /// A server took a worker for hostile.
-    #[error("server {server} expelled worker {worker}: {reason}; an engine is broken, or the model is")]
-    Expelled {
-        /// Which.
-        server: Rank,
-        /// Whom.
-        worker: Rank,
-        /// Why.
-        reason: String,
-    },
-    /// A worker took a server for hostile.
-    #[error("worker {worker} left server {server}: {reason}; an engine is broken, or the model is")]
-    Closed {
-        /// Which.
-        worker: Rank,
-        /// Whom.
-        server: Rank,
-        /// Why.
-        reason: String,
-    },
-    /// An operation failed.
-    #[error("an operation of worker {worker} failed: {reason}")]
-    Failed {
-        /// Whose.
-        worker: Rank,
-        /// Why.
-        reason: String,
-    },
-    /// What the engines asked for has no cost in the model.
-    #[error("the model has no {what}; simulate the placement `slot`")]
-    NotModelled {
-        /// What.
-        what: &'static str,
-    },
-    /// Nothing is to happen any more, and rounds are not over.
-    #[error("all {waiting} workers that have not ended wait for ever: the engines are stuck")]
-    Stuck {
-        /// How many.
-        waiting: usize,
-    },
-}
 
 enum Actor {
     Server(Box<Server>),

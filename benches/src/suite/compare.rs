@@ -4,7 +4,8 @@
 //! It must not know how a subject does its work, nor which works there are.
 
 use crate::copy::Calibration;
-use crate::measure::{self, Counted, Sample, Series, Subject};
+use crate::counters::Counted;
+use crate::measure::{self, Sample, Series, Subject};
 use crate::report::{self, Row};
 use crate::workload::WorkSpec;
 

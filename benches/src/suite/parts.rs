@@ -2,10 +2,10 @@
 //!
 //! A work is the same for all its subjects. Nothing is measured here.
 
-use super::Plan;
 use super::compare::{
     Changed, Comparison, GRPC, ONE_TENSOR, PEER, PLAIN_RECEIVE, STORE_AND_FORWARD, in_one_tensor,
 };
+use super::plan::{Plan, SUBJECTS};
 use crate::child::cpus;
 use crate::gradwire::GradwireSubject;
 use crate::gradwire::worker::{Buffers, Variant};
@@ -34,10 +34,6 @@ pub(super) const PARTS: [(&str, Part); 8] = [
     ("idle", idle),
 ];
 
-/// Every subject that a run can be held to, in the order of the pairs. The baselines come last, so that each pair ends
-/// with them. A way to hand over memory is a subject of its own (`shm_view`, …).
-pub(super) const SUBJECTS: [&str; 9] =
-    ["shm", "shm_view", "shm_touch", "shm_own", "shm_plain", "unix", "tcp", STORE_AND_FORWARD, GRPC];
 /// Those whose ways differ where a tensor fits a cache.
 const EVERYWHERE: [&str; 6] = ["shm", "shm_view", "unix", "tcp", STORE_AND_FORWARD, GRPC];
 
@@ -61,9 +57,6 @@ fn subject(name: &str) -> Option<Box<dyn Subject>> {
         _ => return None,
     })
 }
-
-/// The parts in which an outside program runs beside the others.
-pub(super) const PEER_PARTS: [&str; 2] = ["sizes", "models"];
 
 /// As [`subjects`], and the outside program if there is one.
 fn with_peer(plan: &Plan, names: &[&str]) -> Vec<Box<dyn Subject>> {

@@ -5,7 +5,7 @@
 //! to live objects, as the header states for each type.
 
 use crate::error::Failure;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -108,6 +108,12 @@ fn length<T>(count: u64, name: &str) -> Result<usize, Failure> {
             "{name} cannot have {count} elements: that is more than the address space holds"
         ))
     })
+}
+
+/// Writes a length and returns where that many bytes begin.
+pub(crate) fn shown(data: &[u8], bytes: Option<&mut MaybeUninit<u64>>) -> *const c_void {
+    put_if_wanted(bytes, data.len() as u64);
+    data.as_ptr().cast()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Calls of a worker to the handlers that servers' programs have registered, and their replies.
 
-use crate::border::{bytes, lock, make, object, put_if_wanted, slice};
+use crate::border::{bytes, lock, make, object, shown, slice};
 use crate::client::GradwireClient;
 use crate::error::{Failure, GradwireCode, free, guard, guard_or, remember};
 use crate::piece::{GradwirePiece, Lent};
@@ -174,12 +174,6 @@ pub extern "C" fn gradwire_call_is_done(handle: Option<&GradwireCallHandle>) -> 
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_call_free(handle: Option<Box<GradwireCallHandle>>) {
     free(handle);
-}
-
-/// Writes a length and returns where that many bytes begin.
-pub(crate) fn shown(data: &[u8], bytes: Option<&mut MaybeUninit<u64>>) -> *const c_void {
-    put_if_wanted(bytes, data.len() as u64);
-    data.as_ptr().cast()
 }
 
 /// The reply's head, and its length in `bytes`, which may be null.

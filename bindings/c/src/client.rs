@@ -1,12 +1,11 @@
 //! Clients: joining a cluster, asking about it, barriers, leaving.
 
 use crate::border::{make, object, put, text};
-use crate::error::{Failure, GradwireCode, guard, guard_or};
-use crate::message::GradwireMessages;
+use crate::error::{GradwireCode, guard, guard_or};
+use crate::message::{GradwireMessages, group_of, number_of};
 use crate::settings::{GradwireSettings, load};
 use gradwire_worker::{Client, OpError};
 use proto_common::ids::Role;
-use proto_common::message::NodeGroup;
 use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
 
@@ -27,43 +26,6 @@ impl GradwireClient {
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
-}
-
-/// Members of a cluster, as flags to be added: the group of a barrier.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GradwireGroup {
-    /// The scheduler.
-    Scheduler = 1,
-    /// All servers.
-    Servers = 2,
-    /// All workers.
-    Workers = 4,
-}
-
-/// The group of one role.
-pub(crate) fn number_of(role: Role) -> u32 {
-    let group = match role {
-        Role::Scheduler => GradwireGroup::Scheduler,
-        Role::Server => GradwireGroup::Servers,
-        Role::Worker => GradwireGroup::Workers,
-    };
-    group as u32
-}
-
-/// The group for these flags.
-pub(crate) fn group(number: u32) -> Result<NodeGroup, Failure> {
-    let has = |group: GradwireGroup| number & group as u32 != 0;
-    if number == 0 || number > 7 {
-        return Err(Failure::argument(format!(
-            "invalid group {number}; pass a sum of GRADWIRE_GROUP_ constants"
-        )));
-    }
-    Ok(NodeGroup {
-        scheduler: has(GradwireGroup::Scheduler),
-        servers: has(GradwireGroup::Servers),
-        workers: has(GradwireGroup::Workers),
-    })
 }
 
 /// What a client has done so far. The counts never decrease.
@@ -244,6 +206,6 @@ pub extern "C" fn gradwire_barrier(
 ) -> GradwireCode {
     guard(|| {
         let (client, name) = (object(client, "client")?, text(name, "name")?);
-        Ok(client.client.barrier_of(name, self::group(group)?)?)
+        Ok(client.client.barrier_of(name, group_of(group)?)?)
     })
 }

@@ -1,12 +1,10 @@
 //! Small messages between programs of a cluster, whatever their roles, and barriers of groups.
 
-use crate::border::{bytes, lock, object, put, text};
-use crate::call::shown;
-use crate::client::{group as group_of, number_of};
+use crate::border::{bytes, lock, object, put, shown, text};
 use crate::error::{Failure, GradwireCode, free, guard, guard_or, remember};
 use daemon::post::{Answering, Post, PostAnswer, Posts};
 use proto_common::ids::{MemberId, Rank, Role};
-use proto_common::message::{PostError, PostMessage, PostTo, WaitError};
+use proto_common::message::{NodeGroup, PostError, PostMessage, PostTo, WaitError};
 use std::ffi::{c_char, c_void};
 use std::mem::MaybeUninit;
 use std::sync::Mutex;
@@ -58,6 +56,43 @@ pub struct GradwireAnswer {
     pub body: *const c_void,
     /// Bytes of the body.
     pub body_bytes: u64,
+}
+
+/// Members of a cluster, as flags to be added: the group of a barrier.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradwireGroup {
+    /// The scheduler.
+    Scheduler = 1,
+    /// All servers.
+    Servers = 2,
+    /// All workers.
+    Workers = 4,
+}
+
+/// The group of one role.
+pub(crate) fn number_of(role: Role) -> u32 {
+    let group = match role {
+        Role::Scheduler => GradwireGroup::Scheduler,
+        Role::Server => GradwireGroup::Servers,
+        Role::Worker => GradwireGroup::Workers,
+    };
+    group as u32
+}
+
+/// The group for these flags.
+pub(crate) fn group_of(number: u32) -> Result<NodeGroup, Failure> {
+    let has = |group: GradwireGroup| number & group as u32 != 0;
+    if number == 0 || number > 7 {
+        return Err(Failure::argument(format!(
+            "invalid group {number}; pass a sum of GRADWIRE_GROUP_ constants"
+        )));
+    }
+    Ok(NodeGroup {
+        scheduler: has(GradwireGroup::Scheduler),
+        servers: has(GradwireGroup::Servers),
+        workers: has(GradwireGroup::Workers),
+    })
 }
 
 /// The receivers for a group and a rank.

@@ -1,7 +1,6 @@
 //! A server in the program's process, and its handlers for workers' calls.
 
-use crate::border::{bytes, lock, make, object, slice};
-use crate::call::shown;
+use crate::border::{bytes, lock, make, object, shown, slice};
 use crate::error::{Failure, GradwireCode, free, guard, guard_or};
 use crate::message::GradwireMessages;
 use crate::piece::{GradwirePiece, Lent};

@@ -1,8 +1,8 @@
 //! Arrays of the caller's that were pushed: kept as buffers, so that their next push goes from where they lie. An array
 //! is known by its object, which is held here, never by an address alone; it is let go of once nobody else has it.
 
-use crate::array::Array;
-use crate::lock;
+use crate::array::{Array, references};
+use crate::error::lock;
 use fabric::BufferId;
 use gradwire_worker::UserBuffer;
 use proto_common::element::Dtype;
@@ -162,11 +162,4 @@ fn storage_of(py: Python<'_>, array: &Array) -> Storage {
         Ok((start, storage.call_method0(intern!(py, "nbytes"))?.extract()?))
     };
     of_numpy().or_else(|_| of_torch()).unwrap_or_default()
-}
-
-/// How many have the object.
-pub(crate) fn references(_py: Python<'_>, object: &Py<PyAny>) -> isize {
-    // SAFETY: the object is alive, because a reference to it is held, and the interpreter's lock is held, so the count
-    // does not change. Needed because there is no safe way to ask.
-    unsafe { pyo3::ffi::Py_REFCNT(object.as_ptr()) }
 }

@@ -1,7 +1,6 @@
 //! Arrays that callers pass: where their elements lie, what they are, who owns them. numpy's array interface first, then
 //! DLPack, then whatever memoryview takes. Looks, copies nothing.
 
-use crate::adopted::references;
 use crate::dlpack::{self, DataType, Found};
 use crate::error::Failure;
 use crate::tensor::Tensor;
@@ -230,4 +229,11 @@ fn from_dlpack(object: &Bound<'_, PyAny>, found: Found, capsules: isize) -> PyRe
     let ours = if module.starts_with("torch") { 2 } else { 1 + capsules };
     let Found { address, shape, owner, .. } = found;
     Ok(Array { address, dtype, shape, read_only, owner, seen, ours })
+}
+
+/// How many have the object.
+pub(crate) fn references(_py: Python<'_>, object: &Py<PyAny>) -> isize {
+    // SAFETY: the object is alive, because a reference to it is held, and the interpreter's lock is held, so the count
+    // does not change. Needed because there is no safe way to ask.
+    unsafe { pyo3::ffi::Py_REFCNT(object.as_ptr()) }
 }

@@ -1,7 +1,7 @@
 //! One thread of a client that ends operations which have callbacks: a data thread tells it that one has ended, and it
 //! copies what is to be copied and calls Python. So no data thread ever waits for the interpreter.
 
-use crate::lock;
+use crate::error::lock;
 use std::io;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};

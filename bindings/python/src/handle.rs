@@ -2,11 +2,10 @@
 //! is kept: waiting twice tells the same twice. Whoever sees the end first settles it: takes the result, copies weights
 //! to where the caller wants them, calls back.
 
-use crate::error::{Failure, Kind};
+use crate::error::{Failure, Kind, lock};
 use crate::finisher::{Finish, Finisher};
 use crate::here::Here;
 use crate::interrupt::{STRETCH, deadline_of, wait_in_stretches};
-use crate::lock;
 use crate::tensor::label;
 use gradwire_worker::Ended;
 use pyo3::prelude::*;

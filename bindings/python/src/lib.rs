@@ -21,13 +21,6 @@ mod settings;
 mod tensor;
 
 use pyo3::prelude::*;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Whoever panicked has left what is in there whole: each change under a lock of this library is one assignment, or one
-/// insertion or removal.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The native half of `gradwire`.
 #[pymodule]

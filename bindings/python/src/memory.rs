@@ -1,9 +1,8 @@
 //! The library's memory as arrays have it: who owns a stretch, and which stretch an address lies in. An array is known
 //! by the stretch that it lies in, which is the library's for as long as any array of it exists.
 
-use crate::error::Failure;
+use crate::error::{Failure, lock};
 use crate::here::Here;
-use crate::lock;
 use gradwire_worker::{Client, SharedBuffer};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};

@@ -1,11 +1,10 @@
 //! Requests in flight that are no tensor's operations: rows of tables, and calls. One thread of the library's tells how it
 //! ended, without the interpreter's lock; any number of Python's wait, ask, or are called back.
 
-use crate::error::{Failure, Kind};
+use crate::error::{Failure, Kind, lock};
 use crate::finisher::{Finish, Finisher};
 use crate::here::Here;
 use crate::interrupt::{deadline_of, wait_in_stretches};
-use crate::lock;
 use gradwire_worker::CallReply;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

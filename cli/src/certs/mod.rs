@@ -2,19 +2,19 @@
 //! to nobody; who uses certificates, and how, is the `daemon` crate's.
 
 mod file;
-mod names;
 mod show;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use daemon::exit::{Failure, WithCode as _};
 use daemon::security::authority::{Authority, AuthorityError, Pair, Validity};
-use daemon::security::{Name, role_of};
+use daemon::security::{Certificate, Name, role_of};
 use daemon::small_file;
 use file::{EVERYBODY, OWNER_ONLY, make, put, trust};
 use proto_common::error::ExitCode;
 use proto_common::ids::{JobId, Role};
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 
 const CA: &str = "ca.pem";
@@ -157,7 +157,7 @@ fn issue(args: &IssueArgs) -> Result<String, Failure> {
         let text = format!("{} already exists: give --replace to renew it, or another --out", path.display());
         return Err(Failure::message(ExitCode::Io, text));
     }
-    let names = names::of(args)?;
+    let names = names_of(args)?;
     let all = names.iter().map(Name::to_string).collect::<Vec<_>>().join(", ");
     let label = args.name.clone().unwrap_or_else(|| all.clone());
     let issued = authority.issue(&label, &names, Validity::days(args.days)).map_err(failure)?;
@@ -184,4 +184,51 @@ fn failure(error: AuthorityError) -> Failure {
         AuthorityError::Made(_) => ExitCode::Internal,
     };
     Failure::new(code, error)
+}
+
+/// Whom a new certificate speaks for, as the flags say; what they leave open, the certificate before says. A renewal must not widen that
+/// unasked.
+fn names_of(args: &IssueArgs) -> Result<Vec<Name>, Failure> {
+    if let (Some(role), Some(job)) = (args.role, args.job) {
+        return Ok(vec![Name { job: job.0, role: role.0 }]);
+    }
+    let before = if args.replace { before(args)? } else { None };
+    let Some((file, before)) = before else {
+        let Some(role) = args.role else {
+            let text = format!(
+                "there is no {CERTIFICATE} in {}; give the role of the new one with --role",
+                args.out.display()
+            );
+            return Err(Failure::message(ExitCode::Usage, text));
+        };
+        return Ok(vec![Name { job: None, role: role.0 }]);
+    };
+    let refuse = |what: &str| {
+        let text = format!("{file} is for {}: {what}", before.identity);
+        Err(Failure::message(ExitCode::Usage, text))
+    };
+    match (before.identity.names(), args.role, args.job) {
+        ([], ..) => refuse("give role and job of the new one with --role and --job"),
+        (names, None, None) => Ok(names.to_vec()),
+        ([one], role, job) => Ok(vec![Name {
+            job: job.map_or(one.job, |job| job.0),
+            role: role.map_or(one.role, |role| role.0),
+        }]),
+        _ => refuse("give both --role and --job, or neither to renew it for all of them"),
+    }
+}
+
+/// The certificate that is there, and its file.
+fn before(args: &IssueArgs) -> Result<Option<(String, Certificate)>, Failure> {
+    let path = args.out.join(CERTIFICATE);
+    let name = path.display().to_string();
+    let pem = match small_file::read(&path) {
+        Ok(pem) => pem,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {name}")).code(ExitCode::Io),
+    };
+    let fix = || format!("cannot renew {name}; give role and job of the new one with --role and --job");
+    let all = Certificate::all_of_pem(&pem).with_context(fix).code(ExitCode::BadData)?;
+    // The holder's own is the first of a chain.
+    Ok(all.into_iter().next().map(|first| (name, first)))
 }

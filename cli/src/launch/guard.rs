@@ -1,11 +1,19 @@
-//! `gradwire guard`: a process that kills everything that the launcher has started if the launcher itself is killed. The kernel's
+//! What ends launched processes if the launcher is killed. `gradwire supervise-child` is the start of each of them: it sets the
+//! kernel's parent-death signal, checks that the launcher still runs, registers with the guard, and becomes the program.
+//! `gradwire guard` is a process that kills everything that the launcher has started if the launcher itself is killed. The kernel's
 //! parent-death signal ends only the launched programs. Their children share their process groups, and the guard kills those.
 
+use anyhow::Context as _;
+use clap::Args;
+use daemon::exit::WithCode as _;
+use proto_common::error::ExitCode;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 /// Runs the guard: it reads process groups from stdin, and kills them when stdin ends.
@@ -41,7 +49,6 @@ pub(super) struct Guard {
 impl Guard {
     /// Starts the guard in a process group of its own, out of reach of a terminal's Ctrl-C.
     pub(super) fn start() -> io::Result<Self> {
-        use std::os::unix::process::CommandExt as _;
         let mut process = Command::new(std::env::current_exe()?)
             .arg("guard")
             .stdin(Stdio::piped())
@@ -83,4 +90,32 @@ impl Drop for Guard {
         self.stdin = None;
         let _ = self.process.wait();
     }
+}
+
+/// The program to become, and the expected parent.
+#[derive(Args, Debug)]
+pub(crate) struct SuperviseArgs {
+    /// The launcher's process id.
+    #[arg(long)]
+    parent: u32,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    program: Vec<OsString>,
+}
+
+/// Becomes the program; returns only if that fails.
+pub(crate) fn supervise_child(args: &SuperviseArgs) -> anyhow::Error {
+    match become_program(args) {
+        Ok(never) => match never {},
+        Err(error) => error,
+    }
+}
+
+fn become_program(args: &SuperviseArgs) -> Result<std::convert::Infallible, anyhow::Error> {
+    daemon::process::watch_parent(Some(args.parent))?;
+    let (program, rest) = args.program.split_first().context("no program is given")?;
+    announce().context("cannot reach the launcher's guard").code(ExitCode::Io)?;
+    // The program must not hold the guard's pipe open, so its stdin is replaced first.
+    let error = Command::new(program).args(rest).stdin(Stdio::null()).exec();
+    Err(error).with_context(|| format!("cannot start {}", program.display())).code(ExitCode::Io)?
 }

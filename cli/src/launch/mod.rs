@@ -10,7 +10,6 @@ mod guard;
 mod hosts;
 mod kind;
 mod lines;
-mod neighbours;
 mod nodelist;
 mod output;
 mod plan;
@@ -19,15 +18,13 @@ mod ranks;
 mod remote;
 mod restart;
 mod submit;
-mod supervise;
 mod supervisor;
 mod trust;
 mod variables;
 
 pub(crate) use args::{LaunchArgs, with_long_names};
 pub(crate) use attend::attend;
-pub(crate) use guard::guard;
-pub(crate) use supervise::{SuperviseArgs, supervise_child};
+pub(crate) use guard::{SuperviseArgs, guard, supervise_child};
 
 use daemon::exit::{Failure, WithCode as _};
 use kind::Kind;
@@ -72,7 +69,7 @@ fn member(
     // Task 0 prints the warnings that concern the whole job.
     let is_first = task.is_none_or(|task| task.rank == 0);
     let mut notes = if is_first { args.dmlc.warnings(kind == Kind::Slurm) } else { Vec::new() };
-    notes.extend(trust::advice(&plan, &env).filter(|_| is_first));
+    notes.extend(variables::advice_on_trust(&plan, &env).filter(|_| is_first));
     let reach = Reach::new(args)?;
     if let Some(directory) = &args.keep_logs {
         std::fs::create_dir_all(directory).map_err(|error| {

@@ -6,9 +6,8 @@ use super::hosts::{Host, is_loopback};
 use super::kind::Kind;
 use super::ranks::{Root, value};
 use super::trust::Trust;
-use super::variables;
 use crate::find;
-use daemon::exit::Failure;
+use daemon::exit::{Failure, WithCode as _};
 use daemon::settings::variable_of;
 use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Rank, Role};
@@ -87,7 +86,7 @@ impl Programs {
         Ok(Self {
             scheduler: ours("gradwire-scheduler")?,
             server: match is_far {
-                true => variables::remote_directory(args)?.join("gradwire-server"),
+                true => remote_directory(args)?.join("gradwire-server"),
                 false => ours("gradwire-server")?,
             },
             worker: match is_far && !args.every_role {
@@ -98,6 +97,15 @@ impl Programs {
             every_role: args.every_role,
         })
     }
+}
+
+/// The directory of Gradwire's programs on other hosts.
+pub(super) fn remote_directory(args: &LaunchArgs) -> Result<PathBuf, Failure> {
+    let directory = match &args.remote_bin_dir {
+        Some(directory) => directory.clone(),
+        None => find::bin_dir(args.bin_dir.as_deref())?,
+    };
+    std::path::absolute(directory).code(ExitCode::Io)
 }
 
 /// The processes that this launcher starts: the whole cluster, or this host's part of it.

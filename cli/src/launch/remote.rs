@@ -3,8 +3,8 @@
 
 use super::args::LaunchArgs;
 use super::hosts::Host;
+use super::plan::remote_directory;
 use super::plan::{ChildSpec, Plan};
-use super::variables::remote_directory;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
 use proto_common::error::ExitCode;

@@ -8,7 +8,7 @@ use super::kind::Kind;
 use super::output::{EndWord, Printer};
 use super::ranks::{FIRST_HOST, value};
 use super::supervisor::listen_for_signals;
-use super::trust;
+use super::variables::trust_for_tasks;
 use crate::find;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
@@ -83,7 +83,7 @@ pub(super) async fn submit(
     kind: Kind,
 ) -> Result<u8, anyhow::Error> {
     let is_open_mpi = kind == Kind::Mpi && is_open_mpi().await?;
-    let mut of_tasks = trust::for_tasks(args, env, kind)?;
+    let mut of_tasks = trust_for_tasks(args, env, kind)?;
     of_tasks.extend(first_host(args, kind)?);
     let words = starter(args, &[env, &of_tasks[..]].concat(), kind, is_open_mpi);
     let path = std::env::var_os("PATH");

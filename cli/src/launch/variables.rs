@@ -4,17 +4,15 @@
 use super::args::LaunchArgs;
 use super::hosts::{self, Host, is_loopback};
 use super::kind::Kind;
-use super::neighbours;
 use super::plan::{Meeting, Plan, Programs, Seat, bind_towards, seats};
-use super::ranks::{self, Root, Task, value};
+use super::ranks::{self, Root, Task, is_handed_on, value};
 use super::trust::{self, Trust};
-use crate::find;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::process::DIE_WITH_PARENT;
-use daemon::settings::{split_pair, variable_of};
+use daemon::settings::{load_settings, split_pair, variable_of};
 use proto_common::error::ExitCode;
-use proto_common::ids::{MemberId, Role};
+use proto_common::ids::{JobId, MemberId, Role};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +26,9 @@ const OWN: [(&str, &str); 5] = [
     ("scheduler.port", "remove it: the system chooses a free port; --scheduler-port sets one"),
     ("node.rank", "remove it: the launcher assigns the ranks"),
 ];
+
+/// The settings of certificates.
+const SECURITY: [&str; 4] = ["security.mode", "security.ca", "security.certificate", "security.key"];
 
 const UNBUFFERED: &str = "PYTHONUNBUFFERED";
 
@@ -50,7 +51,7 @@ pub(super) fn plan(
             let root =
                 ranks::root(task, host_ip(args).or(value(env, "DMLC_PS_ROOT_URI")), root_port(args, env)?)?;
             let MemberId { role, rank } = ranks::member(task.rank, servers);
-            let seat = Seat { local: neighbours::place(task, servers), ..Seat::here(role, rank.0) };
+            let seat = Seat { local: ranks::place(task, servers), ..Seat::here(role, rank.0) };
             (Meeting::Known(root), vec![seat], servers, workers)
         }
         (Kind::Ssh, _) => ssh(args)?,
@@ -87,7 +88,7 @@ pub(super) fn plan(
             plan.common.extend(bind_towards(&root.host, &given)?);
         }
     }
-    plan.trust = Trust::of(&plan, env)?;
+    plan.trust = trust_for(&plan, env)?;
     Ok(plan)
 }
 
@@ -322,15 +323,6 @@ fn removed(kind: Kind) -> Vec<String> {
     names
 }
 
-/// The directory of Gradwire's programs on other hosts.
-pub(super) fn remote_directory(args: &LaunchArgs) -> Result<PathBuf, Failure> {
-    let directory = match &args.remote_bin_dir {
-        Some(directory) => directory.clone(),
-        None => find::bin_dir(args.bin_dir.as_deref())?,
-    };
-    std::path::absolute(directory).code(ExitCode::Io)
-}
-
 /// The working directory on other hosts: the copied one, else the same path as here.
 fn remote_working_directory(args: &LaunchArgs, kind: Kind) -> Result<Option<PathBuf>, Failure> {
     match (&args.sync_dst_dir, kind) {
@@ -338,4 +330,73 @@ fn remote_working_directory(args: &LaunchArgs, kind: Kind) -> Result<Option<Path
         (None, Kind::Ssh) => Ok(Some(std::env::current_dir().code(ExitCode::Io)?)),
         _ => Ok(None),
     }
+}
+
+/// Certificates for a plan whose processes reach each other beyond loopback, unless the user has set `security`.
+fn trust_for(plan: &Plan, env: &[(String, String)]) -> Result<Option<Trust>, Failure> {
+    let given = [env, &plan.common[..]].concat();
+    if !needs_certificates(plan, &given) {
+        return Ok(None);
+    }
+    if plan.is_part() { Trust::passed_on(env) } else { Trust::new(job_in(&given)).map(Some) }
+}
+
+/// What srun or mpirun has to pass on to the tasks: the job's id and the certificates for it. Nothing where the user has set
+/// `security`. The tasks ignore the certificates where all of them are on one host.
+pub(super) fn trust_for_tasks(
+    args: &LaunchArgs,
+    env: &[(String, String)],
+    kind: Kind,
+) -> Result<Vec<(String, String)>, Failure> {
+    let counts = (args.servers.unwrap_or(1), args.workers.unwrap_or(1));
+    let given = [env, &common(args, env, kind, counts)?[..]].concat();
+    if has_security(&given) {
+        return Ok(Vec::new());
+    }
+    let job = match job_in(&given) {
+        Some(job) => job,
+        None => JobId(daemon::host::new_incarnation()?.0),
+    };
+    Ok(vec![(variable_of("job"), job.to_string()), Trust::new(Some(job))?.to_pass_on()?])
+}
+
+/// What to do about tasks on several hosts that have received no certificates, because srun or mpirun was started by hand.
+pub(super) fn advice_on_trust(plan: &Plan, env: &[(String, String)]) -> Option<String> {
+    let given = [env, &plan.common[..]].concat();
+    let starter = match plan.kind {
+        Kind::Slurm => "srun",
+        Kind::Mpi => "mpirun",
+        _ => return None,
+    };
+    if plan.trust.is_some() || !needs_certificates(plan, &given) {
+        return None;
+    }
+    Some(format!(
+        "the tasks are on several hosts and have no certificates: run gradwire launch --cluster {} without {starter}, which makes \
+         them for each job, or set security.ca, security.certificate and security.key (gradwire certs issue --role any)",
+        plan.kind.name()
+    ))
+}
+
+fn needs_certificates(plan: &Plan, given: &[(String, String)]) -> bool {
+    let meets = match &plan.meeting {
+        Meeting::Asked { host, .. } => host,
+        Meeting::Known(root) => &root.host,
+    };
+    plan.kind != Kind::BytePs && !is_loopback(meets) && !has_security(given)
+}
+
+/// Has the user set anything about certificates, in variables, flags or a settings file?
+fn has_security(given: &[(String, String)]) -> bool {
+    let in_variables = SECURITY.iter().any(|key| value(given, &variable_of(key)).is_some());
+    let known: Vec<(String, String)> =
+        given.iter().filter(|(name, _)| !is_handed_on(name)).cloned().collect();
+    // A process reports by itself what is wrong with its settings.
+    let in_files = load_settings(Role::Scheduler, &known, None, &[])
+        .is_ok_and(|loaded| SECURITY.iter().any(|key| loaded.origins.contains_key(*key)));
+    in_variables || in_files
+}
+
+fn job_in(given: &[(String, String)]) -> Option<JobId> {
+    value(given, &variable_of("job")).and_then(|job| job.parse().ok()).map(JobId)
 }

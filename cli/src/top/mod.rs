@@ -9,7 +9,6 @@ mod view;
 use crate::status::{Whom, get_status, run_printing};
 use clap::Args;
 use daemon::exit::WithCode as _;
-use daemon::status::ClusterStatus;
 use proto_common::error::ExitCode;
 use ratatui::crossterm::event::Event;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -17,7 +16,7 @@ use std::time::{Duration, Instant};
 use terminal::Screen;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
-use view::View;
+use view::{Answer, View};
 
 /// Milliseconds between two looks.
 const LOOK_MS: u64 = 1_000;
@@ -41,8 +40,6 @@ pub(crate) struct TopArgs {
     #[arg(long)]
     once: bool,
 }
-
-type Answer = Result<ClusterStatus, String>;
 
 pub(crate) fn run(args: &TopArgs) -> Result<(), anyhow::Error> {
     let address = args.whom.address()?;

@@ -1,12 +1,14 @@
 //! What `top` knows and where it looks: the last answer, the line of rounds per second, table, order and place. Keys change it;
 //! time is an argument; no I/O.
 
-use super::Answer;
 use super::sheet::{Order, Tab};
 use daemon::status::ClusterStatus;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::collections::VecDeque;
 use std::time::Instant;
+
+/// What the scheduler answered, or why not.
+pub(super) type Answer = Result<ClusterStatus, String>;
 
 /// Points of the line of rounds per second: more than terminals are wide.
 const POINTS_MAX: usize = 512;

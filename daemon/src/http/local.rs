@@ -2,12 +2,12 @@
 //! (DNS rebinding) and would then read what this process shows; the browser still says that name. It must not look at anything
 //! else of a request.
 
-use super::{Response, text};
+use hyper::Uri;
 use hyper::header::{self, HeaderMap};
-use hyper::{StatusCode, Uri};
 use std::net::{IpAddr, SocketAddr};
 
-const TEXT: &str =
+/// The answer to a request that is meant for another host.
+pub(super) const REFUSAL: &str =
     "forbidden host name: on a loopback address, use localhost, 127.0.0.1, [::1] or this host's own name\n";
 
 /// Is the own end of a connection reached from this host only?
@@ -22,11 +22,6 @@ pub(super) fn is_meant(uri: &Uri, headers: &HeaderMap) -> bool {
         .map(|host| host.to_str().ok())
         .chain(uri.authority().map(|whole| Some(whole.as_str())))
         .all(|said| said.is_some_and(is_local))
-}
-
-/// What one is answered that does not.
-pub(super) fn refusal() -> Response {
-    text(StatusCode::FORBIDDEN, TEXT)
 }
 
 /// A name or an address, with a port or without.

@@ -1,24 +1,148 @@
 //! The thread's side of messages: it runs handlers and callbacks one after the other, keeps what waits for an answer or for a
 //! handler, and says when a wait has lasted too long. Callers' threads are not its business: it never waits for one.
 
+use super::room::Place;
 use super::way::Way;
-use super::{
-    Answering, GRACE, Handler, Known, OURS, OnAnswer, Post, PostAnswer, Waiting, Work, bounded, whose,
-};
 use crate::passed::Passed;
 use fabric::oneshot;
+use proto_common::ids::MemberId;
 use proto_common::message::{
-    FromScheduler, NodeGroup, POSTS_ASKED_MAX, PostError, PostMessage, PostTo, ToScheduler, WaitError,
+    FromScheduler, NodeGroup, POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, PostError, PostMessage, PostReply,
+    PostTo, ToScheduler, WaitError,
 };
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How much later than the scheduler's deadline an answer may arrive.
+pub(super) const GRACE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 2_000 });
+
+/// Requests at barriers have this bit, so that their answers are distinguished from those of other callers in this
+/// process.
+pub(super) const OURS: u64 = 1 << 63;
+
+pub(super) type Handler = Box<dyn FnMut(Post) + Send>;
+
+pub(super) type OnAnswer = Box<dyn FnMut(PostAnswer) + Send>;
 /// How long the thread sleeps where nothing has a deadline.
 const IDLE: Duration = Duration::from_secs(3600);
+
+/// A received message.
+#[derive(Debug)]
+pub struct Post {
+    /// The sender.
+    pub from: MemberId,
+    /// The handler's number.
+    pub app: u32,
+    /// Its head.
+    pub head: i32,
+    /// Its body.
+    pub body: Vec<u8>,
+    /// Answers the message. If it is dropped without an answer, the sender gets an error.
+    pub reply: Answering,
+}
+
+/// Answers one message, once, from any thread.
+#[derive(Debug)]
+pub struct Answering {
+    pub(super) ticket: u64,
+    work: Option<Sender<Work>>,
+}
+
+impl Answering {
+    /// Answers the message, with at most [`POST_BODY_BYTES_MAX`] bytes of body. With more, the sender gets an error.
+    pub fn send(mut self, head: i32, body: Vec<u8>) -> Result<(), PostError> {
+        let result = bounded(&body).map(|()| PostReply { head, body });
+        let told = result.as_ref().map(drop).map_err(Clone::clone);
+        self.answer(result);
+        told
+    }
+
+    fn answer(&mut self, result: Result<PostReply, PostError>) {
+        if let Some(work) = self.work.take() {
+            // Nobody waits for it where the thread has ended.
+            let reply = ToScheduler::PostReply { ticket: self.ticket, result };
+            let _ = work.send(Work::Say(Box::new(reply)));
+        }
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.answer(Err(PostError::NoReply));
+    }
+}
+
+/// One receiver's answer.
+#[derive(Debug)]
+pub struct PostAnswer {
+    /// The receiver.
+    pub from: MemberId,
+    /// The number of receivers, and of answers.
+    pub of: u32,
+    /// The answer, or the reason why there is none.
+    pub result: Result<PostReply, PostError>,
+}
+
+/// A message that waits for its handler, in the room that it takes.
+pub(super) struct Waiting {
+    pub(super) ticket: u64,
+    pub(super) from: MemberId,
+    pub(super) message: PostMessage,
+    /// Until when somebody waits for the answer. After it the scheduler has told its sender.
+    pub(super) deadline: Instant,
+    pub(super) place: Place,
+}
+
+pub(super) enum Work {
+    Register(u32, Handler),
+    Unregister(u32, oneshot::Sender<()>),
+    Ask {
+        to: PostTo,
+        message: PostMessage,
+        within: Duration,
+        on_answer: OnAnswer,
+    },
+    Barrier {
+        name: String,
+        group: NodeGroup,
+        within: Duration,
+        done: oneshot::Sender<Result<(), WaitError>>,
+    },
+    Deliver(Waiting),
+    Heard(FromScheduler),
+    Say(Box<ToScheduler>),
+    /// There is another scheduler.
+    Back,
+    /// The way to the scheduler has ended.
+    Lost(String),
+    End,
+}
+
+/// What callers may ask without waiting for the thread.
+pub(super) struct Known {
+    /// Numbers that have a handler.
+    pub(super) apps: Mutex<BTreeSet<u32>>,
+    /// The number whose handler runs; [`Known::NOBODY`] while none does.
+    pub(super) running: AtomicU64,
+}
+
+impl Known {
+    pub(super) const NOBODY: u64 = u64::MAX;
+
+    pub(super) fn apps(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        // A set that is inserted into and removed from is whole, whatever happened to others.
+        self.apps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn bounded(body: &[u8]) -> Result<(), PostError> {
+    let bytes = body.len();
+    if bytes > POST_BODY_BYTES_MAX { Err(PostError::TooLong { bytes: bytes as u64 }) } else { Ok(()) }
+}
 
 /// Somebody of this process that waits at a barrier.
 struct AtBarrier {
@@ -268,4 +392,10 @@ impl Hub {
 /// False where it panicked: one program's mistake does not end the others' messages.
 fn guarded(work: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(work)).is_ok()
+}
+
+/// Who is named where nobody has answered: the receiver, or of a group the scheduler.
+fn whose(to: PostTo) -> MemberId {
+    let scheduler = MemberId { role: proto_common::ids::Role::Scheduler, rank: proto_common::ids::Rank(0) };
+    if let PostTo::One(one) = to { one } else { scheduler }
 }

@@ -1,7 +1,6 @@
 //! Certificates and keys as the settings name them: read, checked against each other and against what this process is, and
 //! read again when the files change, so that renewed certificates need no restart.
 
-use super::SecurityError;
 use super::certificate::{Certificate, certificates};
 use super::fault::own_fault;
 use super::tls::{self, Ends};
@@ -11,14 +10,41 @@ use proto_common::ids::{JobId, Role};
 use rustls::RootCertStore;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject as _;
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+use thiserror::Error;
 
 /// A certificate that ends sooner than this is warned of.
 const SOON_S: i64 = 14 * 24 * 3600;
 /// Bits of a file's mode by which others than its owner and group read it.
 const OTHERS: u32 = 0o007;
+
+/// Certificates or a key that cannot be used. Processes end with `ExitCode::Config`.
+#[derive(Debug, Error)]
+pub enum SecurityError {
+    /// A file cannot be read.
+    #[error("cannot read {key} = {}: {cause}; `gradwire certs issue` makes it, and this process's user must be able to read it", path.display())]
+    Read {
+        /// The setting.
+        key: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// It is there, and it is not what it should be.
+    #[error("{key} = {name} cannot be used: {why}")]
+    Wrong {
+        /// The setting.
+        key: &'static str,
+        /// The file.
+        name: String,
+        /// Why, and what to do.
+        why: String,
+    },
+}
 
 /// A file, or its text itself.
 #[derive(Clone)]

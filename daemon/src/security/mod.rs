@@ -14,6 +14,7 @@ mod tls;
 
 pub use certificate::{Certificate, NotACertificate};
 pub use fault::Fault;
+pub use files::SecurityError;
 pub use identity::{Identity, Name, NotAName, NotOfJob, NotPermitted, role_of};
 
 use crate::control::{Connection, FrameError};
@@ -26,10 +27,8 @@ use rustls::pki_types::ServerName;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use thiserror::Error;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -37,31 +36,6 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 /// Milliseconds for which a refused connection's input is still read and thrown away.
 const LINGER_MS: u64 = 500;
-
-/// Certificates or a key that cannot be used. Processes end with `ExitCode::Config`.
-#[derive(Debug, Error)]
-pub enum SecurityError {
-    /// A file cannot be read.
-    #[error("cannot read {key} = {}: {cause}; `gradwire certs issue` makes it, and this process's user must be able to read it", path.display())]
-    Read {
-        /// The setting.
-        key: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        cause: io::Error,
-    },
-    /// It is there, and it is not what it should be.
-    #[error("{key} = {name} cannot be used: {why}")]
-    Wrong {
-        /// The setting.
-        key: &'static str,
-        /// The file.
-        name: String,
-        /// Why, and what to do.
-        why: String,
-    },
-}
 
 /// What a process shows to its peers and asks of them. Cheap to clone.
 #[derive(Clone)]

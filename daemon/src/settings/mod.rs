@@ -15,7 +15,8 @@ mod words;
 pub use args::CommonArgs;
 pub use env::{CONFIG_VARIABLE, PREFIX};
 pub use error::SettingsError;
-pub use words::{PLACEMENTS, Transport, split_address, split_pair};
+pub use layer::{split_address, split_pair};
+pub use words::{PLACEMENTS, Transport};
 
 use crate::logging::ALWAYS;
 use crate::small_file;

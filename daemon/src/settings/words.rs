@@ -1,6 +1,5 @@
-//! The words that flags and variables share: transports, placements, `KEY=VALUE`, `HOST:PORT`. It knows no command line.
+//! The words that flags and variables share: transports and placements. It knows no command line.
 
-use super::SettingsError;
 use proto_common::transport::Driver;
 
 /// A driver on the command line.
@@ -36,20 +35,3 @@ impl Transport {
 
 /// Words of --placement.
 pub const PLACEMENTS: [&str; 5] = ["auto", "slot", "static", "rendezvous-read", "rendezvous-write"];
-
-/// `KEY=VALUE` of a `--set` flag in two.
-pub fn split_pair(pair: &str) -> Result<(&str, &str), SettingsError> {
-    let fix = "write KEY=VALUE, such as cluster.lanes=2";
-    pair.split_once('=').ok_or_else(|| SettingsError::source("--set", pair, fix))
-}
-
-/// `HOST:PORT` in two; IPv6 addresses stand in brackets.
-pub fn split_address<'a>(flag: &str, address: &'a str) -> Result<(&'a str, u16), SettingsError> {
-    let parsed = address.rsplit_once(':').and_then(|(host, port)| {
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        (!host.is_empty()).then_some(())?;
-        Some((host, port.parse().ok()?))
-    });
-    let fix = "write HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092";
-    parsed.ok_or_else(|| SettingsError::source(flag, address, fix))
-}

@@ -53,6 +53,7 @@ mod channel;
 mod choice;
 mod config;
 mod copy;
+mod inner;
 mod peer;
 mod poller;
 mod published;
@@ -64,22 +65,21 @@ pub use choice::{Choice, Driver};
 pub use config::{MachineConfig, Secret};
 pub use copy::{CopyError, Copying, Direction, RemoteRegion};
 
-use crate::device::Device;
 use crate::devices::Devices;
 use crate::error::FabricError;
 use crate::host::host_identity;
 use crate::memory::{PeerWritable, Region};
-use crate::oneshot;
 use choice::Means;
 use config::WITHIN_MAX;
 use copy::check_name;
+use inner::Inner;
 use peer::Peer;
-use poller::{Order, Poller};
-use published::Published;
+use poller::Poller;
+use published::{Published, locked};
 use std::collections::HashMap;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -90,25 +90,10 @@ const LOOKUP_SLICE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Machine {
     inner: Arc<Inner>,
-    listener: TcpListener,
-    reception: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug)]
-struct Inner {
-    /// With the port that the endpoint has got.
-    config: MachineConfig,
-    means: Means,
-    devices: Devices,
-    pollers: Vec<Poller>,
-    next_poller: AtomicUsize,
-    published: Published,
-    /// Set-up connections of peers, which end with the machine.
-    guests: Mutex<HashMap<u64, TcpStream>>,
-    next_guest: AtomicU64,
     /// By endpoint. Each has its own lock, because setting up takes time.
     peers: Mutex<HashMap<SocketAddr, Arc<Mutex<Peer>>>>,
-    is_closing: AtomicBool,
+    listener: TcpListener,
+    reception: Option<JoinHandle<()>>,
 }
 
 impl Machine {
@@ -143,7 +128,6 @@ impl Machine {
             published: Published::default(),
             guests: Mutex::default(),
             next_guest: AtomicU64::new(0),
-            peers: Mutex::default(),
             is_closing: AtomicBool::new(false),
         });
         let (shared, ours) = (Arc::clone(&inner), listener.try_clone());
@@ -152,7 +136,7 @@ impl Machine {
             .name("gradwire-endpoint".into())
             .spawn(move || reception::serve(&shared, &ours))
             .map_err(|e| FabricError::os("starting a machine's thread", e))?;
-        Ok(Self { inner, listener, reception: Some(reception) })
+        Ok(Self { inner, peers: Mutex::default(), listener, reception: Some(reception) })
     }
 
     /// The address for peers.
@@ -238,7 +222,7 @@ impl Machine {
         work: impl FnOnce(&mut Peer, &Inner) -> Result<T, FabricError>,
     ) -> Result<T, FabricError> {
         let peer = {
-            let mut peers = locked(&self.inner.peers);
+            let mut peers = locked(&self.peers);
             Arc::clone(peers.entry(endpoint).or_insert_with(|| Arc::new(Mutex::new(Peer::new(endpoint)))))
         };
         work(&mut locked(&peer), &self.inner)
@@ -257,62 +241,6 @@ impl Drop for Machine {
             let _ = guest.shutdown(Shutdown::Both);
         }
         self.inner.pollers.iter().for_each(Poller::stop);
-        locked(&self.inner.peers).clear();
+        locked(&self.peers).clear();
     }
-}
-
-impl Inner {
-    fn is_closing(&self) -> bool {
-        self.is_closing.load(Ordering::Acquire)
-    }
-
-    /// Whose turn it is to take a channel.
-    fn next_poller(&self) -> usize {
-        self.next_poller.fetch_add(1, Ordering::Relaxed) % self.pollers.len()
-    }
-
-    fn device(&self, driver: Driver) -> Result<&dyn Device, FabricError> {
-        match driver {
-            Driver::Shm => Ok(&self.devices.shm),
-            Driver::Tcp => Ok(&self.devices.tcp),
-            Driver::Verbs => self
-                .devices
-                .verbs()
-                .ok_or_else(|| FabricError::Misuse("no RDMA device is in use here".into())),
-        }
-    }
-
-    /// Records a connection, to be ended with the machine; none if there are too many.
-    fn enrol(&self, stream: &TcpStream) -> Option<(u64, TcpStream)> {
-        let guest = stream.try_clone().ok()?;
-        let noted = stream.try_clone().ok()?;
-        let mut guests = locked(&self.guests);
-        if guests.len() >= reception::PEERS_MAX {
-            tracing::warn!(most = reception::PEERS_MAX, "too many peers; rejecting one");
-            return None;
-        }
-        let number = self.next_guest.fetch_add(1, Ordering::Relaxed);
-        guests.insert(number, noted);
-        Some((number, guest))
-    }
-
-    fn dismiss(&self, number: u64) {
-        locked(&self.guests).remove(&number);
-    }
-}
-
-/// Asks a polling thread, which answers at once unless it has ended.
-fn ask_poller<R>(
-    poller: &Poller,
-    within: Duration,
-    order: impl FnOnce(oneshot::Sender<R>) -> Order,
-) -> Result<R, FabricError> {
-    let ended =
-        || FabricError::Misuse("the machine is closed, or a callback blocks its polling thread".into());
-    poller.orders.ask(within, order).ok_or_else(ended)
-}
-
-/// A panic while one of these is held leaves nothing half done that matters.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

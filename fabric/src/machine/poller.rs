@@ -1,7 +1,6 @@
 //! The polling thread of one completion queue: posts the copies that it is handed, polls, tells of ends, keeps their
 //! deadlines, and sleeps when there is nothing to do. It owns its channels; it must not know of endpoints and names.
 
-use super::ask_poller;
 use super::copy::{CopyError, Direction, Job};
 use crate::device::{ChannelSetup, CompletionQueue, CqHandle};
 use crate::error::{FabricError, PostError};
@@ -362,6 +361,17 @@ impl Polling {
             self.end(channel, "this machine is closed");
         }
     }
+}
+
+/// Asks a polling thread, which answers at once unless it has ended.
+pub(super) fn ask_poller<R>(
+    poller: &Poller,
+    within: Duration,
+    order: impl FnOnce(oneshot::Sender<R>) -> Order,
+) -> Result<R, FabricError> {
+    let ended =
+        || FabricError::Misuse("the machine is closed, or a callback blocks its polling thread".into());
+    poller.orders.ask(within, order).ok_or_else(ended)
 }
 
 #[cfg(test)]

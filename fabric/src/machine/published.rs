@@ -1,10 +1,9 @@
 //! Regions by the names that peers look them up under, and waiting for one that is not there yet.
 
-use super::locked;
 use crate::error::FabricError;
 use crate::memory::Region;
 use std::collections::HashMap;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Names of one machine.
@@ -42,6 +41,11 @@ impl Published {
         let waited = self.added.wait_timeout_while(regions, within, |regions| !regions.contains_key(name));
         waited.unwrap_or_else(PoisonError::into_inner).0.get(name).cloned()
     }
+}
+
+/// A panic while one of these is held leaves nothing half done that matters.
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

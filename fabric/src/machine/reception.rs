@@ -3,9 +3,9 @@
 
 use super::choice::{Driver, choose};
 use super::copy::check_name;
-use super::poller::{Attached, Order};
+use super::inner::Inner;
+use super::poller::{Attached, Order, ask_poller};
 use super::words::{Answer, Question, VERSION, receive, send, tune};
-use super::{Inner, ask_poller};
 use crate::device::ChannelSetup;
 use crate::error::{FabricError, PostError};
 use crate::memory::Region;
@@ -14,8 +14,6 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Set-up connections at once.
-pub(super) const PEERS_MAX: usize = 1024;
 /// Regions that one peer may look up.
 const LOOKED_UP_MAX: usize = 1024;
 

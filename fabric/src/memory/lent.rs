@@ -62,6 +62,14 @@ impl Fenced {
 #[derive(Debug)]
 pub struct PeerWritable(pub(super) Exclusive);
 
+impl Exclusive {
+    /// From now on peers may write it, and nobody slices it, until [`PeerWritable::take_back`].
+    #[must_use]
+    pub fn lend(self) -> PeerWritable {
+        PeerWritable(self)
+    }
+}
+
 impl PeerWritable {
     /// So many bytes of their own region, which is never exclusive. They are taken from the system at first touch.
     pub fn allocate(bytes: usize, name: &str) -> Result<Self, FabricError> {

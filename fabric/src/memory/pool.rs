@@ -2,7 +2,6 @@
 //! hands out references, and goes into an operation by value, which owns it until it completes.
 
 use super::elements::{Number, Numbers};
-use super::lent::PeerWritable;
 use super::region::{OutOfBounds, Pages, Region, Span};
 use crate::error::FabricError;
 use std::collections::BTreeMap;
@@ -174,12 +173,6 @@ impl Exclusive {
         let bytes = self.len().min(from.len());
         // It is within both.
         let _ = from.read(0, &mut self[..bytes]);
-    }
-
-    /// From now on peers may write it, and nobody slices it, until [`PeerWritable::take_back`].
-    #[must_use]
-    pub fn lend(self) -> PeerWritable {
-        PeerWritable(self)
     }
 
     /// The `count` numbers from `offset` bytes on, for code that reads them of lent memory, too.

@@ -10,6 +10,7 @@ use crate::memory::Region;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::futex;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -102,4 +103,11 @@ fn wake_word(page: &BellPage) {
     // Cannot fail on a mapped word. Everybody, because two may sleep on it: a lane's thread through its `Sleeper`, and
     // whoever took the queue meanwhile and waits.
     let _ = futex::wake(page.word(), futex::Flags::empty(), i32::MAX as u32);
+}
+
+/// What a peer needs of a lane to ring it, and how much it may have under way.
+#[derive(Clone, Debug)]
+pub(crate) struct ShmHandle {
+    pub(super) bell: Arc<Bell>,
+    pub(super) ring_capacity: u32,
 }

@@ -30,13 +30,12 @@ use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer};
 use crate::error::FabricError;
 use std::time::Instant;
 
-pub(crate) use bell::Bell;
+pub(crate) use bell::{Bell, ShmHandle};
 pub(crate) use channel::ShmSetup;
 pub(crate) use doorbell::{ON_SOCKETS, ON_WORD};
 #[cfg(feature = "sim")]
 pub use offer::again;
-pub(crate) use offer::is_of_our_user;
-pub(crate) use queue::{ShmHandle, ShmQueue};
+pub(crate) use queue::ShmQueue;
 pub use words::{SharedWord, SharedWords};
 
 /// Shared memory between processes of one user on one host.

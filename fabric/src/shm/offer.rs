@@ -1,18 +1,19 @@
 //! Connecting channels: the offer's bytes, the socket it names, who may come in, and the exchange of the two
 //! ends' memory. It must not know of completion queues beyond their handles.
 
+use super::bell::ShmHandle;
 use super::channel::ShmSetup;
 use super::link::{self, Greeted, Greeting, NoMessage};
-use super::queue::ShmHandle;
 use super::ring::{Consumer, Producer};
 use super::shared::{BellPage, MappedRing};
 use crate::device::{ChannelSetup, CqHandle, PendingOffer, SetupKind};
 use crate::error::FabricError;
+use crate::host::is_of_our_user;
 use crate::memory::Region;
 use crate::random::{Secret, random};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
@@ -81,11 +82,6 @@ pub fn again(bytes: &[u8]) -> Option<Vec<u8>> {
 fn open_socket(flags: SocketFlags) -> Result<OwnedFd, FabricError> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
         .map_err(|e| FabricError::os("opening a shared-memory socket", e))
-}
-
-/// Is the process at the other end of our user?
-pub(crate) fn is_of_our_user(link: BorrowedFd<'_>) -> bool {
-    socket_peercred(link).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 
 /// Channels a peer was invited to connect.

@@ -1,7 +1,7 @@
 //! The shared-memory channels of one lane: polled as one, their links watched together, slept on together.
 //! It owns the doorbell's use and the noticing of dead peers; what a channel does is `channel`'s business.
 
-use super::bell::Bell;
+use super::bell::{Bell, ShmHandle};
 use super::channel::{Channel, Fencing, GATHER_MAX};
 use super::doorbell::{ON_SOCKETS, ON_WORD};
 use super::shared::RING_CAPACITY_MAX;
@@ -14,13 +14,6 @@ use rustix::event::epoll;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// What a peer needs of a lane to ring it, and how much it may have under way.
-#[derive(Clone, Debug)]
-pub(crate) struct ShmHandle {
-    pub(super) bell: Arc<Bell>,
-    pub(super) ring_capacity: u32,
-}
 
 /// A thread that keeps polling looks at the links this often.
 const LINKS_EVERY: Duration = Duration::from_millis(20);

@@ -1,7 +1,11 @@
 //! Faults at given times, by hand or drawn from a seed. Owns the list; the network carries it out.
 
-use super::{NodeId, Rng};
+use crate::rng::Rng;
 use std::fmt;
+
+/// A node of a simulated network: one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u32);
 
 /// Something that happens to the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,15 +3,47 @@
 
 use super::faults::SimFaults;
 use super::message::{Handle, Messages};
+use super::script::{Action, NodeId};
 use super::trace::{Trace, What};
-use super::{Action, NodeId, NodeStats, QueueId, Rng};
 use crate::device::Order;
 use crate::gate::Gate;
 use crate::grants::Grants;
 use crate::memory::{Region, View};
+use crate::rng::Rng;
 use crate::work::{ChannelId, Completion, CompletionKind, RemoteKey};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+
+/// What a node has sent, got and registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeStats {
+    /// Writes and reads posted.
+    pub posted_messages: u64,
+    /// Bytes of the writes posted.
+    pub posted_bytes: u64,
+    /// Peers' writes that have arrived whole, with a notice or without; duplicates are not counted.
+    pub received_messages: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Own messages and their acknowledgements lost.
+    pub losses: u64,
+    /// Own messages that took longer than latency and jitter make it.
+    pub delays: u64,
+    /// Peers' writes that arrived after some that were posted later, on other channels.
+    pub overtaken: u64,
+    /// Peers' notices that arrived before writes that were posted earlier on the same channel, and waited for them.
+    pub held_notices: u64,
+    /// Notices that came a second time.
+    pub duplicates: u64,
+    /// Bytes of the regions that some peer can address now, each counted once.
+    pub registered_bytes: u64,
+    /// The most of them at any time.
+    pub registered_bytes_peak: u64,
+}
+
+/// A queue of a simulated network. It orders the queues of one network by their creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueId(pub u32);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Event {

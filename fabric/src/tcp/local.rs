@@ -2,13 +2,15 @@
 //! other end. Between processes of one host and user the kernel moves about a quarter more bytes in the same
 //! processor time over it. It knows nothing of preambles or frames.
 
-use super::BACKLOG;
 use super::sys;
+use crate::host::is_of_our_user;
 use crate::random::random;
-use crate::shm::is_of_our_user;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
+
+/// Connections that may wait in a listener: more than strangers bring between two looks at it.
+pub(super) const BACKLOG: i32 = 1024;
 
 /// An abstract address: nothing in the file system, gone with the socket.
 fn address(name: &[u8; 16]) -> io::Result<SockAddr> {

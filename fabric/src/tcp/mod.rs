@@ -31,15 +31,13 @@ use crate::error::FabricError;
 use crate::random::Secret;
 use accept::TcpPending;
 use invite::{CHANNELS_MAX, HOST_BYTES_MAX, Offer};
+use local::BACKLOG;
 use pace::SystemChoice;
-pub(crate) use pipe::Pipe;
+pub(crate) use pipe::{Pipe, carrier};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
-
-/// Connections that may wait in a listener: more than strangers bring between two looks at it.
-const BACKLOG: i32 = 1024;
 
 /// TCP between any two processes.
 #[derive(Clone, Debug)]
@@ -49,15 +47,6 @@ pub struct TcpDevice {
     buffer_bytes: Option<usize>,
     unix: bool,
     sealed: bool,
-}
-
-/// What carries the frames of a channel, for people.
-pub(crate) fn carrier(socket: &Socket, pipe: &Pipe) -> &'static str {
-    match (sys::is_unix(socket), pipe.is_plain()) {
-        (true, _) => "unix socket",
-        (false, true) => "tcp socket",
-        (false, false) => "tcp socket, encrypted",
-    }
 }
 
 impl TcpDevice {

@@ -81,3 +81,12 @@ impl Pipe {
         }
     }
 }
+
+/// What carries the frames of a channel, for people.
+pub(crate) fn carrier(socket: &Socket, pipe: &Pipe) -> &'static str {
+    match (sys::is_unix(socket), pipe.is_plain()) {
+        (true, _) => "unix socket",
+        (false, true) => "tcp socket",
+        (false, false) => "tcp socket, encrypted",
+    }
+}

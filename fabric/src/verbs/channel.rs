@@ -5,7 +5,7 @@ use super::cut::{Cut, Cuts};
 use super::dmabuf::Dmabuf;
 use super::endpoint::READY;
 use super::ids::Id;
-use super::queue::Plan;
+use super::queue::{OWN_REQUESTS, Plan};
 use super::reach::{MESSAGE_BYTES, Reach, Told, encode_told};
 use super::sys::{Chain, QueuePair, Request, ibv_sge};
 use crate::error::PostError;
@@ -20,8 +20,6 @@ mod flags;
 
 pub(super) use flags::Flags;
 
-/// Requests of our own (extents told) beside those of the channel's user.
-pub(super) const OWN_REQUESTS: usize = 64;
 /// One in so many requests, at most, is told of by the device, so that those before it are known to be over.
 const SIGNAL_EVERY_MAX: u64 = 16;
 
@@ -370,5 +368,40 @@ impl Drop for Channel {
             self.end();
             self.destroy();
         }
+    }
+}
+
+impl Channel {
+    /// How a write tells its notice: by an immediate, or by a flag after it. The peer may be behind with flags: there is no room then.
+    fn notice_of(&self, immediate: Option<u32>) -> Result<(Option<u32>, Option<u32>), PostError> {
+        match &self.flags {
+            None => Ok((immediate, None)),
+            Some(flags) if immediate.is_some() && flags.is_full() => Err(PostError::Full),
+            Some(_) => Ok((None, immediate)),
+        }
+    }
+
+    /// The peer's notices by flags, and where they were many the word that they were taken.
+    pub(in crate::verbs) fn take_flags(&mut self, completions: &mut Vec<Completion>) {
+        let Some(flags) = &mut self.flags else { return };
+        // A peer that goes on and on does not keep us here.
+        for immediate in (0..flags::ENTRIES).map_while(|_| flags.take()) {
+            completions.push(Completion { channel: self.id, kind: CompletionKind::Received { immediate } });
+        }
+        if self.own_under_way < OWN_REQUESTS
+            && let Some((offset, word)) = flags.acknowledgement()
+        {
+            let (address, key) = flags.at(offset);
+            self.push_inline(Request::Write { address, key, immediate: None }, &word, OnDone::Told);
+            self.own_under_way += 1;
+        }
+    }
+
+    /// The word that is a notice, after the bytes that it tells of.
+    fn push_flag(&mut self, immediate: u32, on_done: OnDone) {
+        let Some(flags) = &mut self.flags else { return };
+        let (address, key) = flags.at(flags.next_at());
+        let word = flags.next(immediate);
+        self.push_inline(Request::Write { address, key, immediate: None }, &word, on_done);
     }
 }

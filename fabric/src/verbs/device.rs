@@ -6,8 +6,9 @@ use super::counters::PortCounters;
 use super::dmabuf::Dmabuf;
 use super::endpoint;
 use super::info::{DeviceInfo, Gid, PortInfo, choose};
-use super::queue::{OWN_BYTES, Shared, VerbsQueue};
+use super::queue::{OWN_BYTES, VerbsQueue};
 use super::registrar::Registrar;
+use super::setup::{VerbsHandle, VerbsSetup};
 use super::sys::{self, Context, Domain, Path, QueuePair};
 use super::watch::Watch;
 use super::words::{Endpoint, Remote, decode_offer, encode_offer};
@@ -37,20 +38,6 @@ pub struct VerbsDevice {
     tail_flags: bool,
     /// Brings the channels' connections about.
     tcp: TcpDevice,
-}
-
-/// A lane's queue, as a channel that is being connected has to know it.
-#[derive(Clone, Debug)]
-pub(crate) struct VerbsHandle(pub(super) Arc<Shared>);
-
-/// A connected queue pair.
-#[derive(Debug)]
-pub(crate) struct VerbsSetup {
-    pub(super) queue_pair: QueuePair,
-    pub(super) socket: Socket,
-    pub(super) owner: VerbsHandle,
-    /// Notices by flags, where both sides want them.
-    pub(super) flags: Option<Flags>,
 }
 
 /// A queue pair that is not connected yet.

@@ -22,16 +22,17 @@ mod endpoint;
 mod ids;
 mod queue;
 mod registrar;
+mod setup;
 mod sys;
 mod watch;
 
 pub use config::VerbsConfig;
 pub use counters::PortCounters;
 pub use device::{VERBS_QUEUE_BYTES, VerbsDevice, verbs_library};
-pub(crate) use device::{VerbsHandle, VerbsSetup};
 pub use dmabuf::Dmabuf;
 pub use info::{DeviceInfo, Gid, PortInfo};
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub use queue::Forged;
 pub use queue::VerbsQueue;
+pub(crate) use setup::{VerbsHandle, VerbsSetup};

@@ -24,6 +24,7 @@
 mod config;
 mod dither;
 mod halves;
+mod malformed;
 mod pick;
 mod signs;
 mod sparse;
@@ -31,43 +32,9 @@ mod sparse;
 mod tests;
 
 use crate::ids::{ChunkId, Rank};
-use thiserror::Error;
 
 pub use config::{Codec, CodecError, Compression};
-
-/// An encoded chunk that is invalid for its codec. The sender is to blame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Malformed {
-    /// The length is not that of the chunk.
-    #[error("an encoded chunk has {have} bytes, expected {want}")]
-    Length {
-        /// Received bytes.
-        have: usize,
-        /// Bytes of an encoded chunk.
-        want: usize,
-    },
-    /// A scale, step or value that is not a finite number, or a scale below 0.
-    #[error("number {at} of an encoded chunk is not finite, or is a negative scale")]
-    Number {
-        /// Its position.
-        at: usize,
-    },
-    /// A two-bit code without a meaning.
-    #[error("word {at} of an encoded chunk has an unknown code")]
-    Code {
-        /// The word.
-        at: usize,
-    },
-    /// Positions that do not increase, or are beyond the chunk.
-    #[error("index {at} of an encoded chunk does not increase, or is beyond the chunk")]
-    Place {
-        /// Which of the positions.
-        at: usize,
-    },
-    /// Nonzero bits after the last element.
-    #[error("the unused bits of the last word of an encoded chunk are not 0")]
-    Tail,
-}
+pub use malformed::Malformed;
 
 /// The source of the random numbers for one chunk's encoding.
 #[must_use]
@@ -143,25 +110,4 @@ impl Codec {
             Self::Dither { bits } => dither::decode(*bits, encoded, into),
         }
     }
-}
-
-/// The words after a leading f32, and that number; only words if the number is truncated.
-#[inline(always)]
-fn after_scale(encoded: &[u8]) -> (f32, &[[u8; 4]]) {
-    match encoded.as_chunks::<4>().0.split_first() {
-        Some((scale, words)) => (f32::from_le_bytes(*scale), words),
-        None => (0.0, &[]),
-    }
-}
-
-/// A scale or a step: finite and not negative.
-fn check_scale(scale: f32) -> Result<(), Malformed> {
-    if scale.is_finite() && scale >= 0.0 { Ok(()) } else { Err(Malformed::Number { at: 0 }) }
-}
-
-/// Checks that all bits after the last of `elements` codes of `bits` bits are 0.
-fn check_tail(elements: usize, bits: usize, words: &[[u8; 4]]) -> Result<(), Malformed> {
-    let used = elements * bits % 32;
-    let tail = words.last().map_or(0, |word| u32::from_le_bytes(*word) >> used);
-    if used > 0 && tail != 0 { Err(Malformed::Tail) } else { Ok(()) }
 }

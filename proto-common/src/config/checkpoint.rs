@@ -1,6 +1,6 @@
 //! The settings of checkpoints.
 
-use super::{SettingError, wrong};
+use super::error::{SettingError, wrong};
 use serde::{Deserialize, Serialize};
 
 /// Where checkpoints are, when they are written, and which one is restored at the start.

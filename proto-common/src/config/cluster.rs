@@ -1,6 +1,6 @@
 //! The settings of the cluster's shape, and of its reaction to failures of members.
 
-use super::{SettingError, within, wrong};
+use super::error::{SettingError, within, wrong};
 use crate::limits::{
     CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LANES_MAX, SERVERS_MAX, WORKERS_MAX,
 };
@@ -56,6 +56,65 @@ pub enum WorkerLoss {
     Wait,
     /// Rounds continue without the worker. It may rejoin, and contributes from a round that the scheduler chooses.
     Continue,
+}
+
+/// The cluster's shape. It is set only at the scheduler, so that members cannot disagree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterShape {
+    /// The number of workers.
+    pub workers: u32,
+    /// The number of servers.
+    pub servers: u32,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+    /// Lanes.
+    pub lanes: u16,
+    /// Whether to reduce in rank order.
+    pub deterministic: bool,
+    /// The mode of tensors that set none.
+    pub mode: Mode,
+    /// Backup workers of tensors that set none.
+    pub backup_workers: u32,
+    /// Members send a heartbeat this often.
+    pub heartbeat_ms: u64,
+    /// A member that is silent for this long has failed.
+    pub silence_ms: u64,
+    /// Replicas of every shard on other servers.
+    pub replicas: u32,
+    /// Places for servers; `servers` of them are used at the start.
+    pub server_places: u32,
+    /// What the failure of a worker means for the others.
+    pub worker_loss: WorkerLoss,
+    /// With fewer workers the job ends.
+    pub workers_min: u32,
+    /// How long members continue without a scheduler.
+    pub scheduler_ms: u64,
+}
+
+impl ClusterShape {
+    /// The first setting, with both values, in which two shapes differ that cannot belong to one job. Members are
+    /// built with the shape that they received at their start, and their data depends on it. Deadlines and
+    /// `workers_min` belong to the scheduler, so a restarted one may have other values.
+    #[must_use]
+    pub fn conflict(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let texts = |shape: &Self| {
+            let loss = format!("{:?}", shape.worker_loss).to_lowercase();
+            [
+                ("cluster.workers", shape.workers.to_string()),
+                ("cluster.servers", shape.servers.to_string()),
+                ("cluster.chunk_bytes", shape.chunk_bytes.to_string()),
+                ("cluster.lanes", shape.lanes.to_string()),
+                ("cluster.replicas", shape.replicas.to_string()),
+                ("cluster.servers_max", shape.server_places.to_string()),
+                ("cluster.mode", shape.mode.to_string()),
+                ("cluster.deterministic", shape.deterministic.to_string()),
+                ("cluster.backup_workers", shape.backup_workers.to_string()),
+                ("cluster.worker_loss", loss),
+            ]
+        };
+        let mut pairs = texts(self).into_iter().zip(texts(other));
+        pairs.find(|(own, theirs)| own != theirs).map(|((key, own), (_, theirs))| (key, own, theirs))
+    }
 }
 
 impl Default for ClusterSettings {

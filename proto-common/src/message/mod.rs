@@ -13,6 +13,7 @@ mod to_scheduler;
 mod version;
 mod wait;
 
+pub use crate::config::ClusterShape;
 pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ServerOffer, ToServer};
 pub use checkpoint::{
     CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, SaveProgress, WAITING_LISTED_MAX,
@@ -20,18 +21,14 @@ pub use checkpoint::{
 };
 pub use codec::{CodecError, Message, decode, encode, from_bytes, to_bytes};
 pub use digest::MapDigest;
-pub use from_scheduler::{
-    ClusterShape, Coming, DeclareError, FromScheduler, Member, RefusalReason, WaitError, Welcome,
-};
+pub use from_scheduler::{Coming, DeclareError, FromScheduler, Member, RefusalReason, WaitError, Welcome};
 pub use post::{
-    POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError, PostMessage,
-    PostReply, PostTo,
+    NodeGroup, POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError,
+    PostMessage, PostReply, PostTo,
 };
 pub use resume::Resume;
 pub use rounds::{ROUNDS_PART_MAX, RoundsPart, RoundsSoFar};
-pub use to_scheduler::{
-    LinkReport, MemberReport, NodeGroup, NotTaken, PortReport, Register, ServerLoad, ToScheduler,
-};
+pub use to_scheduler::{LinkReport, MemberReport, NotTaken, PortReport, Register, ServerLoad, ToScheduler};
 pub use version::{Build, opening_of, speaker_of};
 pub use wait::{Wait, WaitCause};
 

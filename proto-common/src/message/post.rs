@@ -1,10 +1,39 @@
 //! Small messages between programs of a cluster, which the scheduler forwards: a few bytes to a member or a group. The
 //! receiver's handler answers each one.
 
-use super::to_scheduler::NodeGroup;
-use crate::ids::MemberId;
+use crate::ids::{MemberId, Role};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+/// All members of these roles. A barrier waits for them, or a message goes to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NodeGroup {
+    /// The scheduler, if it is part of a program. A separate scheduler is not waited for.
+    pub scheduler: bool,
+    /// The servers.
+    pub servers: bool,
+    /// The workers.
+    pub workers: bool,
+}
+
+impl NodeGroup {
+    /// All workers.
+    pub const WORKERS: Self = Self { scheduler: false, servers: false, workers: true };
+    /// All servers.
+    pub const SERVERS: Self = Self { scheduler: false, servers: true, workers: false };
+    /// All members except the scheduler.
+    pub const ALL: Self = Self { scheduler: false, servers: true, workers: true };
+
+    /// Whether members with this role are part of it.
+    #[must_use]
+    pub fn holds(self, role: Role) -> bool {
+        match role {
+            Role::Scheduler => self.scheduler,
+            Role::Server => self.servers,
+            Role::Worker => self.workers,
+        }
+    }
+}
 
 /// Bytes of the body of a message or an answer, at most.
 pub const POST_BODY_BYTES_MAX: usize = 1 << 20;

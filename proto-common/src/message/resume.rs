@@ -1,8 +1,9 @@
 //! What a member sends to a restarted scheduler, and how it is divided into messages.
 
 use super::digest::MapDigest;
-use super::from_scheduler::{ClusterShape, Member};
-use super::to_scheduler::NodeGroup;
+use super::from_scheduler::Member;
+use super::post::NodeGroup;
+use crate::config::ClusterShape;
 use crate::ids::{Epoch, Incarnation, Rank};
 use crate::limits::{FIRST_FRAME_BYTES_MAX, NAME_BYTES_MAX};
 use crate::shard_map::{KeyRange, MapUpdate};

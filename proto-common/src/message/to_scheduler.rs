@@ -1,7 +1,7 @@
 //! Messages of members to the scheduler.
 
 use super::checkpoint::CheckpointNews;
-use super::post::{PostError, PostMessage, PostReply, PostTo};
+use super::post::{NodeGroup, PostError, PostMessage, PostReply, PostTo};
 use super::resume::Resume;
 use super::rounds::RoundsPart;
 use super::wait::Wait;
@@ -65,36 +65,6 @@ pub struct Register {
 impl Register {
     /// Instead of a requested rank.
     pub const LAST: Rank = Rank(u32::MAX);
-}
-
-/// All members of these roles. A barrier waits for them, or a message goes to them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct NodeGroup {
-    /// The scheduler, if it is part of a program. A separate scheduler is not waited for.
-    pub scheduler: bool,
-    /// The servers.
-    pub servers: bool,
-    /// The workers.
-    pub workers: bool,
-}
-
-impl NodeGroup {
-    /// All workers.
-    pub const WORKERS: Self = Self { scheduler: false, servers: false, workers: true };
-    /// All servers.
-    pub const SERVERS: Self = Self { scheduler: false, servers: true, workers: false };
-    /// All members except the scheduler.
-    pub const ALL: Self = Self { scheduler: false, servers: true, workers: true };
-
-    /// Whether members with this role are part of it.
-    #[must_use]
-    pub fn holds(self, role: Role) -> bool {
-        match role {
-            Role::Scheduler => self.scheduler,
-            Role::Server => self.servers,
-            Role::Worker => self.workers,
-        }
-    }
 }
 
 /// One data-plane link as its worker sees it.

@@ -2,12 +2,13 @@
 //! deadline. A barrier is its name and its group; after release the same one can be entered again. Each member says how
 //! often it has come through: who is behind the others comes through at once, because for it the barrier has been opened.
 
+use super::command::{Command, deadline_ms, send};
 use super::member::places;
-use super::{ConnectionId, SCHEDULER, deadline_ms};
+use super::member::{ConnectionId, SCHEDULER};
 use daemon::status::BarrierStatus;
 use proto_common::ids::MemberId;
 use proto_common::limits::NAME_BYTES_MAX;
-use proto_common::message::{ClusterShape, NodeGroup, WaitError};
+use proto_common::message::{ClusterShape, FromScheduler, NodeGroup, WaitError};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Barriers with someone waiting, at once.
@@ -250,4 +251,10 @@ impl Barriers {
 /// Whom a barrier waits for.
 fn comers(expected: &BTreeSet<MemberId>, group: NodeGroup) -> impl Iterator<Item = MemberId> {
     expected.iter().copied().filter(move |id| group.holds(id.role))
+}
+
+pub(super) fn release(answers: Vec<Answer>, out: &mut Vec<Command>) {
+    for Answer { to, request, result } in answers {
+        out.push(send(to, FromScheduler::Released { request, result }));
+    }
 }

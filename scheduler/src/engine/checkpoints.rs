@@ -1,12 +1,10 @@
 //! Checkpoints under way: which parts have come, when one is complete, who waits for it. What is complete covers every chunk
 //! exactly, and each synchronous tensor at one version: a checkpoint may be missing, and never torn. It must not touch files.
 
-use super::ordered::Ordered;
-use super::queued::Finished;
 use super::{Command, ConnectionId, Note, deadline_ms, send, send_to};
 use daemon::status::CheckpointStatus;
 use leftovers::Leftovers;
-use pending::complete;
+use pending::{Finished, Ordered, complete};
 use proto_common::ids::{Epoch, Rank};
 use proto_common::message::{
     CheckpointNews, CheckpointOrder, FromScheduler, PartWritten, SaveError, Waiting,

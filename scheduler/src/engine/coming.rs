@@ -1,32 +1,12 @@
 //! A worker that comes in between rounds: servers are asked from which round of each tensor on it could count, and told the
 //! highest of what they say. It must not know what a round is.
 
+use super::member::Asked;
 use super::{Command, Engine, send, send_to};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, Key, MemberId, Rank, Role};
 use proto_common::message::{Coming, FromScheduler, RefusalReason, RoundsPart, RoundsSoFar};
 use std::collections::BTreeMap;
-
-/// Workers that have come in between, by rank.
-#[derive(Debug, Default)]
-pub(super) struct Comings(BTreeMap<Rank, Asked>);
-
-#[derive(Debug)]
-struct Asked {
-    incarnation: Incarnation,
-    /// Servers that have not answered, and as far as they have.
-    servers: BTreeMap<Rank, RoundsSoFar>,
-    /// So long they have. None of one that may count already: nobody waits for that.
-    deadline_ms: Option<u64>,
-    rounds: BTreeMap<Key, u64>,
-}
-
-impl Comings {
-    pub(super) fn next_deadline_ms(&self) -> Option<u64> {
-        let waiting = self.0.values().filter(|asked| !asked.servers.is_empty());
-        waiting.filter_map(|asked| asked.deadline_ms).min()
-    }
-}
 
 impl Engine {
     /// What somebody who takes this place comes into.

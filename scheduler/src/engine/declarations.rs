@@ -1,11 +1,12 @@
 //! Tensors: who declared what, where it was put, and who waits for servers to allocate it, each to its own
 //! deadline. The first declaration of a tensor places it; the same declaration from others gets the same ranges.
 
+use super::command::{Command, deadline_ms, send};
+use super::member::ConnectionId;
 use super::shards::{RANGE_BYTES, Servers, Shards, TENSOR_BYTES};
-use super::{ConnectionId, deadline_ms};
 use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
 use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, TENSORS_MAX};
-use proto_common::message::{ClusterShape, DeclareError, NotTaken, Resume};
+use proto_common::message::{ClusterShape, DeclareError, FromScheduler, NotTaken, Resume};
 use proto_common::shard_map::{MapChange, MapError, MapUpdate, SharedUpdate};
 use proto_common::tensor::{RuleChange, TensorError, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -564,4 +565,10 @@ fn describe(spec: &TensorSpec) -> String {
     format!(
         "{name:?} with {most}{elements} elements of {dtype:?}, {compression:?}, {optimizer:?}, mode {mode} with {backup} backup workers"
     )
+}
+
+pub(super) fn declared(answers: Vec<DueAnswer>, out: &mut Vec<Command>) {
+    for (to, request, result) in answers {
+        out.push(send(to, FromScheduler::Declared { request, result }));
+    }
 }

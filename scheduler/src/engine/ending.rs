@@ -4,7 +4,8 @@
 use super::rebuild::later;
 use super::report::cut_to;
 use super::{
-    Command, ConnectionId, Engine, Note, Outcome, Phase, Unusable, declared, refuse, release, send, send_to,
+    Command, ConnectionId, Engine, Note, Outcome, Phase, Saving, Unusable, declared, refuse, release, send,
+    send_to,
 };
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
@@ -14,13 +15,6 @@ use proto_common::message::{FromScheduler, RefusalReason};
 
 /// The largest reason that a member may report for its failure, in bytes.
 const REASON_BYTES_MAX: usize = 2048;
-
-/// What the end of a job waits for: checkpoints in progress, then those of which only the manifest is missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Saving {
-    pub(super) until_ms: u64,
-    only_manifests: bool,
-}
 
 impl Engine {
     /// A member's connection is gone, or it broke the protocol.

@@ -6,21 +6,19 @@
 mod barriers;
 mod checkpoints;
 mod coming;
+mod command;
 mod copies;
 mod declarations;
 mod ending;
-mod lists;
 mod losses;
 mod member;
 mod moves;
-mod note;
 mod ordered;
 mod pace;
 mod posts;
 mod queued;
 mod quorum;
 mod rebuild;
-mod refusals;
 mod registration;
 mod report;
 mod roster;
@@ -29,38 +27,26 @@ mod status;
 mod stragglers;
 mod strangers;
 
-use barriers::{Answer, Barriers};
+use barriers::{Barriers, release};
 use checkpoints::Checkpoints;
 pub use checkpoints::{CheckpointConfig, Clearing, Completed, Stopped, Unusable};
-use coming::Comings;
-use declarations::{Asker, Declarations, DueAnswer, Step};
-use ending::Saving;
-use member::Member;
-pub use note::Note;
-pub use posts::LOCAL;
-use posts::{Posts, SCHEDULER};
-use proto_common::config::{SettingError, Settings};
+pub use command::{Command, Note, Outcome};
+use command::{deadline_ms, let_go, refuse, send, send_to};
+use declarations::{Asker, Declarations, Step, declared};
+use member::{Changes, Comings, Dead, Member};
+pub use member::{ConnectionId, LOCAL};
+use posts::Posts;
+use proto_common::config::Settings;
 use proto_common::error::Death;
 use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Rank, Role};
-use proto_common::message::{
-    ClusterShape, DeclareError, FromScheduler, NodeGroup, RefusalReason, ToScheduler,
-};
+use proto_common::message::{ClusterShape, DeclareError, FromScheduler, NodeGroup, ToScheduler};
 use quorum::Quorum;
 pub use quorum::named;
 use rebuild::Rebuild;
 use report::bounded;
-use roster::{Changes, Dead};
 use shards::Servers;
 use std::collections::BTreeMap;
-use std::fmt;
 pub use strangers::Standing;
-
-/// The longest that a barrier or a declaration waits, in milliseconds: a day.
-const TIMEOUT_MS_MAX: u64 = 24 * 3600 * 1000;
-
-/// A control connection, numbered by the runtime; never reused.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionId(pub u64);
 
 /// What the engine must know about its job. All durations in milliseconds.
 #[derive(Clone, Debug)]
@@ -165,69 +151,6 @@ pub enum Input {
     },
 }
 
-/// What the runtime is to do.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Command {
-    /// Send one message to some connections.
-    Send {
-        /// To whom.
-        to: Vec<ConnectionId>,
-        /// What.
-        message: Box<FromScheduler>,
-    },
-    /// Close a connection when everything sent to it is written. Whatever it still says does not count, and
-    /// no `Closed` follows.
-    Close {
-        /// Which.
-        connection: ConnectionId,
-    },
-    /// All parts of a checkpoint are there: write its manifest. Answered by `Input::ManifestWritten`.
-    WriteManifest(Box<Completed>),
-    /// Remove what was left of incomplete checkpoints, in the order of these and of manifests. Answered by `Input::ClearedAway`
-    /// where it is of one that was given up.
-    ClearAway(Clearing),
-    /// The job is over; nothing follows.
-    End(Outcome),
-}
-
-/// How the job ended.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    /// In good order.
-    Done {
-        /// Why it ended.
-        reason: String,
-    },
-    /// A member died.
-    Died(Death),
-    /// Members did not come in time.
-    Incomplete {
-        /// How long they were waited for.
-        waited_ms: u64,
-        /// Who did not come.
-        missing: Vec<MemberId>,
-    },
-    /// Members of a job that runs were started with another setting, which its data depends on. Nobody was told to end.
-    Misconfigured(SettingError),
-    /// The checkpoint to begin from cannot be used.
-    Unusable(Unusable),
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Done { reason } => f.write_str(reason),
-            Self::Died(death) => death.fmt(f),
-            Self::Misconfigured(error) => error.fmt(f),
-            Self::Unusable(unusable) => f.write_str(&unusable.reason),
-            Self::Incomplete { waited_ms, missing } => {
-                let (waited_ms, missing) = (*waited_ms, missing.clone());
-                RefusalReason::Incomplete { waited_ms, missing }.fmt(f)
-            }
-        }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq)]
 enum Phase {
     Assembling,
@@ -248,6 +171,13 @@ enum Phase {
 struct Awaited {
     deadline_ms: u64,
     death: Death,
+}
+
+/// What the end of a job waits for: checkpoints in progress, then those of which only the manifest is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Saving {
+    until_ms: u64,
+    only_manifests: bool,
 }
 
 /// The scheduler's state.
@@ -369,6 +299,15 @@ impl Engine {
             self.saving.map(|saving| saving.until_ms),
         ];
         waits.into_iter().flatten().fold(periodic.min(phase), u64::min)
+    }
+
+    /// What has happened in the last step.
+    pub fn take_notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+
+    pub(super) fn note(&mut self, note: Note) {
+        self.notes.push(note);
     }
 
     /// The epoch in force.
@@ -505,41 +444,6 @@ impl Engine {
     /// Places of the job's shape, and those that somebody has taken beside them.
     fn known_places(&self) -> std::collections::BTreeSet<MemberId> {
         self.places().chain(self.members.keys().copied()).collect()
-    }
-}
-
-/// Confirms a goodbye; nothing follows.
-fn let_go(connection: ConnectionId) -> [Command; 2] {
-    [send(connection, FromScheduler::GoodbyeAck), Command::Close { connection }]
-}
-
-fn send(to: ConnectionId, message: FromScheduler) -> Command {
-    send_to(vec![to], message)
-}
-
-fn send_to(to: Vec<ConnectionId>, message: FromScheduler) -> Command {
-    Command::Send { to, message: Box::new(message) }
-}
-
-fn refuse(connection: ConnectionId, reason: RefusalReason, out: &mut Vec<Command>) {
-    out.push(send(connection, FromScheduler::Refused(reason)));
-    out.push(Command::Close { connection });
-}
-
-fn declared(answers: Vec<DueAnswer>, out: &mut Vec<Command>) {
-    for (to, request, result) in answers {
-        out.push(send(to, FromScheduler::Declared { request, result }));
-    }
-}
-
-/// When a wait that begins now is over, as far as its asker may choose.
-fn deadline_ms(now_ms: u64, timeout_ms: u64) -> u64 {
-    now_ms + timeout_ms.clamp(1, TIMEOUT_MS_MAX)
-}
-
-fn release(answers: Vec<Answer>, out: &mut Vec<Command>) {
-    for Answer { to, request, result } in answers {
-        out.push(send(to, FromScheduler::Released { request, result }));
     }
 }
 

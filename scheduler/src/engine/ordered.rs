@@ -10,37 +10,9 @@ use proto_common::message::{
 };
 use std::collections::BTreeMap;
 
-/// Rounds between what servers said and the one that is named, at first; twice as many each time that one was past it.
-const AHEAD: u64 = 2;
 const AHEAD_MAX: u64 = 1 << 20;
 /// Operators that wait for one. Each keeps a connection that members could have: fewer than there are places for strangers.
 pub(super) const OPERATORS_MAX: usize = 64;
-
-/// See the module.
-#[derive(Debug)]
-pub(super) struct Ordered {
-    pub(super) askers: Vec<Asker>,
-    /// Servers were asked how far they are: what each lane has said.
-    asked: Option<BTreeMap<(Rank, u16), u64>>,
-    ahead: u64,
-    /// What was told last.
-    told: SaveProgress,
-    newest: u64,
-}
-
-impl Default for Ordered {
-    fn default() -> Self {
-        let (askers, told) = (Vec::new(), SaveProgress::default());
-        Self { askers, asked: None, ahead: AHEAD, told, newest: 0 }
-    }
-}
-
-impl Ordered {
-    /// What servers said does not count any more.
-    pub(super) fn ask_anew(&mut self) {
-        self.asked = None;
-    }
-}
 
 impl Checkpoints {
     /// Asks servers how far they are, where somebody waits for that and nothing else is being written.

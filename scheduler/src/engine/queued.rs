@@ -6,15 +6,6 @@ use super::checkpoints::{Asker, Checkpoints, Pending, Wanted, answer};
 use proto_common::ids::Epoch;
 use proto_common::message::SaveError;
 
-/// One that is complete, and of which nothing can be different as long as nobody trains.
-#[derive(Debug)]
-pub(super) struct Finished {
-    pub(super) round: u64,
-    /// The epoch that it was begun in.
-    pub(super) begun: Epoch,
-    pub(super) name: String,
-}
-
 impl Wanted<'_> {
     /// Has any tensor rounds?
     fn has_rounds(&self) -> bool {

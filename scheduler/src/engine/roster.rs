@@ -3,72 +3,13 @@
 use super::member::Member;
 use super::shards::Servers;
 use super::{Command, Engine, Note, Phase, send, send_to};
-use daemon::status::FailedStatus;
-use proto_common::ids::{ChunkId, Epoch, Incarnation, MemberId, Rank, Role};
+use proto_common::ids::{ChunkId, Epoch, MemberId, Rank, Role};
 use proto_common::message::{self, FromScheduler};
 use proto_common::shard_map::MapChange;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 
-/// Lives that were declared dead and are remembered: they may still be on their way back.
-const DEAD_MAX: usize = 4096;
 /// Decisions that follow from one another without an event in between; each makes progress, so this is never reached.
 const PLANS_MAX: usize = 64;
-
-/// Processes that status lists as failed.
-pub(super) const FAILED_LISTED_MAX: usize = 64;
-
-/// Lives that are over.
-#[derive(Debug, Default)]
-pub(super) struct Dead {
-    lives: BTreeSet<u64>,
-    order: VecDeque<u64>,
-}
-
-impl Dead {
-    pub(super) fn add(&mut self, life: Incarnation) {
-        if self.lives.insert(life.0) {
-            self.order.push_back(life.0);
-        }
-        if self.order.len() > DEAD_MAX {
-            self.order.pop_front().map(|oldest| self.lives.remove(&oldest));
-        }
-    }
-
-    pub(super) fn holds(&self, life: Incarnation) -> bool {
-        self.lives.contains(&life.0)
-    }
-}
-
-/// What has happened to the membership, for status and metrics.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Changes {
-    pub(super) rosters: u64,
-    pub(super) lost: u64,
-    /// The newest of those, the last one last.
-    pub(super) failed: Vec<FailedStatus>,
-    pub(super) joined: u64,
-    pub(super) rebuilt: u64,
-    /// From the last sign of life of the server that died last to the decision who takes over.
-    pub(super) promotion_ms: u64,
-    /// Servers that the job is to have: those of its start, with those that came and without those that were sent away. One that
-    /// died counts until another one has its place.
-    pub(super) servers: u32,
-}
-
-impl Changes {
-    /// A member was declared failed.
-    pub(super) fn lose(&mut self, id: MemberId, member: &Member) {
-        self.lost += 1;
-        if self.failed.len() == FAILED_LISTED_MAX {
-            self.failed.remove(0);
-        }
-        self.failed.push(FailedStatus {
-            member: id,
-            pid: member.pid,
-            host_identity: member.host_identity.clone(),
-        });
-    }
-}
 
 impl Engine {
     /// Tells everyone who is there, under a new epoch.

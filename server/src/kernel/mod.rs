@@ -110,6 +110,12 @@ pub fn set<T: Real + Element<Sum = T>>(into: &mut [T], contribution: impl Operan
     widest(Fold { sum: into, contribution, fold: |_, contribution| contribution });
 }
 
+/// Once per pass, so that the loops need no check of their own.
+#[inline(always)]
+fn check(count: usize, found: usize) {
+    assert_eq!(found, count, "elements of an operand");
+}
+
 struct Fold<'a, T, C, F> {
     sum: &'a mut [T],
     contribution: C,
@@ -125,7 +131,7 @@ impl<T: Real + Element<Sum = T>, C: Operand<T>, F: Fn(T, T) -> T> Pass for Fold<
     fn run(self) {
         let Self { sum, contribution, fold } = self;
         let count = sum.len();
-        weights::check(count, contribution.count());
+        check(count, contribution.count());
         for index in 0..count {
             sum[index] = fold(sum[index], contribution.at(index));
         }

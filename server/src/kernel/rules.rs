@@ -1,7 +1,6 @@
 //! The update rules over chunks. What they make of one element is in `proto_common`.
 
-use super::weights::check;
-use super::{Element, Operand, Weights, set};
+use super::{Element, Operand, Weights, check, set};
 use fabric::simd::{Pass, widest};
 use proto_common::optimizer::elements::{Block, Whole};
 use proto_common::optimizer::{Real, Step};

@@ -1,6 +1,6 @@
 //! The weights of a chunk, wherever they are read and written, and the loop over them of rules without state.
 
-use super::{Element, Operand};
+use super::{Element, Operand, check};
 use fabric::simd::{Pass, widest};
 
 /// The weights that a rule changes.
@@ -80,10 +80,4 @@ impl<E: Element, S: Operand<E::Sum>, R: Fn(E::Sum, E::Sum) -> E::Sum> Pass for A
             }
         }
     }
-}
-
-/// Once per pass, so that the loops need no check of their own.
-#[inline(always)]
-pub(super) fn check(count: usize, found: usize) {
-    assert_eq!(found, count, "elements of an operand");
 }

@@ -41,5 +41,6 @@ pub(crate) use calls::{AnswerBody, Answers, HandlerNews};
 pub use embed::{Server, StartError, listen};
 pub use lane::{DataLane, LaneConfig, LaneError};
 pub use link::WorkerInbox;
-pub use run::{RunError, run};
+pub use run::run;
+pub use serving::RunError;
 pub use thread::LaneNews;

@@ -13,9 +13,8 @@ use crate::checkpoint::{Progress, Restorer, Saver};
 use crate::engine::EngineConfig;
 use crate::engine::member::{Member, MemberConfig, Peers};
 use crate::space::Space;
-use crate::storage::StorageError;
 use daemon::Later;
-use daemon::control::{LinkError, STRANGERS_MAX, SchedulerLink, code_of_refusal, patience};
+use daemon::control::{LinkError, STRANGERS_MAX, SchedulerLink, patience};
 use daemon::exit::Failure;
 use daemon::flight::Flight;
 use daemon::http::{self, HttpState};
@@ -25,18 +24,17 @@ use daemon::post::Posts;
 use daemon::security::Security;
 use daemon::seldom::Seldom;
 use daemon::shutdown::Shutdown;
-use fabric::{CqHandle, Devices, FabricError, Mailbox, oneshot};
+use fabric::{CqHandle, Devices, Mailbox, oneshot};
 use proto_common::config::{DeadlineSettings, Settings};
-use proto_common::error::{Death, ExitCode};
+use proto_common::error::ExitCode;
 use proto_common::footprint::{self, Limit};
-use proto_common::ids::{Epoch, Incarnation, Lane, Rank, Role};
+use proto_common::ids::{Incarnation, Lane, Rank, Role};
 use proto_common::limits::{PROTOCOL_VERSION, slot_bytes_for};
-use proto_common::message::{ClusterShape, MemberReport, RefusalReason, Register, Resume, Welcome};
+use proto_common::message::{ClusterShape, MemberReport, Register, Resume, Welcome};
 use proto_common::transport::{Driver, Offer};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 
@@ -44,59 +42,6 @@ use tokio::sync::{Semaphore, mpsc, watch};
 const SEND_DEPTH: usize = 4096;
 /// Connections that may be on their way to ready at once, members' and strangers'; more wait in the listener's backlog.
 const HANDSHAKES_MAX: usize = STRANGERS_MAX;
-
-/// Why a server ended before its time.
-#[derive(Debug, Error)]
-pub enum RunError {
-    /// A member died, and the job cannot go on without it.
-    #[error("{0}")]
-    Died(Death),
-    /// The scheduler is gone.
-    #[error("{0}")]
-    SchedulerLost(String),
-    /// The scheduler has no use for us any more: the job never became complete.
-    #[error("the scheduler refused this server: {0}")]
-    Refused(RefusalReason),
-    /// The scheduler has declared this life dead: others serve what it had.
-    #[error(
-        "the scheduler has declared this server dead in epoch {epoch}: it sent no heartbeat for deadlines.silence_ms, or its connection broke; restart it, and it rejoins as a new process"
-    )]
-    Deposed {
-        /// Since when.
-        epoch: Epoch,
-    },
-    /// It was to go, and others have not taken over in time what it has.
-    #[error(
-        "draining this server timed out: after {waited_ms} ms other servers have not taken over {chunks} of its chunks; start another server if none is left, check the scheduler's status for copies that do not become complete, or raise deadlines.move_ms"
-    )]
-    NotDrained {
-        /// Chunks that it still has.
-        chunks: u64,
-        /// How long it waited.
-        waited_ms: u64,
-    },
-    /// A data thread cannot go on.
-    #[error("data thread failed: {0}")]
-    Lane(#[from] LaneError),
-}
-
-impl RunError {
-    pub(super) fn code(&self) -> ExitCode {
-        match self {
-            Self::Died(_) => ExitCode::MemberDied,
-            Self::SchedulerLost(_) => ExitCode::SchedulerUnreachable,
-            Self::Refused(reason) => code_of_refusal(reason),
-            Self::Deposed { .. } => ExitCode::Refused,
-            Self::NotDrained { .. } => ExitCode::Deadline,
-            Self::Lane(LaneError::Unregistered(_) | LaneError::Copy(_)) => ExitCode::Transport,
-            Self::Lane(
-                LaneError::Fabric(FabricError::AddressSpace { .. })
-                | LaneError::Storage(StorageError::Fabric(FabricError::AddressSpace { .. })),
-            ) => ExitCode::Transport,
-            Self::Lane(_) => ExitCode::Internal,
-        }
-    }
-}
 
 /// The lanes, once there are some.
 type Late = Arc<OnceLock<Sources>>;

@@ -4,25 +4,29 @@
 use super::bootstrap::{Reception, answers_of, answers_while, blocking};
 use super::lane::LaneError;
 use super::news::Board;
-use super::run::RunError;
 use super::standing::Standing;
 use super::streams::{Target, dial};
 use super::thread::{LaneMessage, LaneNews};
 use crate::checkpoint::{Progress, Saver};
 use crate::engine::member::{Departure, Holdings, Member, MemberCommand, Peers};
-use daemon::control::{LinkError, LinkEvent, SchedulerLink};
+use crate::storage::StorageError;
+use daemon::control::{LinkError, LinkEvent, SchedulerLink, code_of_refusal};
 use daemon::exit::Failure;
 use daemon::flight::Flight;
 use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
-use fabric::oneshot;
+use fabric::{FabricError, oneshot};
 use proto_common::config::DeadlineSettings;
-use proto_common::ids::{Incarnation, Key, Rank};
-use proto_common::message::{CheckpointNews, CheckpointOrder, FromScheduler, NotTaken, ToScheduler};
+use proto_common::error::{Death, ExitCode};
+use proto_common::ids::{Epoch, Incarnation, Key, Rank};
+use proto_common::message::{
+    CheckpointNews, CheckpointOrder, FromScheduler, NotTaken, RefusalReason, ToScheduler,
+};
 use proto_common::transport::Choice;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -43,6 +47,59 @@ enum Done {
     Lanes { number: u64, result: Result<(), NotTaken> },
     Dialled { number: u64, to: Rank, result: Result<Choice, String> },
     Rounds { rank: Rank, incarnation: Incarnation, lanes: Result<Vec<Vec<(Key, u64)>>, String> },
+}
+
+/// Why a server ended before its time.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// A member died, and the job cannot go on without it.
+    #[error("{0}")]
+    Died(Death),
+    /// The scheduler is gone.
+    #[error("{0}")]
+    SchedulerLost(String),
+    /// The scheduler has no use for us any more: the job never became complete.
+    #[error("the scheduler refused this server: {0}")]
+    Refused(RefusalReason),
+    /// The scheduler has declared this life dead: others serve what it had.
+    #[error(
+        "the scheduler has declared this server dead in epoch {epoch}: it sent no heartbeat for deadlines.silence_ms, or its connection broke; restart it, and it rejoins as a new process"
+    )]
+    Deposed {
+        /// Since when.
+        epoch: Epoch,
+    },
+    /// It was to go, and others have not taken over in time what it has.
+    #[error(
+        "draining this server timed out: after {waited_ms} ms other servers have not taken over {chunks} of its chunks; start another server if none is left, check the scheduler's status for copies that do not become complete, or raise deadlines.move_ms"
+    )]
+    NotDrained {
+        /// Chunks that it still has.
+        chunks: u64,
+        /// How long it waited.
+        waited_ms: u64,
+    },
+    /// A data thread cannot go on.
+    #[error("data thread failed: {0}")]
+    Lane(#[from] LaneError),
+}
+
+impl RunError {
+    pub(super) fn code(&self) -> ExitCode {
+        match self {
+            Self::Died(_) => ExitCode::MemberDied,
+            Self::SchedulerLost(_) => ExitCode::SchedulerUnreachable,
+            Self::Refused(reason) => code_of_refusal(reason),
+            Self::Deposed { .. } => ExitCode::Refused,
+            Self::NotDrained { .. } => ExitCode::Deadline,
+            Self::Lane(LaneError::Unregistered(_) | LaneError::Copy(_)) => ExitCode::Transport,
+            Self::Lane(
+                LaneError::Fabric(FabricError::AddressSpace { .. })
+                | LaneError::Storage(StorageError::Fabric(FabricError::AddressSpace { .. })),
+            ) => ExitCode::Transport,
+            Self::Lane(_) => ExitCode::Internal,
+        }
+    }
 }
 
 /// See the module.

@@ -18,7 +18,6 @@ pub use saved::Refill;
 pub(crate) use saved::RowsToSave;
 
 use fabric::{Exclusive, FabricError, View};
-use planned::Planned;
 use proto_common::ids::ChunkId;
 use proto_common::message;
 use proto_common::table::{ROW_BYTES_PER_REQUEST_MAX, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, TableSpec};
@@ -53,6 +52,21 @@ pub struct Room<'a> {
 pub(crate) fn home_key_of(head: &[u8]) -> Option<u64> {
     let head = head.first_chunk::<HEAD_BYTES>()?;
     head.last_chunk().map(|key| u64::from_le_bytes(*key))
+}
+
+/// What a contribution to a home needs that is not in force yet.
+#[derive(Debug, Default)]
+struct Planned {
+    /// Bytes kept for rows.
+    kept_bytes: u64,
+    /// The table that it declares.
+    table: Option<Rows>,
+}
+
+impl Planned {
+    fn bytes(&self) -> u64 {
+        self.kept_bytes + self.table.as_ref().map_or(0, Rows::bytes)
+    }
 }
 
 /// See the module.

@@ -3,25 +3,10 @@
 //! what is contributed, so copies hold what their server holds. It must not know how contributions travel.
 
 use super::steps::Before;
-use super::{Asked, ID_BYTES, Refill, Rows, TABLES_MAX, Tables};
+use super::{Asked, ID_BYTES, Planned, Refill, Rows, TABLES_MAX, Tables};
 use proto_common::ids::ChunkId;
 use proto_common::message;
 use proto_common::table::{PUSH_HEAD_BYTES, PushHead, RowOp, TableSpec, home_of};
-
-/// What a contribution needs that is not in force yet.
-#[derive(Debug, Default)]
-pub(super) struct Planned {
-    /// Bytes kept for rows.
-    kept_bytes: u64,
-    /// The table that it declares.
-    table: Option<Rows>,
-}
-
-impl Planned {
-    pub(super) fn bytes(&self) -> u64 {
-        self.kept_bytes + self.table.as_ref().map_or(0, Rows::bytes)
-    }
-}
 
 /// How it ended.
 #[derive(Debug, PartialEq, Eq)]

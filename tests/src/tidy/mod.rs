@@ -5,10 +5,12 @@
 
 pub mod architecture;
 pub mod book;
+pub mod circles;
 pub mod documents;
 pub mod errors;
 pub mod inventory;
 pub mod metrics;
+pub mod modules;
 pub mod repo;
 pub mod shape;
 pub mod source;

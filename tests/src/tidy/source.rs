@@ -75,7 +75,8 @@ impl Source {
 }
 
 /// Where the files of the module `name` lie that `path` declares: in `NAME.rs`, or below `NAME/`.
-fn module_stem(path: &str, name: &str) -> String {
+#[must_use]
+pub fn module_stem(path: &str, name: &str) -> String {
     let (directory, file) = path.rsplit_once('/').unwrap_or(("", path));
     match file {
         "mod.rs" | "lib.rs" | "main.rs" => format!("{directory}/{name}"),

@@ -128,3 +128,32 @@ pub(super) fn copy_in<T: Element>(buffer: &mut [u8], values: &[T]) {
     let bytes = values.as_bytes();
     buffer[..bytes.len()].copy_from_slice(bytes);
 }
+
+/// A piece of a request's body, owned until the call has ended.
+#[derive(Debug)]
+pub enum Piece {
+    /// Registered memory of this client. A server reads a large piece in place.
+    Buffer(TensorBuffer),
+    /// Plain bytes, copied once into registered memory.
+    Bytes(Vec<u8>),
+    /// Memory of another owner ([`Region::adopt`]), copied once into registered memory.
+    Adopted(Region),
+}
+
+impl Piece {
+    /// Its bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Buffer(buffer) => buffer.len(),
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Adopted(region) => region.len(),
+        }
+    }
+
+    /// Has it none?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

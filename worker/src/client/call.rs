@@ -1,7 +1,8 @@
 //! Calls: requests to the handlers that a server's program registered, and their replies. What a request holds, and what
 //! comes back; how it travels is the engine's.
 
-use super::{Client, TensorBuffer, lock};
+use super::buffer::{Piece, TensorBuffer};
+use super::{Client, lock};
 use crate::engine::{Coded, PartSpec, Submit};
 use crate::error::{CallFault, ClientError, OpError};
 use crate::runtime::{
@@ -9,7 +10,7 @@ use crate::runtime::{
     drive_until,
 };
 use crate::subject::Subject;
-use fabric::{PeerWritable, Region};
+use fabric::PeerWritable;
 use proto_common::batch::{OpKind, Reading, Status};
 use proto_common::call::{
     CALL_HEAD_BYTES_MAX, CALL_PIECES_MAX, FrameShape, REPLY_INLINE_BYTES_MAX, call_id, inline_bytes_max,
@@ -46,35 +47,6 @@ pub struct CallRequest {
     pub reply_into: Option<TensorBuffer>,
     /// Its time limit; `deadlines.operation_ms` if `None`.
     pub timeout: Option<Duration>,
-}
-
-/// A piece of a request's body, owned until the call has ended.
-#[derive(Debug)]
-pub enum Piece {
-    /// Registered memory of this client. A server reads a large piece in place.
-    Buffer(TensorBuffer),
-    /// Plain bytes, copied once into registered memory.
-    Bytes(Vec<u8>),
-    /// Memory of another owner ([`Region::adopt`]), copied once into registered memory.
-    Adopted(Region),
-}
-
-impl Piece {
-    /// Its bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Buffer(buffer) => buffer.len(),
-            Self::Bytes(bytes) => bytes.len(),
-            Self::Adopted(region) => region.len(),
-        }
-    }
-
-    /// Has it none?
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 /// A handler's reply.

@@ -23,8 +23,8 @@ mod together;
 mod transfer;
 mod weights;
 
-pub use buffer::{SharedBuffer, TensorBuffer};
-pub use call::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
+pub use buffer::{Piece, SharedBuffer, TensorBuffer};
+pub use call::{CallHandle, CallReply, CallRequest, ReplyBody};
 pub use element::Element;
 pub use future::OpFuture;
 pub use handle::{Ended, Handle};

@@ -1,7 +1,8 @@
 //! Rows of sparse tables: spread over homes by their ids, pushed and pulled in pieces of a bounded size, many at once. Pushes
 //! are contributions to homes, pulls are calls to the tables' own numbers.
 
-use super::call::{CallHandle, CallReply, CallRequest, Piece};
+use super::buffer::Piece;
+use super::call::{CallHandle, CallReply, CallRequest};
 use super::homes::{Home, Homes, is_elsewhere};
 use super::{Client, Handle, TensorBuffer, lock};
 use crate::error::{ClientError, OpError};

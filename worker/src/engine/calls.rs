@@ -1,34 +1,13 @@
 //! Calls on their way: how many of a line may be under way, and what their answers mean.
 
 use super::command::{Command, Commands};
-use super::lane::{CORRUPT_RETRIES_MAX, ChunkQueue, LaneEngine};
-use super::part::{Coded, Part};
+use super::lane::LaneEngine;
+use super::part::{CORRUPT_RETRIES_MAX, Coded, Part};
 use crate::error::{CallFault, OpError};
 use crate::subject::Subject;
 use proto_common::batch::{Block, BlockData, OpKind, Status};
 use proto_common::call::called;
-use proto_common::ids::{ChunkId, Rank};
-
-/// The error of a call that its server had no room for until its deadline.
-pub(super) fn crowded(id: ChunkId, waited_ms: u64) -> OpError {
-    let (app, server) = called(id).unwrap_or_default();
-    OpError::Call { app, server, waited_ms, fault: CallFault::Crowded }
-}
-
-impl ChunkQueue {
-    /// Is this operation among so many from the oldest on that has not ended?
-    pub(super) fn has_window(&self, operation: u64, most: u64) -> bool {
-        self.open.front().is_none_or(|oldest| operation < oldest.saturating_add(most))
-    }
-
-    /// An operation has ended here.
-    pub(super) fn close(&mut self, operation: Option<u64>) {
-        let at = operation.and_then(|operation| self.open.binary_search(&operation).ok());
-        if let Some(at) = at {
-            self.open.remove(at);
-        }
-    }
-}
+use proto_common::ids::Rank;
 
 impl LaneEngine {
     /// A call is answered, or its reply needs room.

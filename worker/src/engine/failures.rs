@@ -1,15 +1,66 @@
-//! What an operation failed of: a server's answer, or its deadline. Names of tensors are added by the handle.
+//! Parts that are not done: which are sent again, because their payload changed on the way or a server could not take them yet; and
+//! what an operation failed of. Names of tensors are added by the handle.
 
-use super::calls::crowded;
-use super::lane::LaneEngine;
-use super::part::{Op, Part, Told};
+use super::command::Commands;
+use super::lane::{LaneEngine, RETRY_DOUBLINGS_MAX, RETRY_MS};
+use super::part::{CORRUPT_RETRIES_MAX, Part, State, listed};
 use crate::error::OpError;
 use crate::subject::Subject;
-use proto_common::batch::{Block, BlockData, OpKind, Status};
-use proto_common::ids::{Key, Rank};
-use proto_common::limits::RANKS_LISTED_MAX;
+use proto_common::batch::{Block, Status};
+use proto_common::ids::Rank;
 
 impl LaneEngine {
+    /// A part is sent again, and once too often without its payload: then the server knows that its number is used up,
+    /// and takes what follows it on the chunk.
+    pub(super) fn changed_on_the_way(&mut self, index: u32, part: Part, server: Rank, out: &mut Commands) {
+        self.stats.retries += 1;
+        self.put_back(index, part);
+        let Some(part) = self.parts.get_mut(index) else { return };
+        (part.corrupt, part.told_ms) = ((part.corrupt + 1).min(CORRUPT_RETRIES_MAX + 1), None);
+        let (chunk, status) = (part.spec.id, Status::Corrupt);
+        if part.is_given_up()
+            && let Some(op) = self.ops.get_mut(part.op)
+        {
+            let error = OpError::Refused { subject: Subject::default(), chunk, server, status };
+            op.fail(error, &mut self.stats, out);
+        }
+    }
+
+    /// A server could not take a part. It waits in its place, with what follows it on the chunk: to send them
+    /// in another order would only make them come back again. It is not in flight any more, or enough of
+    /// them would keep each other from going out.
+    pub(super) fn put_back(&mut self, index: u32, part: Part) {
+        self.requeue(index, part);
+        let Self { chunks, retries, .. } = self;
+        let chunk = chunks.entry(part.spec.id).or_default();
+        if chunk.server(part.spec.server) != part.spec.server {
+            // Who could not take it is not asked again.
+            self.enqueue(part.spec.id);
+        } else if !chunk.held {
+            chunk.held = true;
+            let wait_ms = RETRY_MS << chunk.tries.min(RETRY_DOUBLINGS_MAX);
+            chunk.tries = chunk.tries.saturating_add(1);
+            retries.insert((self.now_ms + wait_ms, part.spec.id));
+        }
+    }
+
+    /// A part that was sent waits again, in its place.
+    pub(super) fn requeue(&mut self, index: u32, part: Part) {
+        if let Some(link) = self.links.get_mut(part.spec.server.0 as usize) {
+            link.sent_parts = link.sent_parts.saturating_sub(1);
+        }
+        let Self { chunks, parts, .. } = self;
+        let chunk = chunks.entry(part.spec.id).or_default();
+        if let Some(part) = parts.get_mut(index) {
+            part.state = State::Queued;
+            part.spec.server = chunk.server(part.spec.server);
+        }
+        let order = |index: &u32| parts.get(*index).map_or(0, |part| part.order);
+        let at = chunk.waiting.partition_point(|other| order(other) < part.order);
+        chunk.waiting.insert(at, index);
+        chunk.sent = chunk.sent.saturating_sub(1);
+    }
+
     /// The error that a server's answer means, if it means one.
     pub(super) fn failure(
         &self,
@@ -55,34 +106,4 @@ impl LaneEngine {
         };
         Some(error)
     }
-}
-
-/// The error of an operation whose deadline has passed without an answer: what servers reported last, or else the servers that
-/// have not answered. Those in `down` have no channel.
-pub(super) fn late(
-    op: &Op,
-    told: Option<Told>,
-    (key, servers, down): (Key, Vec<Rank>, Vec<Rank>),
-    waited_ms: u64,
-) -> OpError {
-    let subject = Subject::default();
-    match told {
-        Some(Told::Waits { chunk, .. }) if op.submit.kind == OpKind::Call => crowded(chunk, waited_ms),
-        Some(Told::Waits { chunk, missing }) => {
-            OpError::Deadline { subject, chunk, round: op.submit.round, waited_ms, missing }
-        }
-        Some(Told::Elsewhere { chunk, server }) => OpError::Elsewhere { subject, chunk, server, waited_ms },
-        None if !down.is_empty() => OpError::Unconnected { subject, key, servers: down, waited_ms },
-        None => OpError::NoAnswer { subject, key, servers, waited_ms },
-    }
-}
-
-/// The ranks that a result lists, as many as are listed at most.
-pub(super) fn listed(block: &Block, payload: &[u8]) -> Vec<Rank> {
-    let BlockData::Inline { offset } = block.data else { return Vec::new() };
-    let end = offset.saturating_add(block.bytes);
-    let range = usize::try_from(offset).unwrap_or(usize::MAX)..usize::try_from(end).unwrap_or(usize::MAX);
-    let listed = payload.get(range).unwrap_or_default();
-    let ranks = listed.chunks_exact(4).map(|b| Rank(u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
-    ranks.take(RANKS_LISTED_MAX).collect()
 }

@@ -1,19 +1,18 @@
 //! The engine of one lane: queues parts per server, packs them into batches as credits allow, and counts
 //! answers until an operation is done.
 
+use super::chunk::ChunkQueue;
 use super::command::{Command, Commands};
-use super::failures::{late, listed};
 use super::link::{Link, SlotUse};
-use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
-use super::shown_by::ShownBy;
+use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told, late, listed};
 use super::stats::{LaneStats, Traffic};
 use crate::error::OpError;
-use proto_common::batch::{BatchHeader, BatchKind, Block, Notice, OpKind, Reading, SlotGrant, Status};
+use proto_common::batch::{BatchHeader, BatchKind, Block, Notice, OpKind, SlotGrant, Status};
 use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Rank};
 use proto_common::limits::{INBOX_SLOTS_MAX, OPEN_SPAN_MAX};
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 
 /// Operations of one chunk that may be under way at once. Servers keep contributions this many rounds ahead.
 const SENT_PER_CHUNK_MAX: u32 = 4;
@@ -25,8 +24,6 @@ const IDLE_MS: u64 = 200;
 pub(super) const RETRY_MS: u64 = 2;
 /// Doublings of it.
 pub(super) const RETRY_DOUBLINGS_MAX: u32 = 4;
-/// How often a part is sent again because its payload changed on the way: a path that does so every time is broken.
-pub(super) const CORRUPT_RETRIES_MAX: u8 = 3;
 /// Parts of at most this many bytes wait for each other, and this many of them go out at any rate: what a batch
 /// costs is shared then, and more would gain little.
 const GATHER_BYTES_MAX: u64 = 16 << 10;
@@ -66,34 +63,6 @@ pub struct ResultContext<'a> {
     pub grants: &'a [SlotGrant],
     /// Its payload, copied: ranks that are waited for.
     pub payload: &'a [u8],
-}
-
-#[derive(Debug, Default)]
-pub(super) struct ChunkQueue {
-    /// Unsent parts in order; the front one is in its server's queue when `queued`.
-    pub(super) waiting: VecDeque<u32>,
-    pub(super) queued: bool,
-    pub(super) sent: u32,
-    /// The server that has the parts that were sent.
-    pub(super) sent_to: Rank,
-    /// The server, where that is not the one that operations were cut for any more.
-    pub(super) route: Option<Rank>,
-    /// The server could not take a part: nothing goes out until that can be tried again.
-    pub(super) held: bool,
-    /// A part is announced: what follows waits for the answer.
-    pub(super) asked: bool,
-    /// Nothing that is granted for what was announced may be written: the chunk has moved since, or may have.
-    pub(super) asked_before: bool,
-    /// How often in a row.
-    pub(super) tries: u32,
-    /// As the last operation said: what goes out says it, also where it is an earlier one that is sent again.
-    pub(super) reading: Reading,
-    /// Operations that have not ended, in order.
-    pub(super) open: VecDeque<u64>,
-    /// How often it got another server.
-    pub(super) moves: u32,
-    /// Servers whose weights of it may be read still, where they lie. Its own, and those that had it before and are to be told.
-    pub(super) shown_by: Vec<ShownBy>,
 }
 
 /// See the module.

@@ -1,10 +1,9 @@
 //! One server as the lane sees it: credits for its inbox, our inbox's slots granted to it, and the queue
 //! of parts for it.
 
+use super::chunk::Farewell;
 use super::part::Place;
-use super::placement::KeyBuffer;
-use super::shown_by::Farewell;
-use proto_common::batch::SlotGrant;
+use proto_common::batch::{Landing, SlotGrant};
 use proto_common::ids::{ChunkId, Incarnation};
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
@@ -16,6 +15,17 @@ pub(super) enum SlotUse {
     Stale,
     /// Never granted.
     Unknown,
+}
+
+/// What a server gave for a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum KeyBuffer {
+    /// A buffer that may be written: once, or (`keep`) again and again.
+    Granted { landing: Landing, keep: bool },
+    /// It holds a part's payload until that is answered.
+    Occupied { landing: Landing, keep: bool },
+    /// None; payloads travel in slots until then.
+    Refused { until_ms: u64 },
 }
 
 #[derive(Debug, Default)]

@@ -2,8 +2,8 @@
 //! enter here. And as a member of the cluster: what the scheduler says goes in. Time is an argument.
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
-mod again;
 mod calls;
+mod chunk;
 mod command;
 mod failures;
 mod flow;

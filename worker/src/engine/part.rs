@@ -1,14 +1,19 @@
 //! Operations and their parts: one part is one chunk's share of one operation.
 
 use super::command::{Command, Commands};
-use super::lane::CORRUPT_RETRIES_MAX;
 use super::stats::LaneStats;
-use crate::error::OpError;
+use crate::error::{CallFault, OpError};
+use crate::subject::Subject;
 use proto_common::batch::{Block, BlockData, OpKind, Reading, Status};
+use proto_common::call::called;
 use proto_common::element::Dtype;
-use proto_common::ids::{ChunkId, Operation, Rank};
+use proto_common::ids::{ChunkId, Key, Operation, Rank};
+use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::plan::Placement;
 use std::cmp::Reverse;
+
+/// How often a part is sent again because its payload changed on the way: a path that does so every time is broken.
+pub(super) const CORRUPT_RETRIES_MAX: u8 = 3;
 
 /// One chunk of an operation, and who holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,4 +227,40 @@ impl<T> Slab<T> {
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries.iter().enumerate().filter_map(|(i, (_, value))| Some((i as u32, value.as_ref()?)))
     }
+}
+
+/// The error of a call that its server had no room for until its deadline.
+fn crowded(id: ChunkId, waited_ms: u64) -> OpError {
+    let (app, server) = called(id).unwrap_or_default();
+    OpError::Call { app, server, waited_ms, fault: CallFault::Crowded }
+}
+
+/// The error of an operation whose deadline has passed without an answer: what servers reported last, or else the servers that
+/// have not answered. Those in `down` have no channel.
+pub(super) fn late(
+    op: &Op,
+    told: Option<Told>,
+    (key, servers, down): (Key, Vec<Rank>, Vec<Rank>),
+    waited_ms: u64,
+) -> OpError {
+    let subject = Subject::default();
+    match told {
+        Some(Told::Waits { chunk, .. }) if op.submit.kind == OpKind::Call => crowded(chunk, waited_ms),
+        Some(Told::Waits { chunk, missing }) => {
+            OpError::Deadline { subject, chunk, round: op.submit.round, waited_ms, missing }
+        }
+        Some(Told::Elsewhere { chunk, server }) => OpError::Elsewhere { subject, chunk, server, waited_ms },
+        None if !down.is_empty() => OpError::Unconnected { subject, key, servers: down, waited_ms },
+        None => OpError::NoAnswer { subject, key, servers, waited_ms },
+    }
+}
+
+/// The ranks that a result lists, as many as are listed at most.
+pub(super) fn listed(block: &Block, payload: &[u8]) -> Vec<Rank> {
+    let BlockData::Inline { offset } = block.data else { return Vec::new() };
+    let end = offset.saturating_add(block.bytes);
+    let range = usize::try_from(offset).unwrap_or(usize::MAX)..usize::try_from(end).unwrap_or(usize::MAX);
+    let listed = payload.get(range).unwrap_or_default();
+    let ranks = listed.chunks_exact(4).map(|b| Rank(u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+    ranks.take(RANKS_LISTED_MAX).collect()
 }

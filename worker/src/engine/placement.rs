@@ -2,6 +2,7 @@
 //! for as long as the channel lives. Which placement a tensor is to have is decided elsewhere.
 
 use super::lane::LaneEngine;
+use super::link::KeyBuffer;
 use super::part::{Op, Part, PartSpec};
 use proto_common::batch::{BlockData, Landing, Status};
 use proto_common::ids::{ChunkId, Rank};
@@ -9,17 +10,6 @@ use proto_common::plan::Placement;
 
 /// A chunk that got no buffer does not ask again for so long.
 const ASK_AGAIN_MS: u64 = 1_000;
-
-/// What a server gave for a chunk.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum KeyBuffer {
-    /// A buffer that may be written: once, or (`keep`) again and again.
-    Granted { landing: Landing, keep: bool },
-    /// It holds a part's payload until that is answered.
-    Occupied { landing: Landing, keep: bool },
-    /// None; payloads travel in slots until then.
-    Refused { until_ms: u64 },
-}
 
 impl LaneEngine {
     /// From now on payloads to this server travel in slots only, as long as its channel lives.

@@ -3,25 +3,13 @@
 //! a server that has the chunk now.
 
 use super::command::Commands;
-use super::lane::{ChunkQueue, LaneEngine};
+use super::lane::LaneEngine;
 use super::part::{Part, State, Told};
 use crate::error::{CallFault, OpError};
 use proto_common::batch::OpKind;
 use proto_common::call::called;
 use proto_common::ids::{ChunkId, Rank};
 use std::collections::BTreeSet;
-
-impl ChunkQueue {
-    /// Where a part of it is to be sent, whose operation was cut when `first` had the chunk.
-    pub(super) fn server(&self, first: Rank) -> Rank {
-        self.route.unwrap_or(first)
-    }
-
-    /// Are parts under way to another server than this one?
-    pub(super) fn is_leaving(&self, server: Rank) -> bool {
-        self.sent > 0 && self.sent_to != server
-    }
-}
 
 impl LaneEngine {
     /// Chunks have other servers from now on, those of operations to come included. What waits goes to these; what was sent

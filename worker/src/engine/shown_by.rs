@@ -2,60 +2,13 @@
 //! read, and operations on the chunk go elsewhere by then. So each is told once, by a block of its own. It must not know what
 //! trainers hold: `Reading` says it.
 
+use super::chunk::{ChunkQueue, Farewell, NO_PART, ShownBy};
 use super::command::PartBlock;
-use super::lane::{ChunkQueue, LaneEngine};
+use super::lane::LaneEngine;
 use super::link::Link;
 use super::part::Part;
-use proto_common::batch::{BatchRoom, Block, Kept, OpKind, Reading, Status};
-use proto_common::element::Dtype;
-use proto_common::ids::{ChunkId, Operation, Rank};
-
-/// Of blocks that are no part of an operation.
-const NO_PART: u64 = u64::MAX;
-
-/// A server that has shown weights of a chunk, while the chunk was there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ShownBy {
-    server: Rank,
-    /// As of [`ChunkQueue::moves`].
-    moves: u32,
-    /// The last operation that was shown some, and their version.
-    operation: Operation,
-    version: u64,
-    is_told: bool,
-}
-
-/// Views of a chunk have ended, but for those that the trainer reads as of this operation: the same server may have shown some
-/// again since.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Farewell {
-    id: ChunkId,
-    reading: Reading,
-}
-
-impl ShownBy {
-    /// Is nothing of it read any more?
-    fn is_over(&self, reading: Reading) -> bool {
-        let is_kept = match reading.kept {
-            Kept::None => false,
-            Kept::Version(version) => version.0 <= self.version,
-            Kept::All => true,
-        };
-        self.operation < reading.from && !is_kept
-    }
-
-    fn say_again(&mut self) {
-        self.is_told = false;
-    }
-}
-
-impl Farewell {
-    fn block(self) -> PartBlock {
-        let bare = Block::bare(self.id, OpKind::Release, Dtype::F32, Operation(0));
-        let block = Block { reading: self.reading, token: NO_PART, ..bare };
-        PartBlock { op: NO_PART, offset: 0, block }
-    }
-}
+use proto_common::batch::{BatchRoom, Block, Status};
+use proto_common::ids::{ChunkId, Rank};
 
 /// Puts what a server is to be told into a batch, while there is room.
 pub(super) fn take_farewells(link: &mut Link, room: &mut BatchRoom, most: usize, out: &mut Vec<PartBlock>) {
@@ -67,26 +20,6 @@ pub(super) fn take_farewells(link: &mut Link, room: &mut BatchRoom, most: usize,
         }
         link.farewells.pop_front();
         out.push(part);
-    }
-}
-
-impl ChunkQueue {
-    /// May weights of it be read that another server showed than the one that it has, or that one when it had it before?
-    pub(super) fn was_shown_elsewhere(&self, server: Rank) -> bool {
-        self.shown_by.iter().any(|shown| (shown.server, shown.moves) != (server, self.moves))
-    }
-
-    /// A server has shown weights to a part of it.
-    fn note_shown(&mut self, server: Rank, operation: Operation, version: u64) {
-        let moves = self.moves;
-        let mut known = self.shown_by.iter_mut();
-        match known.find(|shown| (shown.server, shown.moves, shown.is_told) == (server, moves, false)) {
-            Some(shown) => {
-                shown.operation = shown.operation.max(operation);
-                shown.version = shown.version.max(version);
-            }
-            None => self.shown_by.push(ShownBy { server, moves, operation, version, is_told: false }),
-        }
     }
 }
 

@@ -5,9 +5,9 @@ mod answers;
 mod fences;
 mod sending;
 
-use self::fences::{Fences, Lent};
-use super::flight::{About, LaneFlight};
+use super::flight::LaneFlight;
 use super::link::{Link, ServerInbox};
+use super::live::{Fences, Lent, Live};
 use super::op::{OpState, Submission};
 use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock};
 use crate::error::OpError;
@@ -21,7 +21,6 @@ use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank, Version};
 use proto_common::limits::{PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Instant;
 use thiserror::Error;
 
@@ -54,22 +53,6 @@ pub struct LaneConfig {
     pub rank: Rank,
     /// Slots of our inbox per server.
     pub result_slots: u32,
-}
-
-/// An operation in progress, with what it moves.
-#[derive(Debug)]
-pub(super) struct Live {
-    state: Arc<OpState>,
-    pub(super) source: Option<Span>,
-    pub(super) target: Option<Span>,
-    pub(super) about: About,
-    lent: Lent,
-    /// Whether a server was granted any of its memory.
-    granted: bool,
-    /// Channels that have ended, over which a server may still reach its buffers.
-    fences: Vec<ChannelId>,
-    /// Its failure, while that is not told.
-    failure: Option<OpError>,
 }
 
 /// See the module.

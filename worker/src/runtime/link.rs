@@ -1,6 +1,6 @@
 //! One server's channel on one lane: what is posted, what waits to be posted, and where its parts say their bytes are.
 
-use super::lane::Live;
+use super::live::Live;
 use crate::engine::PartBlock;
 use fabric::{
     Access, ChannelId, CompletionQueue, MappedRegions, OutOfBounds, PeerWritable, PostError, Region,

@@ -11,6 +11,7 @@ mod flight;
 mod lane;
 mod link;
 mod links;
+mod live;
 mod members;
 mod op;
 #[cfg(test)]

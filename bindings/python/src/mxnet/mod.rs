@@ -1,10 +1,9 @@
 //! MXNet: pushes and pulls as operations of its dependency engine. The engine begins one when the arrays it reads are
 //! written; one that is under way holds no thread of the engine's, and nowhere the interpreter's lock. `abi` is the
-//! engine's side, `work` what operations do, `finisher` how they end, `patience` which wait where they begin. What keys, optimizers and trainers are is Python's
+//! engine's side, `work` what operations do and how they end, `patience` which wait where they begin. What keys, optimizers and trainers are is Python's
 //! (`gradwire.mxnet`).
 
 mod abi;
-mod finisher;
 mod patience;
 mod work;
 
@@ -13,11 +12,10 @@ use crate::error::{Failure, Kind};
 use crate::here::Here;
 use crate::tensor::Tensor;
 use abi::{Array, Library, On};
-use finisher::Finisher;
 use patience::Turns;
 use pyo3::prelude::*;
 use std::sync::Arc;
-use work::{Key, Operation};
+use work::{Finisher, Key, Operation};
 
 /// Gradients of at most so many bytes are copied by the thread that pushes them; larger ones beside it.
 const COPIED_AT_ONCE_BYTES_MAX: u64 = 1 << 20;

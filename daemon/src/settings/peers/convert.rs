@@ -1,8 +1,10 @@
 //! Peers' values as values of our settings: seconds in milliseconds, levels by other names. Text in, text out; what
 //! makes no sense is an error that says what would.
 
-use super::Pairs;
 use crate::settings::Transport;
+
+/// Settings by name, with their values as text.
+pub(super) type Pairs = Vec<(&'static str, String)>;
 
 type Converted = Result<Pairs, &'static str>;
 

@@ -5,78 +5,10 @@
 mod convert;
 mod table;
 
-pub use table::variables;
+pub use table::{Peer, Use, Variable, variables};
 
 use super::SettingsError;
 use super::layer::Layer;
-
-/// Whose variable it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
-    /// dmlc/ps-lite.
-    PsLite,
-    /// The ps-lite of BytePS.
-    Fork,
-    /// BytePS and its launcher.
-    BytePs,
-    /// MXNet's kvstore.
-    Mxnet,
-    /// dmlc-submit, and what dmlc-core reads.
-    Dmlc,
-}
-
-impl Peer {
-    /// As people call it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::PsLite => "ps-lite",
-            Self::Fork => "BytePS's ps-lite",
-            Self::BytePs => "BytePS",
-            Self::Mxnet => "MXNet",
-            Self::Dmlc => "dmlc-submit",
-        }
-    }
-}
-
-/// Settings by name, with their values as text.
-type Pairs = Vec<(&'static str, String)>;
-
-/// What a peer's variable does here.
-#[derive(Clone, Copy, Debug)]
-pub enum Use {
-    /// Its text is the value of this setting.
-    Is(&'static str),
-    /// Its value becomes that of settings; said in words, and computed. An error says what would be right.
-    Becomes(&'static str, fn(&str) -> Result<Pairs, &'static str>),
-    /// It is honoured, though by no setting alone: where, and how.
-    Read(&'static str),
-    /// It changes nothing: why, and what to use instead.
-    Nothing(&'static str),
-}
-
-/// One variable of a peer.
-#[derive(Clone, Copy, Debug)]
-pub struct Variable {
-    /// Its name.
-    pub name: &'static str,
-    /// Whose it is.
-    pub peer: Peer,
-    /// What it does here.
-    pub does: Use,
-}
-
-impl Variable {
-    /// What it does here, for people.
-    #[must_use]
-    pub fn words(&self) -> String {
-        match self.does {
-            Use::Is(setting) => format!("`{setting}`"),
-            Use::Becomes(words, _) | Use::Read(words) => words.to_owned(),
-            Use::Nothing(why) => format!("no effect: {why}"),
-        }
-    }
-}
 
 /// Names with these beginnings are the peers' own.
 const PREFIXES: [&str; 4] = ["DMLC_", "PS_", "BYTEPS_", "MXNET_KVSTORE_"];

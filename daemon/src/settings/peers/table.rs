@@ -1,8 +1,73 @@
 //! The table itself: every variable that the peers read, by peer and name. What a row says is shown to users.
 
-use super::Peer::{BytePs, Dmlc, Fork, Mxnet, PsLite};
-use super::Use::{Becomes, Is, Nothing, Read};
-use super::{Peer, Use, Variable, convert};
+use super::convert::{self, Pairs};
+use Peer::{BytePs, Dmlc, Fork, Mxnet, PsLite};
+use Use::{Becomes, Is, Nothing, Read};
+
+/// Whose variable it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// dmlc/ps-lite.
+    PsLite,
+    /// The ps-lite of BytePS.
+    Fork,
+    /// BytePS and its launcher.
+    BytePs,
+    /// MXNet's kvstore.
+    Mxnet,
+    /// dmlc-submit, and what dmlc-core reads.
+    Dmlc,
+}
+
+impl Peer {
+    /// As people call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PsLite => "ps-lite",
+            Self::Fork => "BytePS's ps-lite",
+            Self::BytePs => "BytePS",
+            Self::Mxnet => "MXNet",
+            Self::Dmlc => "dmlc-submit",
+        }
+    }
+}
+
+/// What a peer's variable does here.
+#[derive(Clone, Copy, Debug)]
+pub enum Use {
+    /// Its text is the value of this setting.
+    Is(&'static str),
+    /// Its value becomes that of settings; said in words, and computed. An error says what would be right.
+    Becomes(&'static str, fn(&str) -> Result<Pairs, &'static str>),
+    /// It is honoured, though by no setting alone: where, and how.
+    Read(&'static str),
+    /// It changes nothing: why, and what to use instead.
+    Nothing(&'static str),
+}
+
+/// One variable of a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// Whose it is.
+    pub peer: Peer,
+    /// What it does here.
+    pub does: Use,
+}
+
+impl Variable {
+    /// What it does here, for people.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match self.does {
+            Use::Is(setting) => format!("`{setting}`"),
+            Use::Becomes(words, _) | Use::Read(words) => words.to_owned(),
+            Use::Nothing(why) => format!("no effect: {why}"),
+        }
+    }
+}
 
 /// Names of variables, and what they do here.
 type Rows = &'static [(&'static str, Use)];

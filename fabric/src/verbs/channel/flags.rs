@@ -3,14 +3,12 @@
 //! that it tells of: no receive is used and no completion polled. That the flag arrives last is what devices do, and no
 //! promise of the specification; and nothing wakes who sleeps, so nobody may. Hence not the default.
 
-use super::{Channel, OWN_REQUESTS, OnDone, Request};
-use crate::error::{FabricError, PostError};
+use crate::error::FabricError;
 use crate::verbs::registrar::{Own, Registrar};
-use crate::work::{Completion, CompletionKind};
 use std::sync::Arc;
 
 /// Words of a ring, and so notices that the peer may not have taken yet.
-const ENTRIES: u64 = 256;
+pub(super) const ENTRIES: u64 = 256;
 /// Where the peer says how many it has taken.
 const TAKEN_AT: u64 = ENTRIES * 8;
 use crate::verbs::words::FLAGS_BYTES as BYTES;
@@ -50,12 +48,12 @@ impl Flags {
     }
 
     /// Where a word of the peer's is, and the key for it.
-    fn at(&self, offset: u64) -> (u64, u32) {
+    pub(super) fn at(&self, offset: u64) -> (u64, u32) {
         (self.theirs.0 + offset, self.theirs.1)
     }
 
     /// The next notice of the peer's.
-    fn take(&mut self) -> Option<u32> {
+    pub(super) fn take(&mut self) -> Option<u32> {
         let word = self.load(self.taken % ENTRIES * 8);
         if (word >> 32) as u32 != sequence(self.taken) {
             return None;
@@ -65,7 +63,7 @@ impl Flags {
     }
 
     /// The word that tells the peer how many we have taken, and where it goes; none while it need not know.
-    fn acknowledgement(&mut self) -> Option<(u64, [u8; 8])> {
+    pub(super) fn acknowledgement(&mut self) -> Option<(u64, [u8; 8])> {
         if self.taken - self.told < TAKEN_EVERY {
             return None;
         }
@@ -74,17 +72,17 @@ impl Flags {
     }
 
     /// Would the peer's next word overwrite one that it has not taken? A lie about that hurts the liar's notices only.
-    fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.sent.wrapping_sub(self.load(TAKEN_AT)) >= ENTRIES
     }
 
     /// Where the next notice goes.
-    fn next_at(&self) -> u64 {
+    pub(super) fn next_at(&self) -> u64 {
         self.sent % ENTRIES * 8
     }
 
     /// The word of the next notice.
-    fn next(&mut self, immediate: u32) -> [u8; 8] {
+    pub(super) fn next(&mut self, immediate: u32) -> [u8; 8] {
         let word = u64::from(sequence(self.sent)) << 32 | u64::from(immediate);
         self.sent += 1;
         word.to_le_bytes()
@@ -93,41 +91,6 @@ impl Flags {
     fn load(&self, at: u64) -> u64 {
         // All offsets here are within the region.
         u64::from_le(self.memory.registration.region.load(at).unwrap_or(0))
-    }
-}
-
-impl Channel {
-    /// How a write tells its notice: by an immediate, or by a flag after it. The peer may be behind with flags: there is no room then.
-    pub(super) fn notice_of(&self, immediate: Option<u32>) -> Result<(Option<u32>, Option<u32>), PostError> {
-        match &self.flags {
-            None => Ok((immediate, None)),
-            Some(flags) if immediate.is_some() && flags.is_full() => Err(PostError::Full),
-            Some(_) => Ok((None, immediate)),
-        }
-    }
-
-    /// The peer's notices by flags, and where they were many the word that they were taken.
-    pub(in crate::verbs) fn take_flags(&mut self, completions: &mut Vec<Completion>) {
-        let Some(flags) = &mut self.flags else { return };
-        // A peer that goes on and on does not keep us here.
-        for immediate in (0..ENTRIES).map_while(|_| flags.take()) {
-            completions.push(Completion { channel: self.id, kind: CompletionKind::Received { immediate } });
-        }
-        if self.own_under_way < OWN_REQUESTS
-            && let Some((offset, word)) = flags.acknowledgement()
-        {
-            let (address, key) = flags.at(offset);
-            self.push_inline(Request::Write { address, key, immediate: None }, &word, OnDone::Told);
-            self.own_under_way += 1;
-        }
-    }
-
-    /// The word that is a notice, after the bytes that it tells of.
-    pub(super) fn push_flag(&mut self, immediate: u32, on_done: OnDone) {
-        let Some(flags) = &mut self.flags else { return };
-        let (address, key) = flags.at(flags.next_at());
-        let word = flags.next(immediate);
-        self.push_inline(Request::Write { address, key, immediate: None }, &word, on_done);
     }
 }
 

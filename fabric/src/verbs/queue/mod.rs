@@ -12,20 +12,20 @@ mod work;
 pub use forge::Forged;
 
 use super::channel::Channel;
-use super::device::{VerbsHandle, VerbsSetup};
 use super::dmabuf::Dmabuf;
 use super::endpoint::say_ready;
 use super::reach::{MESSAGE_BYTES, Told};
 use super::registrar::{Extent, Registrar};
-use super::sys::{Completions, Context, POLLED_MAX, QueuePair, Receives, Work, ibv_sge, place};
+use super::setup::{Shared, VerbsHandle, VerbsSetup};
+use super::sys::{Completions, Context, POLLED_MAX, Receives, Work, ibv_sge, place};
 use super::watch::{Alarm, Watch};
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, Order, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Access, Region, Span};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 use inbound::Inbound;
-pub(super) use plan::Plan;
 use plan::RECEIVES_MAX;
+pub(super) use plan::{OWN_REQUESTS, Plan};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -51,30 +51,6 @@ const COMPLETIONS: u64 = u64::MAX;
 /// That of the device's events, and of those that another lane has read.
 const EVENTS: u64 = u64::MAX - 1;
 const ALARM: u64 = u64::MAX - 2;
-
-/// What a lane's queue pairs are made of.
-#[derive(Debug)]
-pub(super) struct Shared {
-    completions: Arc<Completions>,
-    receives: Arc<Receives>,
-    registrar: Arc<Registrar>,
-    plan: Plan,
-}
-
-impl Shared {
-    pub(super) fn registrar(&self) -> &Arc<Registrar> {
-        &self.registrar
-    }
-
-    pub(super) fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    pub(super) fn queue_pair(&self) -> Result<QueuePair, FabricError> {
-        let size = (self.plan.requests, self.plan.gather_max);
-        QueuePair::new(self.registrar.domain(), &self.completions, &self.receives, size)
-    }
-}
 
 /// Channels over a RDMA device of one lane.
 #[derive(Debug)]

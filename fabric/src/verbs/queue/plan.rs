@@ -2,7 +2,6 @@
 //! that it can. Pure.
 
 use crate::error::FabricError;
-use crate::verbs::channel::OWN_REQUESTS;
 use crate::verbs::sys::Limits;
 
 /// Receives posted for all channels of a lane: notices and messages that may be under way to it.
@@ -19,6 +18,9 @@ const CHANNELS_MAX: usize = 1024;
 const CHANNELS_AT_FIRST: usize = 64;
 /// Places of one request.
 const GATHER_MAX: usize = 8;
+/// Requests of our own (extents told) beside those of the channel's user.
+pub(in crate::verbs) const OWN_REQUESTS: usize = 64;
+
 /// Reads that one side may have under way.
 const READS_MAX: u8 = 16;
 

@@ -1,6 +1,7 @@
 //! `dither`: a sign and a magnitude in steps, rounded so that the mean is right.
 
-use super::{Malformed, after_scale, check_scale, check_tail, pick};
+use super::malformed::{Malformed, after_scale, check_scale, check_tail};
+use super::pick;
 
 pub(super) fn bytes(elements: usize, bits: u8) -> usize {
     4 + 4 * elements.div_ceil(per_word(bits))

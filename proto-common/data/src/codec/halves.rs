@@ -1,6 +1,6 @@
 //! `plain`, `f16` and `bf16`: an element each.
 
-use super::Malformed;
+use super::malformed::Malformed;
 use crate::half::{BF16_MAX, F16_MAX, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 pub(super) fn encode_plain(values: &mut [f32], into: &mut [u8]) {

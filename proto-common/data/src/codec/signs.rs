@@ -1,6 +1,6 @@
 //! `onebit` and `twobit`: signs in words of 32 bits.
 
-use super::{Malformed, after_scale, check_scale, check_tail};
+use super::malformed::{Malformed, after_scale, check_scale, check_tail};
 
 /// Partial sums: one order of additions, whatever the width of the vector unit.
 const LANES: usize = 16;

@@ -1,6 +1,7 @@
 //! `topk` and `randomk`: some of the elements, the others 0.
 
-use super::{Malformed, pick};
+use super::malformed::Malformed;
+use super::pick;
 
 /// Buckets of one pass over magnitudes: 31 bits in three passes of 11, 10 and 10.
 const BUCKETS: usize = 1 << 11;

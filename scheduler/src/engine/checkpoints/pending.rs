@@ -1,9 +1,9 @@
 //! A checkpoint under way: what has come of it, what is missing, and whether its parts make one.
 
-use super::super::ConnectionId;
+use super::super::member::ConnectionId;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Epoch, Key, Rank};
-use proto_common::message::{Cover, PartWritten, WAITING_LISTED_MAX, Waiting, Waits};
+use proto_common::message::{Cover, PartWritten, SaveProgress, WAITING_LISTED_MAX, Waiting, Waits};
 use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
 use std::collections::BTreeMap;
@@ -198,4 +198,42 @@ pub(super) fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Re
     let parts = pending.parts.values().cloned().collect();
     let restore = wanted.restore.map(str::to_owned);
     Ok(Completed { round, tensors, tables: rows.into_values().collect(), parts, restore })
+}
+
+/// One that is complete, and of which nothing can be different as long as nobody trains.
+#[derive(Debug)]
+pub(in super::super) struct Finished {
+    pub(in super::super) round: u64,
+    /// The epoch that it was begun in.
+    pub(in super::super) begun: Epoch,
+    pub(in super::super) name: String,
+}
+
+/// Checkpoints that operators have asked for.
+#[derive(Debug)]
+pub(in super::super) struct Ordered {
+    pub(in super::super) askers: Vec<Asker>,
+    /// Servers were asked how far they are: what each lane has said.
+    pub(in super::super) asked: Option<BTreeMap<(Rank, u16), u64>>,
+    pub(in super::super) ahead: u64,
+    /// What was told last.
+    pub(in super::super) told: SaveProgress,
+    pub(in super::super) newest: u64,
+}
+
+impl Default for Ordered {
+    fn default() -> Self {
+        let (askers, told) = (Vec::new(), SaveProgress::default());
+        Self { askers, asked: None, ahead: AHEAD, told, newest: 0 }
+    }
+}
+
+/// Rounds between what servers said and the one that is named, at first; twice as many each time that one was past it.
+const AHEAD: u64 = 2;
+
+impl Ordered {
+    /// What servers said does not count any more.
+    pub(in super::super) fn ask_anew(&mut self) {
+        self.asked = None;
+    }
 }

@@ -1,5 +1,6 @@
 //! Barriers: opened once, by the last one; deadlines name who is missing.
 
+use super::super::member::SCHEDULER;
 use super::*;
 use proto_common::message::WaitError;
 

@@ -1,5 +1,6 @@
 //! Declarations: placed once, agreed by all, answered only when servers have allocated.
 
+use super::super::command::TIMEOUT_MS_MAX;
 use super::*;
 use crate::engine::declarations::CHANGES_MAX;
 use crate::engine::shards::TENSOR_BYTES;

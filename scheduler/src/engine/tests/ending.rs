@@ -2,6 +2,7 @@
 
 use super::*;
 use proto_common::error::DeathCause;
+use proto_common::message::RefusalReason;
 
 fn died(member: MemberId, cause: DeathCause) -> FromScheduler {
     FromScheduler::MemberDied(Death { member, cause })

@@ -1,7 +1,6 @@
 //! What deaths, returns and restarts mean, as lists of commands.
 
-use super::super::member::Member;
-use super::super::roster::{Changes, FAILED_LISTED_MAX};
+use super::super::member::{Changes, FAILED_LISTED_MAX, Member};
 use super::*;
 use proto_common::error::DeathCause;
 use proto_common::message::{self, Coming, ROUNDS_PART_MAX, Resume, RoundsPart, WaitError};

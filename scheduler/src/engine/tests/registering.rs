@@ -1,6 +1,7 @@
 //! Who is let in, with which rank, and what everyone is told.
 
 use super::*;
+use proto_common::message::RefusalReason;
 
 fn refusal(commands: &[Command]) -> String {
     match only(commands) {

@@ -2,6 +2,7 @@
 
 use super::losing::{come_again, declared, known_in, messages, next_after, rig_of};
 use super::*;
+use proto_common::message::RefusalReason;
 use proto_common::message::Resume;
 
 fn shown(before: &Rig) -> Resume {

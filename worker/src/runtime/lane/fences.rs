@@ -3,59 +3,16 @@
 //! caller hears of a failure and writes the next gradient while a server still adds up the last one. The server would publish the
 //! mixture to all workers.
 
-use super::{LaneDriver, Live};
+use super::LaneDriver;
 use crate::error::OpError;
-use crate::runtime::OpState;
+use crate::runtime::live::{Ended, Lent, Live};
 use fabric::{ChannelId, CompletionQueue, Fence, Fenced, Span};
-use proto_common::batch::OpKind;
 use proto_common::ids::Rank;
-use proto_common::plan::Placement;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 /// If a server keeps an operation's buffers for longer than this, the caller gets an error that names the server. The buffers are
 /// returned later.
 const HELD_MS: u64 = 1_000;
-
-/// How servers reach an operation's buffers where they lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lent {
-    /// Not at all: this process copies all that is sent, and all that lands.
-    No,
-    /// To read. What a server makes of it counts only as long as it is a member.
-    Read,
-    /// To write, too.
-    Write,
-}
-
-impl Lent {
-    pub(super) fn of(kind: OpKind, placement: Placement) -> Self {
-        match (kind, placement) {
-            (OpKind::Call, _) => Self::Write,
-            (_, Placement::RendezvousRead) => Self::Read,
-            _ => Self::No,
-        }
-    }
-}
-
-/// An operation that has ended, but for its caller.
-#[derive(Clone, Copy, Debug)]
-struct Ended {
-    op: u64,
-    version: u64,
-    since_ms: u64,
-    is_told: bool,
-}
-
-/// See the module.
-#[derive(Debug, Default)]
-pub(super) struct Fences {
-    pending: Vec<(ChannelId, Rank)>,
-    ended: Vec<Ended>,
-    /// Operations that have failed, since when, whose callers are told when no server uses their memory any more.
-    untold: Vec<(u64, Arc<OpState>, u64)>,
-    now_ms: u64,
-}
 
 fn held(servers: Vec<Rank>, waited_ms: u64, cause: Option<OpError>) -> OpError {
     OpError::Held { servers, waited_ms, cause: cause.map(Box::new) }

@@ -7,8 +7,9 @@ use crate::runtime::{OpState, ServerInbox};
 use fabric::{
     Access, Device, LaneQueue, PeerWritable, Region, RemoteKey, RemoteSpan, ShmDevice, TcpDevice, Write,
 };
-use proto_common::batch::SlotGrant;
+use proto_common::batch::{OpKind, SlotGrant};
 use proto_common::ids::Incarnation;
+use proto_common::plan::Placement;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::mpsc::channel;

@@ -4,8 +4,8 @@
 use std::io::BufRead;
 use std::path::Path;
 
+use super::dataset::{Dataset, Shape, too_many_rows};
 use super::lines::{Lines, class_error, number, row_error};
-use super::{Dataset, Shape, too_many_rows};
 use crate::error::TrainError;
 
 /// How this CSV file is laid out.

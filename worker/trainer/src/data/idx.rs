@@ -5,7 +5,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use super::{Dataset, MAX_ROWS, MAX_VALUES, Shape, open, read_failed, too_many_rows};
+use super::dataset::{Dataset, MAX_ROWS, MAX_VALUES, Shape, open, read_failed, too_many_rows};
 use crate::error::TrainError;
 
 /// First three bytes of a file of unsigned bytes.

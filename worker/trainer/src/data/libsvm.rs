@@ -6,8 +6,8 @@
 use std::io::BufRead;
 use std::path::Path;
 
+use super::dataset::{Dataset, MAX_ROWS, MAX_VALUES, Shape, too_many_rows};
 use super::lines::{Lines, class_error, number, row_error, shown};
-use super::{Dataset, MAX_ROWS, MAX_VALUES, Shape, too_many_rows};
 use crate::error::TrainError;
 
 /// Rows as they stand in the file; dense only once the base is known.

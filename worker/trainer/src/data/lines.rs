@@ -3,7 +3,7 @@
 use std::io::{BufRead, Read};
 use std::path::Path;
 
-use super::read_failed;
+use super::dataset::read_failed;
 use crate::error::TrainError;
 
 /// Longest line in bytes: room for the widest layer at 16 characters a value.

@@ -1,23 +1,18 @@
-//! Labelled rows in memory: loading by format, scaling, and the held-out rule.
-//!
-//! Owns [`Dataset`] and its bounds; the formats live one a file beside this one. Must not know networks or
+//! Loading labelled rows by format, and scaling them. The formats live one a file beside this one. Must not know networks or
 //! workers.
 
 pub mod csv;
+mod dataset;
 pub mod idx;
 pub mod libsvm;
 mod lines;
 
-use std::fs::File;
-use std::io::{BufReader, Read};
-use std::path::{Path, PathBuf};
+pub use dataset::{Dataset, MAX_ROWS, MAX_VALUES, Shape};
 
 use super::error::TrainError;
-
-/// Most feature values a data set may hold in memory: 2 GiB of f32.
-pub const MAX_VALUES: usize = 1 << 29;
-/// Most rows; row numbers are u32.
-pub const MAX_ROWS: usize = 1 << 30;
+use dataset::{open, read_failed};
+use std::io::Read;
+use std::path::PathBuf;
 
 /// How a data file is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -51,74 +46,6 @@ pub struct Source {
     pub scale: f32,
 }
 
-/// What the network takes: rows that do not fit are refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
-    /// Features of a row.
-    pub features: usize,
-    /// Classes; labels are 0 to `classes - 1`.
-    pub classes: usize,
-}
-
-/// Dense labelled rows.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Dataset {
-    shape: Shape,
-    values: Vec<f32>,
-    labels: Vec<u32>,
-}
-
-impl Dataset {
-    /// An empty set for rows of `shape`.
-    pub fn new(shape: Shape) -> Self {
-        Self { shape, values: Vec::new(), labels: Vec::new() }
-    }
-
-    /// What each row looks like.
-    pub fn shape(&self) -> Shape {
-        self.shape
-    }
-
-    /// Number of rows.
-    pub fn len(&self) -> usize {
-        self.labels.len()
-    }
-
-    /// Whether there are no rows.
-    pub fn is_empty(&self) -> bool {
-        self.labels.is_empty()
-    }
-
-    /// Features of row `row`.
-    pub fn features(&self, row: u32) -> &[f32] {
-        let start = row as usize * self.shape.features;
-        &self.values[start..start + self.shape.features]
-    }
-
-    /// Class of row `row`, below `shape().classes`.
-    pub fn label(&self, row: u32) -> u32 {
-        self.labels[row as usize]
-    }
-
-    /// Whether one more row stays within the bounds.
-    fn has_room(&self) -> bool {
-        self.len() < MAX_ROWS && self.values.len() + self.shape.features <= MAX_VALUES
-    }
-
-    /// Adds a row; the readers have checked its length and class.
-    fn push(&mut self, features: impl IntoIterator<Item = f32>, label: u32) {
-        self.values.extend(features);
-        self.labels.push(label);
-        debug_assert_eq!(self.values.len(), self.labels.len() * self.shape.features);
-    }
-
-    /// The held-out rule: rows 0, `test_every`, 2 `test_every`, … are for testing, the others for training.
-    pub fn split(&self, test_every: u32) -> (Vec<u32>, Vec<u32>) {
-        // At most MAX_ROWS rows: numbers fit u32.
-        (0..self.len() as u32).partition(|row| !row.is_multiple_of(test_every.max(1)))
-    }
-}
-
 /// Reads all rows of `source`, each checked against `shape`, and scales them.
 pub fn load(source: &Source, shape: Shape) -> Result<Dataset, TrainError> {
     let mut data = match detect(source)? {
@@ -137,9 +64,7 @@ pub fn load(source: &Source, shape: Shape) -> Result<Dataset, TrainError> {
     if data.is_empty() {
         return Err(TrainError::file(&source.file, "there are no rows", "give a file with at least one row"));
     }
-    for value in &mut data.values {
-        *value /= source.scale;
-    }
+    data.scale(source.scale);
     Ok(data)
 }
 
@@ -164,23 +89,10 @@ fn detect(source: &Source) -> Result<Format, TrainError> {
     Err(TrainError::file(&source.file, cause, "pass --format csv, idx or libsvm"))
 }
 
-fn open(file: &Path) -> Result<BufReader<File>, TrainError> {
-    let opened = File::open(file).map_err(|source| TrainError::Open { file: file.to_owned(), source })?;
-    Ok(BufReader::with_capacity(1 << 16, opened))
-}
-
-fn read_failed(file: &Path, source: std::io::Error) -> TrainError {
-    TrainError::Read { file: file.to_owned(), source }
-}
-
-fn too_many_rows(file: &Path) -> TrainError {
-    let cause = format!("more than {MAX_ROWS} rows or {MAX_VALUES} feature values");
-    TrainError::file(file, cause, "train on a part of the file")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     const SHAPE: Shape = Shape { features: 2, classes: 3 };
 

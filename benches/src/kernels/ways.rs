@@ -1,14 +1,57 @@
-//! A round as the server computes it: chunk by chunk, the last contribution fused with the update rule. Contributions lie
-//! in slots, each folded as it comes; or where their workers have them, and the first is taken with the second.
+//! The two ways of computing a round. [`Fused`] is the server's: chunk by chunk, the last contribution fused with the update
+//! rule. Contributions lie in slots, each folded as it comes; or where their workers have them, and the first is taken with
+//! the second. [`Separate`] makes separate passes over the whole tensor: one for each contribution, one for the update; for
+//! halves also one that widens each contribution and one that rounds the weights. All use the server's own vector kernels.
+//!
+//! It must not measure.
 
-use super::{CHUNK_BYTES, Subject, Way};
-use fabric::{SpanReader, View};
+use fabric::simd::{Pass, widest};
+use fabric::{PeerWritable, SpanReader, View};
 use gradwire_server::engine::{Addend, ChunkSpec, Onto, Source};
+use gradwire_server::kernel::{self, Contribution, Element, Weights};
 use gradwire_server::storage::{Cells, Round, Storage, Views};
 use proto_common::codec::Codec;
+use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Rank};
 use proto_common::mode::Mode;
+use proto_common::optimizer::Optimizer;
 use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Bytes of a chunk, as clusters have them. In tests, whose loops are not optimised, fewer: a short tensor has several chunks then.
+pub(super) const CHUNK_BYTES: u64 =
+    if cfg!(test) { 64 << 10 } else { proto_common::limits::CHUNK_BYTES_DEFAULT };
+
+/// A run reduces at least so much, so that small tensors are not lost in the clock.
+const RUN_BYTES: u64 = 256 << 20;
+
+/// What a measurement is of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Subject {
+    pub(super) dtype: Dtype,
+    pub(super) rule: &'static str,
+    pub(super) optimizer: Optimizer,
+    pub(super) contributions: u32,
+    pub(super) elements: u64,
+}
+
+impl Subject {
+    /// Bytes of all contributions of one round.
+    pub(super) fn round_bytes(&self) -> u64 {
+        self.elements * self.dtype.bytes() as u64 * u64::from(self.contributions)
+    }
+
+    /// Rounds of one timed run.
+    pub(super) fn rounds(&self) -> u64 {
+        RUN_BYTES.div_ceil(self.round_bytes())
+    }
+}
+
+/// One way of computing a round.
+pub(super) trait Way {
+    /// So many rounds.
+    fn rounds(&mut self, rounds: u64) -> anyhow::Result<()>;
+}
 
 /// Where a server reads contributions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,9 +162,92 @@ impl Way for Fused {
     }
 }
 
+/// A tensor with everything that a round of it needs.
+pub(super) struct Separate<E: Element> {
+    gradients: Vec<PeerWritable>,
+    optimizer: Optimizer,
+    /// A contribution of halves, widened.
+    wide: Vec<f32>,
+    sum: Vec<f32>,
+    weights: Vec<f32>,
+    state: [Vec<f32>; 2],
+    /// Weights of halves, rounded.
+    rounded: Vec<E>,
+    round: u64,
+}
+
+impl<E: Element<Sum = f32>> Separate<E> {
+    pub(super) fn new(subject: &Subject) -> anyhow::Result<Self> {
+        let count = subject.elements as usize;
+        let bytes = count * size_of::<E>();
+        let region = |contribution| {
+            let region = PeerWritable::allocate(bytes, "bench-gradient")?;
+            region.write(0, &gradient(subject, contribution, 0..subject.elements))?;
+            anyhow::Ok(region)
+        };
+        let arrays = subject.optimizer.state_arrays();
+        // The first round touches them, and is not timed.
+        let array = |wanted: bool| vec![0.0f32; if wanted { count } else { 0 }];
+        let halves = size_of::<E>() < size_of::<f32>();
+        Ok(Self {
+            gradients: (0..subject.contributions).map(region).collect::<anyhow::Result<_>>()?,
+            optimizer: subject.optimizer,
+            wide: array(halves),
+            sum: array(true),
+            weights: array(true),
+            state: [array(arrays > 0), array(arrays > 1)],
+            rounded: vec![E::round(0.0); if halves { count } else { 0 }],
+            round: 0,
+        })
+    }
+
+    /// The weights' bytes.
+    pub(super) fn weights(&self) -> &[u8] {
+        if self.rounded.is_empty() { self.weights.as_bytes() } else { self.rounded.as_bytes() }
+    }
+}
+
+impl<E: Element<Sum = f32>> Way for Separate<E> {
+    fn rounds(&mut self, rounds: u64) -> anyhow::Result<()> {
+        let Self { gradients, optimizer, wide, sum, weights, state, rounded, round } = self;
+        for _ in 0..rounds {
+            *round += 1;
+            for (at, gradient) in gradients.iter().enumerate() {
+                let gradient = Contribution::<E>(gradient.numbers(0, sum.len())?);
+                match (at, wide.is_empty()) {
+                    (0, _) => kernel::set(sum, gradient),
+                    (_, true) => kernel::add(sum, gradient),
+                    (_, false) => {
+                        kernel::set(wide, gradient);
+                        kernel::add(sum, &wide[..]);
+                    }
+                }
+            }
+            let step = optimizer.step(*round, gradients.len() as u32);
+            let [first, second] = state;
+            kernel::update(&step, &sum[..], Weights::<f32>::InPlace(weights), [first, second]);
+            widest(Publish { weights, rounded });
+        }
+        Ok(())
+    }
+}
+
+struct Publish<'a, E> {
+    weights: &'a [f32],
+    rounded: &'a mut [E],
+}
+
+impl<E: Element<Sum = f32>> Pass for Publish<'_, E> {
+    #[inline(always)]
+    fn run(self) {
+        for (rounded, weight) in self.rounded.iter_mut().zip(self.weights) {
+            *rounded = E::round(*weight);
+        }
+    }
+}
+
 /// The bytes of a contribution to some elements: small numbers of each type, both signs.
-pub(super) fn gradient(subject: &Subject, contribution: u32, elements: std::ops::Range<u64>) -> Vec<u8> {
-    use proto_common::element::Dtype;
+fn gradient(subject: &Subject, contribution: u32, elements: std::ops::Range<u64>) -> Vec<u8> {
     let value = |at: u64| ((at * 7 + u64::from(contribution) * 3) % 64) as f32 / 64.0 - 0.375;
     // Six bits of fraction: the halves have them too, so that cutting an f32 off is exact.
     let bits = |at: u64| value(at).to_bits();

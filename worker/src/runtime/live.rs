@@ -1,0 +1,67 @@
+//! The operations of a lane: what each moves, and whose end waits until no server reaches its buffers any more. It must not
+//! post.
+
+use super::flight::About;
+use super::op::OpState;
+use crate::error::OpError;
+use fabric::{ChannelId, Span};
+use proto_common::batch::OpKind;
+use proto_common::ids::Rank;
+use proto_common::plan::Placement;
+use std::sync::Arc;
+
+/// An operation in progress, with what it moves.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) state: Arc<OpState>,
+    pub(super) source: Option<Span>,
+    pub(super) target: Option<Span>,
+    pub(super) about: About,
+    pub(super) lent: Lent,
+    /// Whether a server was granted any of its memory.
+    pub(super) granted: bool,
+    /// Channels that have ended, over which a server may still reach its buffers.
+    pub(super) fences: Vec<ChannelId>,
+    /// Its failure, while that is not told.
+    pub(super) failure: Option<OpError>,
+}
+
+/// How servers reach an operation's buffers where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lent {
+    /// Not at all: this process copies all that is sent, and all that lands.
+    No,
+    /// To read. What a server makes of it counts only as long as it is a member.
+    Read,
+    /// To write, too.
+    Write,
+}
+
+impl Lent {
+    pub(super) fn of(kind: OpKind, placement: Placement) -> Self {
+        match (kind, placement) {
+            (OpKind::Call, _) => Self::Write,
+            (_, Placement::RendezvousRead) => Self::Read,
+            _ => Self::No,
+        }
+    }
+}
+
+/// An operation that has ended, but for its caller.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ended {
+    pub(super) op: u64,
+    pub(super) version: u64,
+    pub(super) since_ms: u64,
+    pub(super) is_told: bool,
+}
+
+/// Fences that are pending, and operations whose end waits for them.
+#[derive(Debug, Default)]
+pub(super) struct Fences {
+    pub(super) pending: Vec<(ChannelId, Rank)>,
+    pub(super) ended: Vec<Ended>,
+    /// Operations that have failed, since when, whose callers are told when no server uses their memory any more.
+    pub(super) untold: Vec<(u64, Arc<OpState>, u64)>,
+    pub(super) now_ms: u64,
+}

@@ -30,6 +30,7 @@ pub mod oneshot;
 mod random;
 mod rest;
 pub mod rng;
+pub mod seat;
 mod shm;
 #[cfg(feature = "sim")]
 pub mod sim;

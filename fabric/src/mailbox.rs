@@ -61,16 +61,20 @@ impl<T> Letters<T> {
         self.0.waiting.store(list.messages.len(), Ordering::SeqCst);
         message
     }
+
+    /// Refuses all messages from here on. Returns those that were accepted before.
+    pub fn close(&self) -> VecDeque<T> {
+        let mut list = self.0.lock();
+        list.is_closed = true;
+        self.0.waiting.store(0, Ordering::SeqCst);
+        std::mem::take(&mut list.messages)
+    }
 }
 
 impl<T> Drop for Letters<T> {
     fn drop(&mut self) {
-        let mut list = self.0.lock();
-        list.is_closed = true;
-        let unread = std::mem::take(&mut list.messages);
-        drop(list);
         // Whoever asked in one of them hears that there is no answer.
-        drop(unread);
+        drop(self.close());
     }
 }
 
@@ -172,6 +176,15 @@ mod tests {
         assert!(answer.recv().is_err(), "the question went with the thread");
         assert_eq!(mailbox.ask(Duration::from_secs(60), |reply| reply), None);
         assert!(!mailbox.post(oneshot::channel().0));
+    }
+
+    #[test]
+    fn a_mailbox_that_closes_returns_what_it_accepted() {
+        let (mailbox, letters) = mailbox();
+        assert!(mailbox.post(1) && mailbox.post(2));
+        assert_eq!(letters.close(), [1, 2]);
+        assert!(!mailbox.post(3));
+        assert_eq!(letters.try_recv(), Err(TryRecvError::Empty));
     }
 
     #[test]

@@ -33,6 +33,8 @@ use std::time::Instant;
 pub(crate) use bell::{Bell, ShmHandle};
 pub(crate) use channel::ShmSetup;
 pub(crate) use doorbell::{ON_SOCKETS, ON_WORD};
+#[cfg(test)]
+pub(crate) use models::Bell as ModelledBell;
 #[cfg(feature = "sim")]
 pub use offer::again;
 pub(crate) use queue::ShmQueue;

@@ -28,7 +28,7 @@ impl Words {
             taken: AtomicU64::new(0),
             landings: (0..capacity * ENTRY_WORDS).map(|_| AtomicU64::new(0)).collect(),
             payload: (0..capacity).map(|_| UnsafeCell::new(0)).collect(),
-            bell: Bell::new(),
+            bell: Bell::default(),
         })
     }
 }
@@ -61,34 +61,43 @@ impl RingMemory for Arc<Words> {
     }
 }
 
-/// A futex as the kernel has it: compare and sleep are one step towards wakes.
-struct Bell {
+/// A doorbell with a futex as the kernel has it: compare and sleep are one step towards wakes.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
     word: AtomicU32,
     kernel: Mutex<()>,
     sleepers: Condvar,
 }
 
 impl Bell {
-    fn new() -> Self {
-        Self { word: AtomicU32::new(0), kernel: Mutex::new(()), sleepers: Condvar::new() }
+    /// Sleeps unless `look` finds something. A sleep that nobody ends is a deadlock, which loom reports.
+    pub(crate) fn sleep_unless(&self, look: impl FnOnce() -> bool) {
+        self.lie_down();
+        if !look() {
+            self.sleep_on_word();
+        }
+        self.get_up();
     }
 
-    /// Sleeps unless `look` finds something. A sleep that nobody ends is a deadlock, which loom reports.
-    fn sleep_unless(&self, look: impl FnOnce() -> bool) {
+    pub(crate) fn lie_down(&self) {
         doorbell::lie_down::<Modelled>(&self.word, doorbell::ON_WORD);
-        if !look() {
-            let guard = self.kernel.lock().unwrap();
-            if self.word.load(Ordering::Relaxed) == doorbell::ON_WORD {
-                drop(self.sleepers.wait(guard).unwrap());
-            }
-        }
+    }
+
+    pub(crate) fn get_up(&self) {
         doorbell::get_up::<Modelled>(&self.word);
     }
 
-    fn ring(&self) {
+    pub(crate) fn sleep_on_word(&self) {
+        let guard = self.kernel.lock().unwrap();
+        if self.word.load(Ordering::Relaxed) == doorbell::ON_WORD {
+            drop(self.sleepers.wait(guard).unwrap());
+        }
+    }
+
+    pub(crate) fn ring(&self) {
         if doorbell::ring::<Modelled>(&self.word) == doorbell::ON_WORD {
             drop(self.kernel.lock().unwrap());
-            self.sleepers.notify_one();
+            self.sleepers.notify_all();
         }
     }
 }
@@ -96,7 +105,7 @@ impl Bell {
 /// Sends `count` notices with their payload through a ring of `capacity`; both sides sleep when they must.
 fn transfer(capacity: u32, count: u32) {
     let words = Words::new(capacity);
-    let producer_bell = Arc::new(Bell::new());
+    let producer_bell = Arc::new(Bell::default());
     let mut consumer = Consumer::new(words.clone());
     let sender = {
         let (words, bell) = (words.clone(), producer_bell.clone());
@@ -147,7 +156,7 @@ fn a_full_ring_wakes_its_producer() {
 #[test]
 fn a_bell_with_two_ringers_loses_no_wake() {
     explore(false, || {
-        let bell = Arc::new(Bell::new());
+        let bell = Arc::new(Bell::default());
         let published = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
         let ringers: Vec<_> = (0..2)
             .map(|i| {

@@ -100,3 +100,11 @@ pub(crate) fn explore(all: bool, check: impl Fn() + Sync + Send + 'static) {
     };
     builder.check(check);
 }
+
+/// As [`explore`], with one preemption fewer: for models of many steps.
+#[cfg(test)]
+pub(crate) fn explore_large(check: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.map_or(Some(1), |bound| bound.checked_sub(1));
+    builder.check(check);
+}

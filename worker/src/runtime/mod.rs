@@ -1,6 +1,5 @@
-//! Executes what the lanes' engines decide. `lane` is one data thread's work; `thread` runs it, and callers do
-//! by way of `seat`; `bootstrap`
-//! connects servers; `control` talks to the scheduler.
+//! Executes what the lanes' engines decide. `lane` is one data thread's work; `thread` runs it, and so do callers
+//! through `seat`; `bootstrap` connects servers; `control` talks to the scheduler.
 
 mod bootstrap;
 mod connections;

@@ -1,26 +1,16 @@
-//! A lane's seat: who holds it drives the lane. The data thread takes it when nobody else does; a caller that
-//! submits or waits takes it where it is free, which saves two hops between threads per operation. It owns
-//! who drives when; what driving does is `lane`'s business, messages other than submissions are `thread`'s.
-//!
-//! Invariants. A free seat is armed: whatever comes rings the data thread where that sleeps, and all that came
-//! before was looked at; or the data thread was summoned, or rung for what is being gathered, and is on its way.
-//! The data thread sleeps without the seat, or is parked out of the callers' way: for `thread::PARK_MAX` at most
-//! while callers drive, and for a moment when one has come to wait and may drive; then it looks again. Callers that
-//! come and go leave it parked, with whatever work is left over, because a wake for each of them costs more than the
-//! work. A caller that waits on this lane alone sleeps with the seat, and the data thread is parked for as long as
-//! that lasts. A caller that blocks without the seat unparks it, and the last driving caller does while others are
-//! blocked.
+//! Who drives a lane, and how: the core that the holder of the lane's seat drives, and what callers do with it. A caller
+//! that submits or waits drives where the seat is free. Who may hold the seat, and who wakes whom, is the business of
+//! [`fabric::seat`]; what a turn does is `lane`'s; messages other than submissions are `thread`'s.
 
 use super::connections::Connections;
 use super::lane::LaneDriver;
 use super::op::Submission;
 use super::thread::LaneMessage;
 use crate::error::OpError;
+use fabric::seat::{Callbacks, Caller, Driven, Left, Seat};
 use fabric::{LaneQueue, Letters, Mailbox, Rest, oneshot};
 use proto_common::limits::LANES_MAX;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::thread::Thread;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Turns after which a caller leaves what goes on and on to the data thread.
@@ -31,16 +21,6 @@ const TURNS_PER_CLOCK: u32 = 16;
 const PAUSES_MAX: u32 = 16;
 /// Longest sleep: bounds how late deadlines and lost peers are noticed.
 const SLEEP_MS: u64 = 100;
-
-/// How the data thread is parked.
-#[derive(Clone, Copy)]
-enum Parked {
-    No,
-    /// For a moment: it comes by itself, and soon.
-    Short,
-    /// Until it is called: a caller sleeps with the seat.
-    Long,
-}
 
 /// What the holder of the seat drives.
 pub(super) struct Core {
@@ -83,11 +63,6 @@ impl Core {
     /// Milliseconds since the lane began, late by some turns.
     pub(super) fn now_ms(&self) -> u64 {
         self.now_ms
-    }
-
-    fn take(&mut self) {
-        self.driver.queue_mut().disarm();
-        self.look_at_clock();
     }
 
     pub(super) fn look_at_clock(&mut self) {
@@ -134,25 +109,31 @@ impl Core {
         self.step() | taken
     }
 
-    /// A turn that starts operations and ends none where `may_step` says so.
-    fn start(&mut self, may_step: bool) {
-        if may_step {
+    /// Starts what was submitted, and ends no operation unless it `may_end` some.
+    fn kick(&mut self, may_end: bool) -> Left {
+        self.take_submissions();
+        if self.deferred.is_none() && self.driver.engine().may_gather() {
+            return self.gather();
+        }
+        if may_end {
             self.step();
-            return;
+            return self.settle();
         }
         self.gathering = false;
         self.driver.post(self.now_ms);
+        if self.deferred.is_none() && self.rearm() { self.armed() } else { self.leave() }
     }
 
-    /// Leaves small operations to the next turn while earlier ones are on their way: then many go as one batch.
-    /// True when the data thread is to be rung, because a caller need not come back.
-    fn gather(&mut self) -> bool {
-        let first = !std::mem::replace(&mut self.gathering, true);
-        if first {
-            let rest = self.rest;
-            self.driver.queue_mut().lie_down(rest);
+    /// Leaves small operations to the next turn while earlier ones are on their way: then many go as one batch. The data
+    /// thread is rung once, because a caller need not come back.
+    fn gather(&mut self) -> Left {
+        if std::mem::replace(&mut self.gathering, true) {
+            // It is on its way, and the lane stays disarmed. If the lane were armed again, then a data thread that was
+            // rung just before it sleeps would sleep nevertheless.
+            return Left::Nothing;
         }
-        first
+        self.lie_down();
+        Left::Gathered
     }
 
     /// How long the engine has nothing to do by itself, at most [`SLEEP_MS`].
@@ -169,162 +150,93 @@ impl Core {
         self.look_at_clock();
     }
 
-    /// Arms the lane before a caller leaves the seat.
-    fn settle(&mut self, may_step: bool) -> Left {
+    fn rearm(&mut self) -> bool {
         let rest = self.rest;
-        for _ in 0..SETTLE_TURNS {
-            if self.deferred.is_some() {
-                break;
-            }
-            if self.driver.queue_mut().rearm(rest) {
-                // It went to sleep without knowing of what is to be done sooner.
-                let sooner =
-                    self.driver.engine().next_retry_ms().is_some_and(|due| due < self.sleep_until_ms);
-                return if sooner { Left::Work } else { Left::Nothing };
-            }
-            if !may_step {
-                break;
-            }
-            self.drive();
-        }
-        self.driver.queue_mut().lie_down(rest);
+        self.driver.queue_mut().rearm(rest)
+    }
+
+    /// What is left in an armed lane.
+    fn armed(&self) -> Left {
+        // The data thread went to sleep without knowing of what is to be done sooner.
+        let sooner = self.driver.engine().next_retry_ms().is_some_and(|due| due < self.sleep_until_ms);
+        if sooner { Left::Work } else { Left::Nothing }
+    }
+
+    /// Arms a lane that has something to do.
+    fn leave(&mut self) -> Left {
+        self.lie_down();
         if self.deferred.is_some() { Left::Message } else { Left::Work }
     }
 }
 
-/// What a caller leaves to the data thread.
-enum Left {
-    Nothing,
-    /// What any other caller may do as well.
-    Work,
-    /// What only the data thread does, and callers wait for.
-    Message,
+impl Driven for Core {
+    fn take(&mut self) {
+        self.driver.queue_mut().disarm();
+        self.look_at_clock();
+    }
+
+    fn settle(&mut self) -> Left {
+        for _ in 0..SETTLE_TURNS {
+            if self.deferred.is_some() {
+                break;
+            }
+            if self.rearm() {
+                return self.armed();
+            }
+            self.drive();
+        }
+        self.leave()
+    }
+
+    fn lie_down(&mut self) {
+        let rest = self.rest;
+        self.driver.queue_mut().lie_down(rest);
+    }
 }
 
-/// See the module.
-pub(super) struct Seat {
-    /// `None` once the lane has ended.
-    pub(super) core: Mutex<Option<Core>>,
-    /// Callers that drive, or are about to.
-    callers: AtomicU32,
-    /// Callers asleep until an operation of theirs ends.
-    blocked: AtomicU32,
-    /// Something is the data thread's to do: callers stay off until it has.
-    pub(super) summoned: AtomicBool,
-    /// So many operations have callbacks, which must not run in a thread that only submits.
-    callbacks: AtomicU32,
-    /// A caller submits, and may not know of callbacks yet.
-    kicking: AtomicBool,
-    /// Set before the lane takes its last look at what was submitted: the error of what comes after.
+/// What all threads share of a lane.
+pub(super) struct Lane {
+    pub(super) seat: Seat<Core>,
+    /// Operations with callbacks, which must not run in a thread that only submits.
+    callbacks: Callbacks,
+    /// The error of what is submitted after the end. Set before the mailbox is closed.
     pub(super) ended: OnceLock<OpError>,
-    /// A [`Parked`].
-    parked: AtomicU32,
-    /// A caller sleeps with the seat.
-    led: AtomicBool,
-    /// Callers that came to wait, round and round.
-    visits: AtomicU32,
-    /// Callers that took the seat to drive, round and round.
-    drives: AtomicU32,
-    pub(super) thread: OnceLock<Thread>,
     spin: Duration,
-}
-
-impl Seat {
-    pub(super) fn new(core: Core, spin: Duration) -> Self {
-        Self {
-            core: Mutex::new(Some(core)),
-            callers: AtomicU32::new(0),
-            blocked: AtomicU32::new(0),
-            summoned: AtomicBool::new(false),
-            callbacks: AtomicU32::new(0),
-            kicking: AtomicBool::new(false),
-            ended: OnceLock::new(),
-            parked: AtomicU32::new(Parked::No as u32),
-            led: AtomicBool::new(false),
-            visits: AtomicU32::new(0),
-            drives: AtomicU32::new(0),
-            thread: OnceLock::new(),
-            spin,
-        }
-    }
-
-    fn try_take(&self) -> Option<MutexGuard<'_, Option<Core>>> {
-        if self.summoned.load(Ordering::SeqCst) {
-            return None;
-        }
-        // A seat whose holder panicked is the data thread's to end.
-        let mut guard = self.core.try_lock().ok()?;
-        guard.as_mut()?.take();
-        Some(guard)
-    }
-
-    /// Do callers drive at this moment?
-    pub(super) fn is_driven(&self) -> bool {
-        self.callers.load(Ordering::SeqCst) > 0
-    }
-
-    /// Changes with each caller that comes to wait, whether or not it finds anything left to drive for. The data
-    /// thread then lets it have the seat for a moment: otherwise whoever waits for every operation would find each
-    /// of them done already, by a third thread that its work does not need.
-    pub(super) fn visits(&self) -> u32 {
-        self.visits.load(Ordering::Relaxed)
-    }
-
-    /// Changes with each caller that takes the seat to drive.
-    pub(super) fn drives(&self) -> u32 {
-        self.drives.load(Ordering::Relaxed)
-    }
-
-    /// Do callers sleep until the data thread has done something?
-    pub(super) fn is_waited_for(&self) -> bool {
-        self.blocked.load(Ordering::SeqCst) > 0
-    }
-
-    /// The data thread out of the callers' way: until it is called, at most for this time, or as long as a caller
-    /// sleeps with the seat.
-    pub(super) fn park(&self, time: Duration) {
-        // Who stops leading, or summons, after this sees how it parks; what was before is seen here.
-        self.parked.store(Parked::Long as u32, Ordering::SeqCst);
-        let time = if self.led.load(Ordering::SeqCst) {
-            Duration::from_millis(SLEEP_MS)
-        } else {
-            self.parked.store(Parked::Short as u32, Ordering::SeqCst);
-            time
-        };
-        if !self.summoned.load(Ordering::SeqCst) {
-            std::thread::park_timeout(time);
-        }
-        self.parked.store(Parked::No as u32, Ordering::SeqCst);
-    }
-
-    fn unpark(&self) {
-        self.thread.get().into_iter().for_each(Thread::unpark);
-    }
 }
 
 /// The other threads' end of a lane.
 #[derive(Clone)]
 pub(crate) struct LaneHandle {
-    seat: Arc<Seat>,
+    lane: Arc<Lane>,
     mailbox: Mailbox<LaneMessage>,
 }
 
 impl std::fmt::Debug for LaneHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LaneHandle").field("ended", &self.seat.ended).finish_non_exhaustive()
+        f.debug_struct("LaneHandle").field("ended", &self.lane.ended).finish_non_exhaustive()
     }
 }
 
 impl LaneHandle {
-    pub(super) fn new(seat: Arc<Seat>, mailbox: Mailbox<LaneMessage>) -> Self {
-        Self { seat, mailbox }
+    /// A lane that nobody drives yet.
+    pub(super) fn new(mut driver: LaneDriver<LaneQueue>, connections: Connections, spin: Duration) -> Self {
+        let bell = driver.queue_mut().waker();
+        let (mailbox, receiver) = Mailbox::new(bell.clone());
+        let seat = Seat::new(Core::new(driver, receiver, connections), bell);
+        let lane = Lane { seat, callbacks: Callbacks::default(), ended: OnceLock::new(), spin };
+        Self { lane: Arc::new(lane), mailbox }
+    }
+
+    /// What the data thread has of it. A mailbox would keep the lane alive.
+    pub(super) fn lane(&self) -> Arc<Lane> {
+        self.lane.clone()
     }
 
     /// Hands a message over; false when the lane has ended.
     pub(crate) fn send(&self, message: LaneMessage) -> bool {
-        let sent = self.mailbox.send(message);
-        self.seat.unpark();
-        sent
+        let is_posted = self.mailbox.post(message);
+        self.lane.seat.summon();
+        is_posted
     }
 
     /// Hands a message over that can wait until callers who drive let the data thread.
@@ -348,160 +260,69 @@ impl LaneHandle {
 
     /// A caller comes to wait for an operation.
     pub(crate) fn visit(&self) {
-        self.seat.visits.fetch_add(1, Ordering::Relaxed);
+        self.lane.seat.visit();
     }
 
     /// Starts what was submitted: here where the seat is free, else whoever has it does. Calls no callbacks.
     /// An error when the lane has ended: why.
     pub(crate) fn kick(&self) -> Result<(), OpError> {
-        let Some(mut guard) = self.seat.try_take() else {
+        let Some(mut held) = self.lane.seat.try_take() else {
             self.mailbox.wake();
-            // Either the end of the lane finds the submission, or we find the end.
-            fence(Ordering::SeqCst);
-            return self.seat.ended.get().map_or(Ok(()), |error| Err(error.clone()));
+            // If the submission was refused, then the error is there.
+            return self.lane.ended.get().map_or(Ok(()), |error| Err(error.clone()));
         };
-        let kick = Kick::begin(&self.seat);
-        let may_step = self.seat.callbacks.load(Ordering::SeqCst) == 0;
-        let (mut ring, mut what) = (false, Left::Nothing);
-        if let Some(core) = guard.as_mut() {
-            core.take_submissions();
-            if core.deferred.is_none() && core.driver.engine().may_gather() {
-                ring = core.gather();
-            } else {
-                core.start(may_step);
-                what = core.settle(may_step);
-            }
-        }
-        if ring {
-            // Before anybody else disarms the lane.
-            self.mailbox.wake();
-        }
-        drop(kick);
-        drop(guard);
-        self.left(what);
+        let submitting = self.lane.callbacks.submitting();
+        let left = held.kick(submitting.may_end());
+        drop(submitting);
+        held.give_back(left);
         Ok(())
     }
 
     /// From here on an operation has a callback, until [`LaneHandle::forget_callback`].
     pub(crate) fn expect_callback(&self) {
-        self.seat.callbacks.fetch_add(1, Ordering::SeqCst);
-        // A kick that does not know is soon over. Not by way of the seat: who sleeps or runs callbacks has that.
-        while self.seat.kicking.load(Ordering::SeqCst) {
-            std::thread::yield_now();
-        }
+        self.lane.callbacks.expect();
     }
 
     /// A callback has run, or never will.
     pub(crate) fn forget_callback(&self) {
-        self.seat.callbacks.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// After the seat was given back. A summons that came while we had it found the lane disarmed, and so
-    /// rang nobody: either it finds the lane armed again, or we find the summons.
-    fn left(&self, what: Left) {
-        let is_its = match what {
-            Left::Nothing => false,
-            Left::Work => self.seat.parked.load(Ordering::SeqCst) != Parked::Short as u32,
-            Left::Message => true,
-        };
-        if !is_its && !self.seat.summoned.load(Ordering::SeqCst) {
-            return;
-        }
-        self.seat.summoned.store(true, Ordering::SeqCst);
-        self.mailbox.wake();
-        self.seat.unpark();
+        self.lane.callbacks.forget();
     }
 }
 
-/// For as long as a caller submits with the seat, panics included.
-struct Kick<'a>(&'a AtomicBool);
-
-impl<'a> Kick<'a> {
-    /// Before it asks for callbacks: who expects them from then on sees it.
-    fn begin(seat: &'a Seat) -> Self {
-        seat.kicking.store(true, Ordering::SeqCst);
-        Self(&seat.kicking)
-    }
-}
-
-impl Drop for Kick<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
-    }
-}
-
-/// A caller's wish to drive a lane, from its announcement until it is dropped.
+/// A caller that drives a lane, or would like to, until it is dropped.
 struct Turn<'a> {
-    lane: &'a LaneHandle,
-    /// No other caller drives: it is worth waiting for the seat.
-    first: bool,
-    core: Option<MutexGuard<'a, Option<Core>>>,
+    caller: Caller<'a, Core>,
+    spin: Duration,
 }
 
 impl<'a> Turn<'a> {
-    fn new(lane: &'a LaneHandle) -> Self {
-        let first = lane.seat.callers.fetch_add(1, Ordering::SeqCst) == 0;
-        Self { lane, first, core: None }
+    fn new(handle: &'a LaneHandle) -> Self {
+        Self { caller: handle.lane.seat.announce(), spin: handle.lane.spin }
     }
 
     /// Drives, where the seat can be had. True when something had happened.
     fn step(&mut self) -> bool {
-        if self.core.is_none() {
-            self.core = self.lane.seat.try_take();
-            if self.core.is_some() {
-                self.lane.seat.drives.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        let Some(core) = self.core.as_mut().and_then(|guard| guard.as_mut()) else { return false };
+        let Some(core) = self.caller.core() else { return false };
         let busy = core.drive();
         if core.deferred.is_some() {
-            self.let_go();
+            self.caller.let_go();
         }
         busy
     }
 
     /// Sleeps with the seat. False: it is not ours, or the time is over.
     fn lead(&mut self, until: Instant) -> bool {
-        let Some(core) = self.core.as_mut().and_then(|guard| guard.as_mut()) else { return false };
         if Instant::now() >= until {
             return false;
         }
-        self.lane.seat.led.store(true, Ordering::SeqCst);
+        let Some(core) = self.caller.lead() else { return false };
         core.lead(until);
-        self.lane.seat.led.store(false, Ordering::SeqCst);
         // The sleep has used up the wake.
         core.take_submissions();
         if core.deferred.is_some() {
-            self.let_go();
+            self.caller.let_go();
         }
         true
-    }
-
-    fn is_hopeful(&self) -> bool {
-        self.first || self.core.is_some()
-    }
-
-    fn let_go(&mut self) {
-        let Some(mut guard) = self.core.take() else { return };
-        let what = guard.as_mut().map_or(Left::Nothing, |core| core.settle(true));
-        drop(guard);
-        self.lane.left(what);
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // A callback's panic: the seat is poisoned, and the data thread ends the lane.
-            self.core = None;
-        }
-        self.let_go();
-        let seat = &self.lane.seat;
-        let last = seat.callers.fetch_sub(1, Ordering::SeqCst) == 1;
-        let is_called_for = seat.is_waited_for() || seat.parked.load(Ordering::SeqCst) == Parked::Long as u32;
-        if last && is_called_for {
-            seat.unpark();
-        }
     }
 }
 
@@ -527,7 +348,7 @@ pub(crate) fn drive_until<'a>(
 }
 
 fn drive(turns: &mut [Option<Turn<'_>>], until: Instant, told: impl Fn() -> bool) {
-    let Some(spin) = turns.iter().flatten().map(|turn| turn.lane.seat.spin).max() else { return };
+    let Some(spin) = turns.iter().flatten().map(|turn| turn.spin).max() else { return };
     let mut idle_since = Instant::now();
     let (mut idle, mut moved) = (0u32, false);
     loop {
@@ -542,7 +363,9 @@ fn drive(turns: &mut [Option<Turn<'_>>], until: Instant, told: impl Fn() -> bool
             if std::mem::take(&mut moved) {
                 idle_since = now;
             }
-            if now.duration_since(idle_since) >= spin || !turns.iter().flatten().any(Turn::is_hopeful) {
+            if now.duration_since(idle_since) >= spin
+                || !turns.iter().flatten().any(|turn| turn.caller.is_hopeful())
+            {
                 // Woken for nothing, it sleeps again at once.
                 if let [Some(turn)] = &mut *turns
                     && turn.lead(until)
@@ -566,8 +389,7 @@ pub(crate) struct Blocked<'a, L: Iterator<Item = &'a LaneHandle> + Clone>(L);
 impl<'a, L: Iterator<Item = &'a LaneHandle> + Clone> Blocked<'a, L> {
     pub(crate) fn new(lanes: L) -> Self {
         for lane in lanes.clone() {
-            lane.seat.blocked.fetch_add(1, Ordering::SeqCst);
-            lane.seat.unpark();
+            lane.lane.seat.block();
         }
         Self(lanes)
     }
@@ -576,7 +398,7 @@ impl<'a, L: Iterator<Item = &'a LaneHandle> + Clone> Blocked<'a, L> {
 impl<'a, L: Iterator<Item = &'a LaneHandle> + Clone> Drop for Blocked<'a, L> {
     fn drop(&mut self) {
         for lane in self.0.clone() {
-            lane.seat.blocked.fetch_sub(1, Ordering::SeqCst);
+            lane.lane.seat.unblock();
         }
     }
 }

@@ -5,28 +5,17 @@ use super::connections::{Connections, OnBroken};
 use super::lane::LaneDriver;
 use super::link::ServerInbox;
 use super::op::Submission;
-use super::seat::{Core, LaneHandle, Seat};
+use super::seat::{Core, Lane, LaneHandle};
 use crate::engine::{LaneStats, OldestOp, Traffic};
 use crate::error::{ClientError, OpError};
-use fabric::{ChannelSetup, CompletionQueue, LaneQueue, Mailbox, Rest, Sleeper, oneshot};
+use fabric::seat::{Away, Left, Seat};
+use fabric::{ChannelSetup, CompletionQueue, LaneQueue, Rest, Sleeper, oneshot};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc::TryRecvError;
-use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// How long it stays out of the way of callers before it looks whether they still drive: longer and longer, as
-/// each look interrupts somebody on a busy machine.
-const PARK_MIN: Duration = Duration::from_micros(500);
-/// So long, at most, lies what the last driving caller left undone.
-const PARK_MAX: Duration = Duration::from_millis(2);
-
-/// Whoever comes to wait has this long to take the seat. Short, because work must not wait for callers who only pass
-/// by.
-const GIVE_WAY: Duration = Duration::from_micros(100);
 
 /// A lane that ends looks at pending fences this often.
 const FENCE_SLEEP: Duration = Duration::from_millis(100);
@@ -93,54 +82,46 @@ pub(crate) fn spawn_lane(
 ) -> Result<(LaneHandle, JoinHandle<()>), ClientError> {
     let mut driver = driver;
     let sleeper = driver.queue_mut().sleeper()?;
-    let (mailbox, receiver) = Mailbox::new(driver.queue_mut().waker());
-    let seat = Arc::new(Seat::new(Core::new(driver, receiver, Connections::new(on_broken)), spin));
-    let handle = LaneHandle::new(seat.clone(), mailbox);
+    let handle = LaneHandle::new(driver, Connections::new(on_broken), spin);
+    let lane = handle.lane();
     let thread = std::thread::Builder::new()
         .name(format!("gradwire-lane-{index}"))
-        .spawn(move || guarded(&seat, index, || run(&seat, &sleeper, spin)))
+        .spawn(move || guarded(&lane, index, || run(&lane.seat, &sleeper, spin)))
         .map_err(|error| ClientError::Internal(format!("cannot start a data thread: {error}")))?;
     Ok((handle, thread))
 }
 
 /// However the work ends, the lane ends with it, and says why to whoever waits or comes.
-fn guarded(seat: &Seat, index: u16, work: impl FnOnce() -> Ended) {
+fn guarded(lane: &Lane, index: u16, work: impl FnOnce() -> Ended) {
     // Whatever it left half done is not used any more, but for telling those who wait.
     let why = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ended::Asked) => "the client was dropped".to_owned(),
-        Ok(Ended::Poisoned) => format!("a thread panicked while it drove lane {index}; {BUG}"),
+        Ok(Ended::Broken) => format!("a thread panicked while it drove lane {index}; {BUG}"),
         Err(_) => format!("the data thread of lane {index} panicked; {BUG}"),
     };
     tracing::debug!(lane = index, why, "lane stopped");
-    end(seat, &why);
+    end(lane, &why);
 }
 
 /// Why a data thread has ended.
 enum Ended {
     Asked,
     /// A caller panicked with the seat.
-    Poisoned,
+    Broken,
 }
 
-fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) -> Ended {
-    // Set once: a lane has one data thread.
-    let _ = seat.thread.set(std::thread::current());
+fn run(seat: &Seat<Core>, sleeper: &Sleeper, spin: Duration) -> Ended {
     let mut away = Away::default();
     loop {
-        if let Some(time) = away.look(seat) {
-            seat.park(time);
+        if seat.stay_away(&mut away) {
             continue;
         }
-        let mut guard = match seat.core.lock() {
-            Ok(guard) => guard,
-            Err(_) => {
-                tracing::error!("a thread panicked while it drove a lane; the lane stops");
-                return Ended::Poisoned;
-            }
+        let Some(mut held) = seat.lock() else {
+            tracing::error!("a thread panicked while it drove a lane; the lane stops");
+            return Ended::Broken;
         };
-        let Some(core) = guard.as_mut() else { return Ended::Asked };
-        let Some((rest, timeout)) = core.hold(seat, spin) else { return Ended::Asked };
-        drop(guard);
+        let Some((rest, timeout)) = held.hold(seat, spin) else { return Ended::Asked };
+        held.give_back(Left::Nothing);
         match rest {
             // A caller that drives meanwhile leaves the sleep alone, but for one that sleeps in our place.
             Some(Rest::Word) => sleeper.sleep(Rest::Word, timeout),
@@ -153,56 +134,16 @@ fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) -> Ended {
     }
 }
 
-/// What the data thread has seen of callers since it last drove.
-#[derive(Default)]
-struct Away {
-    drives: u32,
-    visits: u32,
-    /// The last park, where callers drove.
-    park: Option<Duration>,
-    gave_way: bool,
-}
-
-impl Away {
-    /// How long to stay out of the callers' way; `None`: it is for us to drive.
-    fn look(&mut self, seat: &Seat) -> Option<Duration> {
-        let (is_driven, drives, visits) = (seat.is_driven(), seat.drives(), seat.visits());
-        let (drove, came) = (drives != self.drives, visits != self.visits);
-        (self.drives, self.visits) = (drives, visits);
-        let park = if seat.summoned.load(Ordering::SeqCst) {
-            None
-        } else if is_driven {
-            Some(self.park.map_or(PARK_MIN, |park| (park * 2).min(PARK_MAX)))
-        } else if seat.is_waited_for() {
-            None
-        } else if self.gave_way {
-            // Once: callers who drive for moments only leave others' transfers to us.
-            None
-        } else if drove {
-            Some(PARK_MIN)
-        } else if came {
-            Some(GIVE_WAY)
-        } else {
-            None
-        };
-        self.gave_way = park.is_some() && !is_driven;
-        self.park = park.filter(|_| is_driven);
-        park
-    }
-}
-
 /// Fails what is in progress, and whatever still comes.
-fn end(seat: &Seat, why: &str) {
-    let mut guard = seat.core.lock().unwrap_or_else(PoisonError::into_inner);
+fn end(lane: &Lane, why: &str) {
     let error = OpError::Closed(why.to_owned());
     // Set once: a lane has one data thread.
-    let _ = seat.ended.set(error.clone());
-    fence(Ordering::SeqCst);
-    let Some(mut core) = guard.take() else { return };
-    drop(guard);
+    let _ = lane.ended.set(error.clone());
+    let Some(mut core) = lane.seat.end() else { return };
     core.look_at_clock();
     core.driver.end(&error, core.now_ms());
-    while let Ok(message) = core.receiver.try_recv() {
+    // What is submitted after this is refused, and finds the error.
+    for message in core.receiver.close() {
         if let LaneMessage::Submit(submission) = message {
             // A callback may panic; nobody is to wait for that.
             let _ = catch_unwind(AssertUnwindSafe(|| core.submit(submission)));
@@ -219,20 +160,17 @@ impl Core {
     /// The data thread with the seat: drives until there is nothing to do, or a caller wants the seat and
     /// there is nothing at the moment. Says how to sleep (not at all: callers are to drive) and for how long;
     /// `None` when the lane is to end.
-    fn hold(&mut self, seat: &Seat, spin: Duration) -> Option<(Option<Rest>, Duration)> {
-        self.driver.queue_mut().disarm();
+    fn hold(&mut self, seat: &Seat<Core>, spin: Duration) -> Option<(Option<Rest>, Duration)> {
         self.driver.queue_mut().slept();
-        self.look_at_clock();
         // Even without a wake: the senders may be gone.
         self.take_messages()?;
-        seat.summoned.store(false, Ordering::SeqCst);
         // Woken for nothing, it sleeps again at once: only work is worth spinning after.
         let mut worked_at: Option<Instant> = None;
         let visits = seat.visits();
         loop {
             let mut busy = self.driver.queue_mut().take_wake() && self.take_messages()?;
             busy |= self.step();
-            let wanted = seat.is_driven() || seat.visits() != visits && !seat.is_waited_for();
+            let wanted = seat.is_wanted(visits);
             if busy {
                 worked_at = Some(Instant::now());
             } else if !wanted && worked_at.is_some_and(|at| at.elapsed() < spin) {
@@ -336,17 +274,9 @@ mod tests {
     use crate::runtime::OpState;
     use crate::runtime::rig::{driver, submission};
     use crate::runtime::seat::drive_until;
+    use std::sync::Arc;
 
     const PATIENCE: Duration = Duration::from_secs(30);
-
-    fn nobody() -> Connections {
-        Connections::new(Box::new(|_, _, _| {}))
-    }
-
-    /// A caller that drives for a moment and does not stay.
-    fn drive(lane: &LaneHandle) {
-        drive_until(std::iter::once(lane), Instant::now(), || true);
-    }
 
     fn submit(lane: &LaneHandle, op: u64) -> Arc<OpState> {
         let state = OpState::new(1);
@@ -372,26 +302,20 @@ mod tests {
         assert!(told.contains("the data thread of lane 3 panicked"), "{told}");
     }
 
-    /// Two callers: one drives for moments, again and again; the transfer of the other, which does not wait for it, is
-    /// the data thread's work.
     #[test]
-    fn callers_that_drive_for_moments_do_not_keep_the_data_thread_away() {
-        let mut driver = driver(0);
-        let (mailbox, receiver) = Mailbox::new(driver.queue_mut().waker());
-        let seat = Arc::new(Seat::new(Core::new(driver, receiver, nobody()), Duration::ZERO));
-        let lane = LaneHandle::new(seat.clone(), mailbox);
-        let mut away = Away::default();
-        assert_eq!(away.look(&seat), None);
-        for _ in 0..3 {
-            drive(&lane);
-            assert_eq!(away.look(&seat), Some(PARK_MIN), "the caller may come back");
-            drive(&lane);
-            assert_eq!(away.look(&seat), None, "it came back, and left again");
-        }
-        lane.visit();
-        assert_eq!(away.look(&seat), Some(GIVE_WAY));
-        lane.visit();
-        assert_eq!(away.look(&seat), None);
+    fn a_panic_of_a_caller_that_drives_ends_what_waits_with_an_error_that_names_the_lane() {
+        let mut driver = driver(3);
+        let sleeper = driver.queue_mut().sleeper().unwrap();
+        let handle = LaneHandle::new(driver, Connections::new(Box::new(|_, _, _| {})), Duration::ZERO);
+        let (waiting, lane) = (submit(&handle, 1), handle.lane());
+        let drive =
+            || drive_until(std::iter::once(&handle), Instant::now() + PATIENCE, || panic!("a caller"));
+        assert!(catch_unwind(AssertUnwindSafe(drive)).is_err());
+        handle.kick().unwrap();
+        guarded(&lane, 3, || run(&lane.seat, &sleeper, Duration::ZERO));
+        let told = waiting.poll().expect("it hangs").unwrap_err().to_string();
+        assert!(told.contains("a thread panicked while it drove lane 3"), "{told}");
+        assert!(handle.kick().is_err());
     }
 
     /// Two callbacks panic: the second one while the lane tells those who came after the first.

@@ -27,7 +27,7 @@ impl<P: Platform> Default for Callbacks<P> {
 
 impl<P: Platform> Callbacks<P> {
     /// From here on an operation has a callback, until [`Callbacks::forget`].
-    pub fn expect(&self) {
+    pub fn register(&self) {
         let mut word = self.word.add(CALLBACK);
         // It is soon over. A wait for the seat might not be: its holder may sleep, or run this very callback.
         while word & SUBMITTING != 0 {

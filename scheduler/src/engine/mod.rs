@@ -322,6 +322,12 @@ impl Engine {
         self.connections.get(&connection).copied()
     }
 
+    /// Is the goodbye of this connection still to be answered?
+    #[must_use]
+    pub fn is_leaving(&self, connection: ConnectionId) -> bool {
+        self.quorum.is_leaving(connection)
+    }
+
     fn message(&mut self, now_ms: u64, from: ConnectionId, message: ToScheduler, out: &mut Vec<Command>) {
         if from == LOCAL {
             return self.local(now_ms, message, out);

@@ -70,6 +70,11 @@ impl Quorum {
         self.leaving.push((epoch, connection));
     }
 
+    /// Does this connection wait for the answer to its goodbye?
+    pub(super) fn is_leaving(&self, connection: ConnectionId) -> bool {
+        self.leaving.iter().any(|(_, leaving)| *leaving == connection)
+    }
+
     /// Connections whose goodbye may be answered now: all, or those whose departure has been proposed.
     fn may_go(&mut self, all: bool) -> Vec<ConnectionId> {
         let proposed = self.proposed.as_ref().map(|one| one.epoch);

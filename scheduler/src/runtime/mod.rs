@@ -385,6 +385,9 @@ impl Core {
                 self.turn_away(&outbox, RefusalReason::Certificate(why.clone()), "certificate");
                 Some(Input::Closed { connection, fault: Some(why) })
             }
+            // A member closes its side of the connection with its goodbye, and reads on. Its answer waits for a proposal: without the
+            // answer the member would look for another scheduler, for as long as deadlines.scheduler_ms. The answer closes the rest.
+            Event::Closed { connection, fault: None } if self.engine.is_leaving(connection) => None,
             Event::Closed { connection, fault } => {
                 let outbox = self.connections.remove(&connection)?;
                 if self.engine.member_of(connection).is_none() {

@@ -473,3 +473,66 @@ async fn a_second_scheduler_on_the_port_says_cause_and_fix() {
     let who = format!("job 0 is already running there (pid {}, term 1", std::process::id());
     assert!(text.contains(&who), "{text}");
 }
+
+/// Of a member: the first message that is neither about decisions nor a heartbeat's answer. Decisions are not confirmed.
+async fn told(connection: &mut Connection) -> Option<FromScheduler> {
+    loop {
+        match connection.receive_within(LONG).await.expect("an answer, or the end") {
+            Some(
+                FromScheduler::Proposed { .. }
+                | FromScheduler::Decided { .. }
+                | FromScheduler::Roster { .. }
+                | FromScheduler::HeartbeatAck,
+            ) => {}
+            other => return other,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_goodbye_that_waits_for_a_proposal_is_answered_although_its_sender_has_closed_its_side() {
+    let is_held = |settings: &mut Settings| {
+        (settings.deadlines.scheduler_ms, settings.deadlines.silence_ms) = (60_000, 60_000);
+    };
+    let job = job(1, 3, is_held).await;
+    let mut members = Vec::new();
+    for role in [Role::Server, Role::Worker, Role::Worker, Role::Worker] {
+        let mut member = job.connect().await;
+        member.send_within(&ToScheduler::Register(register(role)), LONG).await.unwrap();
+        members.push(member);
+    }
+    for member in &mut members {
+        assert!(matches!(told(member).await, Some(FromScheduler::Welcome(_))));
+    }
+    // The roster that all have joined is proposed, and nobody confirms it: what the goodbyes change waits.
+    let mut leaving = Vec::new();
+    for mut member in members.drain(1..3) {
+        member.send_within(&ToScheduler::Goodbye, LONG).await.unwrap();
+        let (read, mut write) = member.into_split();
+        write.close().await.unwrap();
+        leaving.push(read);
+    }
+    let mut others = members;
+    let confirmed = async {
+        for other in &mut others {
+            while !matches!(heard(other).await, Some(FromScheduler::Shutdown { .. }) | None) {}
+        }
+    };
+    let answered = async {
+        for mut read in leaving {
+            let answer = loop {
+                match read.receive_within::<FromScheduler>(LONG).await.expect("an answer") {
+                    Some(FromScheduler::GoodbyeAck) => break true,
+                    None => break false,
+                    Some(_) => {}
+                }
+            };
+            assert!(answer, "it was closed without an answer");
+        }
+    };
+    tokio::select! {
+        () = answered => {}
+        () = confirmed => panic!("the job ended before the goodbyes were answered"),
+    }
+    job.trigger.fire("the test is over");
+}

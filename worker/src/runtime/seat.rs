@@ -280,7 +280,7 @@ impl LaneHandle {
 
     /// From here on an operation has a callback, until [`LaneHandle::forget_callback`].
     pub(crate) fn expect_callback(&self) {
-        self.lane.callbacks.expect();
+        self.lane.callbacks.register();
     }
 
     /// A callback has run, or never will.

@@ -69,7 +69,8 @@ fn member(
     // Task 0 prints the warnings that concern the whole job.
     let is_first = task.is_none_or(|task| task.rank == 0);
     let mut notes = if is_first { args.dmlc.warnings(kind == Kind::Slurm) } else { Vec::new() };
-    notes.extend(variables::advice_on_trust(&plan, &env).filter(|_| is_first));
+    // Every task prints this: srun may end task 0 because of another task before task 0 has printed anything.
+    notes.extend(variables::advice_on_trust(&plan, &env));
     let reach = Reach::new(args)?;
     if let Some(directory) = &args.keep_logs {
         std::fs::create_dir_all(directory).map_err(|error| {

@@ -1,7 +1,7 @@
 //! `gradwire-bench kernels`: what fusing the reduction with the update gains, and what a second data thread gains, without
 //! any peer: contributions are there already, and the server's own storage reduces them.
 //!
-//! Owns what is measured and how it is told; the two ways are in [`ways`].
+//! This file owns the measurements and their report. The two ways of reduction are in [`ways`].
 
 mod ways;
 

@@ -22,21 +22,21 @@ pub(crate) enum ModelError {
     /// A server took a worker for hostile.
     #[error("server {server} expelled worker {worker}: {reason}; an engine is broken, or the model is")]
     Expelled {
-        /// Which.
+        /// The server that closed the channel.
         server: Rank,
-        /// Whom.
+        /// The worker at the other end.
         worker: Rank,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A worker took a server for hostile.
     #[error("worker {worker} left server {server}: {reason}; an engine is broken, or the model is")]
     Closed {
-        /// Which.
+        /// The worker that closed the channel.
         worker: Rank,
-        /// Whom.
+        /// The server at the other end.
         server: Rank,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// An operation failed.

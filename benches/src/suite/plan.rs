@@ -64,7 +64,7 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// After this no further work is begun; what is measured by then is told.
+/// After this time the suite begins no further workload, and reports what it has measured.
 const BUDGET: Duration = Duration::from_secs(13 * 60);
 
 /// The settings of one run of the suite.
@@ -108,7 +108,7 @@ impl Plan {
         self.args.subjects.is_empty() || self.args.subjects.iter().any(|chosen| chosen == name)
     }
 
-    /// Is time left to begin another work? `what` is told where it is not.
+    /// Is there time to begin another workload? If not, a note says that `what` was not measured.
     pub(super) fn has_time(&self, what: &str, notes: &mut Vec<String>) -> bool {
         // How long a peer takes to start is not known.
         let has_time = self.args.peer.is_some() || self.started.elapsed() < BUDGET;

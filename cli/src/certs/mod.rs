@@ -186,8 +186,8 @@ fn failure(error: AuthorityError) -> Failure {
     Failure::new(code, error)
 }
 
-/// Whom a new certificate speaks for, as the flags say; what they leave open, the certificate before says. A renewal must not widen that
-/// unasked.
+/// The job and role that a new certificate is for, from the flags. What the flags leave open is taken from the certificate that it
+/// replaces, so that a renewal does not permit more than before unasked.
 fn names_of(args: &IssueArgs) -> Result<Vec<Name>, Failure> {
     if let (Some(role), Some(job)) = (args.role, args.job) {
         return Ok(vec![Name { job: job.0, role: role.0 }]);

@@ -63,7 +63,7 @@ impl Answering {
 
     fn answer(&mut self, result: Result<PostReply, PostError>) {
         if let Some(work) = self.work.take() {
-            // Nobody waits for it where the thread has ended.
+            // If the thread has ended, nobody waits for this.
             let reply = ToScheduler::PostReply { ticket: self.ticket, result };
             let _ = work.send(Work::Say(Box::new(reply)));
         }

@@ -101,7 +101,7 @@ pub trait Driven {
 pub enum Left {
     /// All that has come was looked at.
     Nothing,
-    /// Work for the next turn, and nobody knows of it yet.
+    /// Work for the next turn that the lane thread has not been told of.
     Gathered,
     /// What any caller can do as well.
     Work,

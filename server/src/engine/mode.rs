@@ -50,7 +50,7 @@ impl Tally {
 
     /// Of how many workers counts and marks are.
     pub(super) fn lengths(&self) -> (usize, usize) {
-        (self.made.workers as usize, self.marked as usize)
+        (self.made.by_rank.workers() as usize, self.marked as usize)
     }
 
     /// Goes on from counts and marks of an image, which are of as many workers.
@@ -89,8 +89,7 @@ impl Tally {
 /// the last one that had so few has made another, or others count.
 #[derive(Debug)]
 struct Made {
-    /// How many workers are counted: none where nobody asks.
-    workers: u32,
+    /// Of no workers where nobody asks.
     by_rank: Numbers,
     counting: RankSet,
     least: u64,
@@ -100,7 +99,7 @@ struct Made {
 impl Made {
     fn new(workers: u32) -> Self {
         let counting = RankSet::all(workers);
-        Self { workers, by_rank: Numbers::new(workers), counting, least: 0, least_ranks: workers }
+        Self { by_rank: Numbers::new(workers), counting, least: 0, least_ranks: workers }
     }
 
     fn of(&self, rank: Rank) -> u64 {
@@ -109,7 +108,7 @@ impl Made {
 
     fn advance(&mut self, rank: Rank, to: u64) {
         let before = self.of(rank);
-        if before >= to || rank.0 >= self.workers {
+        if before >= to {
             return;
         }
         self.by_rank.raise(rank, to);

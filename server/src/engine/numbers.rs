@@ -34,6 +34,11 @@ impl Numbers {
         Self { workers, state: State::Zero }
     }
 
+    /// Of how many workers.
+    pub(super) fn workers(&self) -> u32 {
+        self.workers
+    }
+
     #[inline]
     pub(super) fn of(&self, rank: Rank) -> u64 {
         let at = rank.0 as usize;

@@ -1,8 +1,8 @@
 //! An operation from its turn in the engine to its end. It copies the gradient into registered memory and hands it to the
-//! client; a begin waits only on a thread whose caller said for how long (`patience`). At the end weights are copied to where
-//! they are wanted, and the engine is told. A data thread does that itself where little is to be copied, which saves a
-//! thread's waking up; the rest it leaves to the finisher's thread. So neither data threads nor the engine's ever copy much
-//! or wait.
+//! client; a begin waits only on a thread whose caller said for how long (`patience`). At the end the weights are copied into
+//! MXNet's array, and the engine is notified. A data thread copies small weights itself, which saves the wake-up of another
+//! thread, and leaves large ones to the finisher's thread. So neither data threads nor the engine's threads copy much or
+//! wait.
 
 use super::abi::{Array, Ending, Work};
 use super::patience;
@@ -172,7 +172,7 @@ impl Work for Operation {
         let started = self.start();
         let Self { key, gradient, weights, .. } = self;
         let has_gradient = gradient.is_some();
-        // References to arrays go before the engine is told: what it frees then is free.
+        // References to arrays are dropped before the engine is notified, so that what it frees then is really freed.
         drop(gradient);
         let started = match started {
             Ok(started) => started,
@@ -270,7 +270,7 @@ impl End {
             key.fail(failure.clone());
         }
         let done = ended.and_then(|ended| bring(&key, ended, &weights));
-        // References to arrays go before the engine is told: what it frees then is free.
+        // References to arrays are dropped before the engine is notified, so that what it frees then is really freed.
         drop(weights);
         match (done, ending) {
             (Ok(()), Some(ending)) => ending.well(),
@@ -294,8 +294,8 @@ fn bring(key: &Key, ended: Ended, arrays: &[Array]) -> Result<(), Failure> {
     let Ended { source, target, weights, .. } = ended;
     for array in arrays {
         let address = array.numbers(key.bytes()).map_err(|reason| Failure::input("array", reason))?;
-        // SAFETY: so many bytes of an array that this operation alone has, until the engine is told; every bit pattern is a
-        // number of it. Needed because the array is another library's.
+        // SAFETY: the array has this many bytes, this operation alone uses it until the engine is notified, and every bit
+        // pattern is a valid number. Needed because the array is another library's.
         let into = unsafe { std::slice::from_raw_parts_mut(address, key.bytes() as usize) };
         match (&weights, &target) {
             (Some(weights), _) => weights.copy_bytes_to(into)?,

@@ -72,6 +72,7 @@ pub struct PostMessage {
     /// The head, for the handler.
     pub head: i32,
     /// The body, at most [`POST_BODY_BYTES_MAX`].
+    #[serde(with = "serde_bytes")]
     pub body: Vec<u8>,
 }
 
@@ -81,6 +82,7 @@ pub struct PostReply {
     /// The head, for the sender.
     pub head: i32,
     /// The body, at most [`POST_BODY_BYTES_MAX`].
+    #[serde(with = "serde_bytes")]
     pub body: Vec<u8>,
 }
 

@@ -211,7 +211,7 @@ async fn strangers_that_are_mute_or_lie_are_dropped_and_the_job_lives() {
 
 #[tokio::test]
 async fn a_member_that_stops_reading_is_dead_and_nothing_grows() {
-    let job = job(1, 1, |settings| settings.deadlines.silence_ms = 300).await;
+    let job = job(1, 1, |settings| settings.deadlines.silence_ms = 2_000).await;
     let mut server = job.join(Role::Server).await.unwrap();
     let stream = TcpStream::connect(("127.0.0.1", job.settings.scheduler.port)).await.unwrap();
     let mut deaf = Connection::new(stream).unwrap();
@@ -266,6 +266,11 @@ async fn a_member_that_asks_for_much_and_does_not_read_is_told_and_lives() {
         let result = Ok(PostReply { head: 0, body: vec![7; POST_BODY_BYTES_MAX] });
         server.sender().send(&ToScheduler::PostReply { ticket, result }).await.unwrap();
     }
+    // The asker reads only after the scheduler has seen the last answer: read while they come, all fit.
+    let (name, group) = ("answered".to_owned(), NodeGroup::SERVERS);
+    let barrier = ToScheduler::Barrier { request: 0, name, group, passed: 0, timeout_ms: 60_000 };
+    server.sender().send(&barrier).await.unwrap();
+    while !matches!(next(&mut server).await, FromScheduler::Released { result: Ok(()), .. }) {}
     let (mut whole, mut refused) = (0, 0);
     while whole + refused < ASKED {
         let message = asker.receive_within::<FromScheduler>(LONG).await.unwrap();

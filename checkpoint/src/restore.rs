@@ -5,7 +5,7 @@ use crate::error::CheckpointError;
 use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, PartRecord, TensorRecord, is_plain};
 use crate::reader::Part;
 use crate::store::{MANIFEST, Store};
-use crate::writer::{RowsPiece, word_of};
+use crate::writer::RowsPiece;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Key};
 use proto_common::table::TableSpec;
@@ -185,7 +185,7 @@ impl Checkpoint {
     pub fn chunk(&self, spec: &TensorSpec, span: &ChunkSpan) -> Result<ChunkState, CheckpointError> {
         let size = spec.dtype.bytes() as u64;
         let range = (span.offset / size, (span.offset + span.bytes) / size);
-        let sums = if spec.dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
+        let sums = spec.dtype.of_sums();
         let lacks = |what: &str| {
             let name = &self.manifest.name;
             let place = format!("{}/{name}", self.store.place());
@@ -232,7 +232,7 @@ impl Checkpoint {
                 let why = format!("{} has a gap before element {at}", self.label(key));
                 return Err(CheckpointError::corrupt(&part.path(), why));
             };
-            if place.dtype != word_of(dtype) {
+            if !place.dtype.eq_ignore_ascii_case(dtype.name()) {
                 let why = format!(
                     "{} is of {} there, and of {dtype} in the manifest",
                     self.label(key),

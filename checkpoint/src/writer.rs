@@ -115,7 +115,7 @@ impl PartWriter {
             let (count, size) = (last.saturating_sub(first), planned.dtype.bytes() as u64);
             let whole = planned.range == (0, planned.elements);
             let entry = Entry {
-                dtype: word_of(planned.dtype).into(),
+                dtype: word_of(planned.dtype),
                 shape: vec![count],
                 data_offsets: [end, end + count * size],
             };
@@ -193,7 +193,7 @@ impl PartWriter {
         let elements = (bytes.len() / dtype.bytes()) as u64;
         let base = self.bases.get(&key).cloned().unwrap_or_default();
         let name = name_of(&base, what, Some((first, first + elements)));
-        self.append(name, word_of(dtype), vec![elements], bytes)
+        self.append(name, &word_of(dtype), vec![elements], bytes)
     }
 
     /// The marks of a chunk, which only servers understand.
@@ -253,15 +253,6 @@ impl PartWriter {
 }
 
 /// The format's word for a type.
-pub(crate) fn word_of(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "F32",
-        Dtype::F64 => "F64",
-        Dtype::F16 => "F16",
-        Dtype::Bf16 => "BF16",
-        Dtype::I8 => "I8",
-        Dtype::U8 => "U8",
-        Dtype::I32 => "I32",
-        Dtype::I64 => "I64",
-    }
+fn word_of(dtype: Dtype) -> String {
+    dtype.name().to_uppercase()
 }

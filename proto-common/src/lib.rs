@@ -8,7 +8,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
-pub use proto_data::{batch, call, codec, element, half, ids, limits};
+pub use proto_data::{batch, call, codec, element, element_types, half, ids, limits};
 
 pub mod config;
 mod counts;

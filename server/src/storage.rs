@@ -16,7 +16,7 @@ use crate::space::Space;
 use coded::Decoder;
 use fabric::{Exclusive, FabricError, OutOfBounds, PeerWritable, Pool, PoolError, Region, Span, View};
 pub use image::{Image, ImageError};
-use numbers::{Place, Typed};
+use numbers::{Place, Typed, zeros};
 use proto_common::batch::payload_checksum;
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
@@ -58,8 +58,8 @@ pub enum StorageError {
     #[error("{0} changes of this tensor's optimizer are already pending; contribute to their rounds first")]
     TooManyChanges(usize),
     /// A buffer that is not a whole number of elements: a bug.
-    #[error("internal error: chunk bytes are not whole elements of {0}")]
-    Elements(Dtype),
+    #[error("internal error: chunk bytes are not whole elements")]
+    Elements,
 }
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ struct Stored {
     /// Where the rule needs norms: this chunk's share, and what they make of the whole tensor's rate.
     squares: Squares,
     trust: f64,
-    numbers: Typed,
+    numbers: Box<dyn Typed>,
     weights: [Exclusive; 2],
 }
 
@@ -204,10 +204,10 @@ impl Storage {
     pub fn make(&mut self, spec: &ChunkSpec) -> Result<Made, StorageError> {
         let bytes = spec.bytes as usize;
         if !bytes.is_multiple_of(spec.dtype.bytes()) {
-            return Err(StorageError::Elements(spec.dtype));
+            return Err(StorageError::Elements);
         }
         let elements = bytes / spec.dtype.bytes();
-        let numbers = Typed::zeros(spec.dtype, elements, spec.optimizer.state_arrays());
+        let numbers = zeros(spec.dtype, elements, spec.optimizer.state_arrays());
         let mut weights = [self.pool.allocate(spec.bytes)?, self.pool.allocate(spec.bytes)?];
         for buffer in &mut weights {
             buffer.fill(0);
@@ -309,7 +309,7 @@ impl Storage {
     pub fn finish(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<Verdict, StorageError> {
         let Self { chunks, inbox, spill, records, decoder, .. } = self;
         let stored = stored_of(chunks, chunk)?;
-        let mut step = stored.rule.step(round, &mut stored.numbers);
+        let mut step = stored.rule.step(round, &mut *stored.numbers);
         if stored.rule.needs_norms() {
             step = step.along(stored.trust);
         }
@@ -324,7 +324,7 @@ impl Storage {
     pub fn prepare(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, records, decoder, .. } = self;
         let stored = stored_of(chunks, chunk)?;
-        let step = stored.rule.step(round, &mut stored.numbers);
+        let step = stored.rule.step(round, &mut *stored.numbers);
         if let Some(last) = round.last {
             let last = plain((inbox, spill, records), decoder, stored, last, views)?;
             stored.numbers.reduce(last, stored.now)?;

@@ -15,6 +15,39 @@
 #include <stdint.h>
 
 /**
+ * Element types.
+ */
+enum GradwireDtype
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* `float`. */
+    GRADWIRE_DTYPE_F32 = 1,
+    /* `double`. */
+    GRADWIRE_DTYPE_F64 = 2,
+    /* IEEE 754 binary16, 2 bytes; summed and stored in f32. */
+    GRADWIRE_DTYPE_F16 = 3,
+    /* bfloat16, 2 bytes; summed and stored in f32. */
+    GRADWIRE_DTYPE_BF16 = 4,
+    /* `int8_t`. Integers are summed in 64 bits; a value that does not fit its type is an error. */
+    GRADWIRE_DTYPE_I8 = 5,
+    /* `uint8_t`. */
+    GRADWIRE_DTYPE_U8 = 6,
+    /* `int32_t`. */
+    GRADWIRE_DTYPE_I32 = 7,
+    /* `int64_t`. */
+    GRADWIRE_DTYPE_I64 = 8,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum GradwireDtype GradwireDtype;
+#else
+typedef int32_t GradwireDtype;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * The update rule on the servers. The header says what each one is.
  */
 enum GradwireRule
@@ -244,55 +277,6 @@ enum GradwireDecay
 typedef enum GradwireDecay GradwireDecay;
 #else
 typedef int32_t GradwireDecay;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-/**
- * Element types.
- */
-enum GradwireDtype
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : int32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-    /**
-     * `float`.
-     */
-    GRADWIRE_DTYPE_F32 = 1,
-    /**
-     * `double`.
-     */
-    GRADWIRE_DTYPE_F64 = 2,
-    /**
-     * IEEE 754 binary16, 2 bytes; summed and stored in f32.
-     */
-    GRADWIRE_DTYPE_F16 = 3,
-    /**
-     * bfloat16, 2 bytes; summed and stored in f32.
-     */
-    GRADWIRE_DTYPE_BF16 = 4,
-    /**
-     * `int8_t`. Integers are summed in 64 bits; a value that does not fit its type is an error.
-     */
-    GRADWIRE_DTYPE_I8 = 5,
-    /**
-     * `uint8_t`.
-     */
-    GRADWIRE_DTYPE_U8 = 6,
-    /**
-     * `int32_t`.
-     */
-    GRADWIRE_DTYPE_I32 = 7,
-    /**
-     * `int64_t`.
-     */
-    GRADWIRE_DTYPE_I64 = 8,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum GradwireDtype GradwireDtype;
-#else
-typedef int32_t GradwireDtype;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 

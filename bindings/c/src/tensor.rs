@@ -22,28 +22,6 @@ const NAME_BYTES_MIN: usize = 129;
 #[derive(Debug)]
 pub struct GradwireTensor(pub(crate) Tensor);
 
-/// Element types.
-#[repr(i32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GradwireDtype {
-    /// `float`.
-    F32 = 1,
-    /// `double`.
-    F64 = 2,
-    /// IEEE 754 binary16, 2 bytes; summed and stored in f32.
-    F16 = 3,
-    /// bfloat16, 2 bytes; summed and stored in f32.
-    Bf16 = 4,
-    /// `int8_t`. Integers are summed in 64 bits; a value that does not fit its type is an error.
-    I8 = 5,
-    /// `uint8_t`.
-    U8 = 6,
-    /// `int32_t`.
-    I32 = 7,
-    /// `int64_t`.
-    I64 = 8,
-}
-
 /// How contributions of several workers become versions.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

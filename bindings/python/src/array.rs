@@ -145,7 +145,9 @@ fn from_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> P
     let (address, read_only): (usize, bool) = entry(intern!(py, "data"))?.extract()?;
     let typestr = entry(intern!(py, "typestr"))?;
     let typestr: &str = &typestr.extract::<std::borrow::Cow<'_, str>>()?;
-    let known = Dtype::ALL.into_iter().find(|dtype| *dtype != Dtype::Bf16 && typestr_of(*dtype) == typestr);
+    let known = Dtype::ALL
+        .into_iter()
+        .find(|dtype| *dtype != Dtype::Bf16 && typestr_of(*dtype) == typestr.as_bytes());
     let dtype = known.map_or_else(|| named_dtype(object, typestr), Ok)?;
     if let Some(strides) = interface.get_item(intern!(py, "strides"))?.filter(|strides| !strides.is_none()) {
         let strides: Vec<i64> = strides.cast::<PyTuple>()?.extract()?;
@@ -170,18 +172,29 @@ fn from_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> P
     Ok(Array { address, dtype, shape, read_only, owner, seen, ours: 2 })
 }
 
-/// numpy's name of a type; of bfloat16, which numpy does not have, that of numbers of its size.
-pub(crate) fn typestr_of(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "<f4",
-        Dtype::F64 => "<f8",
-        Dtype::F16 => "<f2",
-        Dtype::Bf16 => "<u2",
-        Dtype::I8 => "|i1",
-        Dtype::U8 => "|u1",
-        Dtype::I32 => "<i4",
-        Dtype::I64 => "<i8",
-    }
+/// numpy's code of a type; of bfloat16, which numpy does not have, that of numbers of its size.
+pub(crate) fn typestr_of(dtype: Dtype) -> [u8; 3] {
+    let kind = if dtype == Dtype::Bf16 { b'u' } else { dtype.numpy_name().as_bytes()[0] };
+    let order = if dtype.bytes() == 1 { b'|' } else { b'<' };
+    [order, kind, b'0' + dtype.bytes() as u8]
+}
+
+/// DLPack's code of a type.
+fn dlpack_of(dtype: Dtype) -> DataType {
+    let code = match dtype.numpy_name().trim_end_matches(char::is_numeric) {
+        "int" => 0,
+        "uint" => 1,
+        "float" => 2,
+        // bfloat16.
+        _ => 4,
+    };
+    DataType { code, bits: 8 * dtype.bytes() as u8, lanes: 1 }
+}
+
+/// The names of all types in numpy, for messages.
+fn names() -> String {
+    let [others @ .., last] = Dtype::ALL.map(Dtype::numpy_name);
+    format!("{} or {last}", others.join(", "))
 }
 
 /// bfloat16 is no type of numpy's own; ml_dtypes gives it one.
@@ -192,31 +205,18 @@ fn named_dtype(object: &Bound<'_, PyAny>, typestr: &str) -> PyResult<Dtype> {
         return Ok(Dtype::Bf16);
     }
     let swapped = if typestr.starts_with('>') { " (non-native byte order)" } else { "" };
-    let text = format!(
-        "unsupported dtype {name}{swapped}: use float32, float64, float16, bfloat16, int8, uint8, int32 or int64"
-    );
+    let text = format!("unsupported dtype {name}{swapped}: use {}", names());
     Err(Failure::input("wrong_dtype", text).into())
 }
 
 fn from_dlpack(object: &Bound<'_, PyAny>, found: Found, capsules: isize) -> PyResult<Array> {
-    let DataType { code, bits, lanes } = found.dtype;
-    let dtype = match (code, bits, lanes) {
-        (2, 32, 1) => Dtype::F32,
-        (2, 64, 1) => Dtype::F64,
-        (2, 16, 1) => Dtype::F16,
-        (4, 16, 1) => Dtype::Bf16,
-        (0, 8, 1) => Dtype::I8,
-        (1, 8, 1) => Dtype::U8,
-        (0, 32, 1) => Dtype::I32,
-        (0, 64, 1) => Dtype::I64,
-        _ => {
-            let text = format!(
-                "unsupported DLPack dtype (code {code}, {bits} bits, {lanes} lanes): use float32, float64, \
-                 float16, bfloat16, int8, uint8, int32 or int64"
-            );
-            return Err(Failure::input("wrong_dtype", text).into());
-        }
-    };
+    let known = Dtype::ALL.into_iter().find(|dtype| dlpack_of(*dtype) == found.dtype);
+    let dtype = known.ok_or_else(|| {
+        let DataType { code, bits, lanes } = found.dtype;
+        let text =
+            format!("unsupported DLPack dtype (code {code}, {bits} bits, {lanes} lanes): use {}", names());
+        Failure::input("wrong_dtype", text)
+    })?;
     if !found.contiguous {
         return Err(not_contiguous(&found.shape));
     }

@@ -137,7 +137,7 @@ impl Inner {
         let bytes =
             bytes.ok_or_else(|| Failure::input("wrong_shape", format!("shape {shape:?} is too large")))?;
         let (client, stretches) = (&self.client, &self.stretches);
-        let how = (shape.to_vec(), typestr_of(dtype).to_owned());
+        let how = (shape.to_vec(), String::from_utf8_lossy(&typestr_of(dtype)).into_owned());
         let (memory, shared) = py.detach(|| Memory::allocate(client, stretches, bytes, how))?;
         let array = py.import("numpy")?.call_method1("asarray", (Bound::new(py, memory)?,))?;
         // A type that numpy does not know is laid over numbers of its size.
@@ -315,7 +315,7 @@ impl Client {
         dtype: &str,
         numpy: &Bound<'_, PyAny>,
     ) -> PyResult<Py<PyAny>> {
-        let found = Dtype::ALL.into_iter().find(|one| one.to_string() == dtype);
+        let found = Dtype::ALL.into_iter().find(|one| one.name() == dtype);
         let dtype = found.ok_or_else(|| Failure::input("wrong_dtype", format!("unknown dtype {dtype:?}")))?;
         Ok(self.inner.get()?.empty(py, &shape, dtype, numpy)?.0)
     }

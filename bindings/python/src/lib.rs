@@ -20,7 +20,9 @@ mod rows;
 mod settings;
 mod tensor;
 
+use proto_common::element::Dtype;
 use pyo3::prelude::*;
+use pyo3::types::IntoPyDict;
 
 /// The native half of `gradwire`.
 #[pymodule]
@@ -42,10 +44,14 @@ mod _native {
     #[pymodule_export]
     use crate::tensor::{Tensor, key_of_name};
 
-    use super::{Bound, PyModule, PyModuleMethods, PyResult};
+    use super::{Bound, Dtype, IntoPyDict, PyModule, PyModuleMethods, PyResult};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add(
+            "ELEMENTS",
+            Dtype::ALL.map(|dtype| (dtype.numpy_name(), dtype.name())).into_py_dict(module.py())?,
+        )?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -3,7 +3,6 @@
 use crate::engine::ChunkSpec;
 use crate::storage::Image;
 use checkpoint::{CheckpointError, PartPlan, PartWriter, Planned, RowsPiece, Store, What};
-use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Key};
 use proto_common::message::{Cover, PartWritten};
 use proto_common::table::TableSpec;
@@ -87,8 +86,7 @@ impl LanePart {
                 range,
                 elements: spec.map_or(u64::MAX, |spec| spec.elements),
                 chunks: 1,
-                arrays: chunk.optimizer.state_arrays() as u64
-                    + u64::from(matches!(chunk.dtype, Dtype::F16 | Dtype::Bf16)),
+                arrays: chunk.optimizer.state_arrays() as u64 + u64::from(chunk.dtype.is_half()),
             });
         }
         plan.tables = begin.tables;
@@ -112,7 +110,7 @@ impl LanePart {
         let wrong = |what: String| CheckpointError::Plan(format!("chunk {id:?}: {what}"));
         let image = Image::read(bytes).map_err(|error| wrong(error.to_string()))?;
         let first = u64::from(id.chunk.0) * self.chunk_bytes / image.dtype.bytes() as u64;
-        let sums = if image.dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
+        let sums = image.dtype.of_sums();
         self.writer.weights(id.key, first, image.weights)?;
         if !image.master.is_empty() {
             self.writer.beside(id.key, What::Master, sums, first, image.master)?;

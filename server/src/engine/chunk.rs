@@ -46,14 +46,6 @@ pub struct ChunkSpec {
     pub backup_workers: u32,
 }
 
-/// Bytes of a number that elements are summed in.
-pub(crate) const fn element_sum_bytes(dtype: Dtype) -> u64 {
-    match dtype {
-        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => 4,
-        Dtype::F64 | Dtype::I8 | Dtype::U8 | Dtype::I32 | Dtype::I64 => 8,
-    }
-}
-
 impl ChunkSpec {
     /// A chunk of a declared tensor.
     #[must_use]
@@ -94,7 +86,7 @@ impl ChunkSpec {
     /// Bytes of the sum of contributions that are `bytes` long as plain numbers.
     #[must_use]
     pub const fn sum_bytes(&self, bytes: u64) -> u64 {
-        bytes / self.dtype.bytes() as u64 * element_sum_bytes(self.dtype)
+        bytes / self.dtype.bytes() as u64 * self.dtype.of_sums().bytes() as u64
     }
 
     /// Bytes as plain numbers of a contribution with so long a payload, which has the right shape.

@@ -13,7 +13,7 @@ use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED,
     RECORD_LEFT, SlotGrant,
 };
-use proto_common::element::Dtype;
+use proto_common::element::{Arithmetic, Dtype};
 use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
 
 /// A record with where it lies and what its header says.
@@ -364,7 +364,7 @@ impl Chunk {
 
 /// Are numbers of this type summed in their own type? Integers are not, and say more of their sum than its numbers.
 fn is_summed_as_is(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F32 | Dtype::F64)
+    matches!(dtype.arithmetic(), Arithmetic::Float)
 }
 
 fn record_source(record: &RecordContext<'_>, offset: u64) -> Source {

@@ -39,7 +39,6 @@ mod waiting;
 mod workers;
 
 pub use chunk::ChunkSpec;
-pub(crate) use chunk::element_sum_bytes;
 pub use command::{
     Addend, Arrival, CallTaken, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict,
 };

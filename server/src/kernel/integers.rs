@@ -3,10 +3,11 @@
 
 use fabric::simd::{Pass, widest};
 use fabric::{Number, Numbers};
+use std::fmt::Debug;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The integers that tensors are made of.
-pub trait Integer: Number + FromBytes + IntoBytes + Immutable + KnownLayout {
+pub trait Integer: Number + Debug + Send + FromBytes + IntoBytes + Immutable + KnownLayout {
     /// Its value.
     fn wide(self) -> i64;
     /// The low bits of a value: another value where it does not fit.
@@ -14,8 +15,11 @@ pub trait Integer: Number + FromBytes + IntoBytes + Immutable + KnownLayout {
 }
 
 macro_rules! integers {
-    ($($integer:ty)*) => {
-        $(impl Integer for $integer {
+    ($($(#[$_about:meta])* $_dtype:ident = $_wire:literal, $_numpy:literal, $_bytes:literal: $arithmetic:ident($element:ident);)*) => {
+        $(integers! { @$arithmetic $element })*
+    };
+    (@Integer $integer:ident) => {
+        impl Integer for $integer {
             #[inline(always)]
             fn wide(self) -> i64 {
                 i64::from(self)
@@ -24,11 +28,12 @@ macro_rules! integers {
             fn narrow(value: i64) -> Self {
                 value as $integer
             }
-        })*
+        }
     };
+    (@$_arithmetic:ident $_element:ident) => {};
 }
 
-integers!(i8 u8 i32 i64);
+proto_common::element_types!(integers);
 
 /// sum = contribution, or sum += contribution. False where a sum leaves i64, in the order of the contributions; sums then
 /// mean nothing.

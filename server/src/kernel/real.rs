@@ -3,10 +3,11 @@
 use fabric::Number;
 use proto_common::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use proto_common::optimizer::Real;
+use std::fmt::Debug;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// An element as it lies in a tensor: what it is in the type that sums are computed in.
-pub trait Element: Copy + FromBytes + IntoBytes + Immutable + KnownLayout + 'static {
+pub trait Element: Copy + Debug + Send + FromBytes + IntoBytes + Immutable + KnownLayout + 'static {
     /// The type of sums.
     type Sum: Element<Sum = Self::Sum> + Real;
     /// What it is in memory that peers write.

@@ -21,9 +21,25 @@ impl<T: Plain> Array<T> {
     pub(super) fn zeros(count: usize) -> Self {
         Self::Own(vec![T::default(); count])
     }
+}
 
+/// A sum, whatever it is made of.
+pub(super) trait Sum {
     /// Moves where it can be sent from; it stays there. False where it is there.
-    pub(super) fn lend(&mut self, pool: &Pool) -> Result<bool, PoolError> {
+    fn lend(&mut self, pool: &Pool) -> Result<bool, PoolError>;
+
+    /// Part of it, to be sent; none where it lies in memory of our own.
+    fn part(&self, at: u64, bytes: u64) -> Result<Option<Span>, OutOfBounds>;
+
+    /// Its bytes.
+    fn bytes(&self) -> &[u8];
+
+    /// As [`Sum::bytes`].
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+impl<T: Plain> Sum for Array<T> {
+    fn lend(&mut self, pool: &Pool) -> Result<bool, PoolError> {
         if let Self::Own(numbers) = self
             && !numbers.is_empty()
         {
@@ -36,12 +52,19 @@ impl<T: Plain> Array<T> {
         Ok(false)
     }
 
-    /// Part of it, to be sent; none where it lies in memory of our own.
-    pub(super) fn part(&self, at: u64, bytes: u64) -> Result<Option<Span>, OutOfBounds> {
+    fn part(&self, at: u64, bytes: u64) -> Result<Option<Span>, OutOfBounds> {
         match self {
             Self::Own(_) => Ok(None),
             Self::Sent(buffer) => buffer.slice(at, bytes).map(Some),
         }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.as_bytes()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.as_mut_bytes()
     }
 }
 

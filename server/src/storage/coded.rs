@@ -8,7 +8,6 @@ use fabric::simd::{Pass, widest};
 use fabric::{Exclusive, Pool};
 use proto_common::batch::{Block, BlockData, Status};
 use proto_common::codec::{Codec, Malformed};
-use proto_common::element::Dtype;
 use proto_common::ids::ChunkId;
 use zerocopy::FromBytes;
 
@@ -51,7 +50,7 @@ impl Decoder {
         // Invariant: both have room for every chunk that was added.
         let encoded = read(encoded, codec, elements, addend.from)?;
         let into = <[f32]>::mut_from_bytes(&mut numbers[..elements * size_of::<f32>()]);
-        let into = into.map_err(|_| StorageError::Elements(Dtype::F32))?;
+        let into = into.map_err(|_| StorageError::Elements)?;
         widest(Decode { codec, encoded, into });
         Ok(Addend { from: Place::Decoded(numbers), ..addend })
     }

@@ -1,79 +1,18 @@
 //! What goes to copies of chunks, and what copies take: sums, images, and changes of rules. When, and whether, is the engine's.
 
-use super::array::{Array, Plain};
 use super::image::ImageError;
-use super::integers::Integers;
-use super::numbers::{Master, Place, Sums, Typed};
 use super::{Cells, Made, Storage, StorageError, Stored, find, stored_of};
-use crate::engine::{Source, element_sum_bytes};
-use fabric::{Exclusive, OutOfBounds, Pool, PoolError, Span};
+use crate::engine::Source;
+use fabric::{Exclusive, OutOfBounds, Pool, Span};
 use proto_common::ids::Rank;
 use proto_common::optimizer::Optimizer;
-use zerocopy::IntoBytes;
-
-/// Runs something on the sum, whatever its type.
-macro_rules! on_sum {
-    ($typed:expr, $sum:ident => $work:expr) => {
-        match $typed {
-            Typed::F32(Sums { sum: $sum, .. }) => $work,
-            Typed::F64(Sums { sum: $sum, .. }) => $work,
-            Typed::F16(Master { sums: Sums { sum: $sum, .. }, .. }) => $work,
-            Typed::Bf16(Master { sums: Sums { sum: $sum, .. }, .. }) => $work,
-            Typed::I8(Integers { sum: $sum, .. }) => $work,
-            Typed::U8(Integers { sum: $sum, .. }) => $work,
-            Typed::I32(Integers { sum: $sum, .. }) => $work,
-            Typed::I64(Integers { sum: $sum, .. }) => $work,
-        }
-    };
-}
-
-impl Typed {
-    /// Bytes of the sum, and of what is kept.
-    pub(super) fn bytes(&self) -> u64 {
-        let kept: usize = self.kept().into_iter().map(<[u8]>::len).sum();
-        (on_sum!(self, sum => size_of_val(&sum[..])) + kept) as u64
-    }
-
-    fn lend_sum(&mut self, pool: &Pool) -> Result<bool, PoolError> {
-        on_sum!(self, sum => sum.lend(pool))
-    }
-
-    fn sum_part(&self, at: u64, bytes: u64) -> Result<Option<Span>, OutOfBounds> {
-        on_sum!(self, sum => sum.part(at, bytes))
-    }
-
-    fn take_sum(&mut self, from: Place<'_>, at: u64, bytes: u64) -> Result<(), OutOfBounds> {
-        on_sum!(self, sum => fill(sum, from, at, bytes))
-    }
-
-    fn sum_bytes_now(&mut self) -> &mut [u8] {
-        on_sum!(self, sum => sum.as_mut_bytes())
-    }
-
-    fn left(&mut self) -> Option<&mut bool> {
-        match self {
-            Self::I8(integers) => Some(&mut integers.left),
-            Self::U8(integers) => Some(&mut integers.left),
-            Self::I32(integers) => Some(&mut integers.left),
-            Self::I64(integers) => Some(&mut integers.left),
-            Self::F32(_) | Self::F64(_) | Self::F16(_) | Self::Bf16(_) => None,
-        }
-    }
-}
-
-fn fill<T: Plain>(sum: &mut Array<T>, from: Place<'_>, at: u64, bytes: u64) -> Result<(), OutOfBounds> {
-    let all = sum.as_mut_bytes();
-    let region_bytes = all.len() as u64;
-    OutOfBounds::unless_within(at, bytes, region_bytes)?;
-    from.read(&mut all[at as usize..(at + bytes) as usize])
-}
 
 fn lend(stored: &mut Stored, sent: &Pool) -> Result<Option<Span>, StorageError> {
-    if !stored.numbers.lend_sum(sent)? {
+    if !stored.numbers.sum_mut().lend(sent)? {
         return Ok(None);
     }
     let elements = (stored.bytes / stored.dtype.bytes()) as u64;
-    Ok(stored.numbers.sum_part(0, elements * element_sum_bytes(stored.dtype))?)
+    Ok(stored.numbers.sum().part(0, elements * stored.dtype.of_sums().bytes() as u64)?)
 }
 
 impl Storage {
@@ -98,12 +37,12 @@ impl Storage {
     pub fn sum_of_round(&mut self, chunk: u32) -> Result<&mut [u8], StorageError> {
         let stored = self.stored_mut(chunk)?;
         let now = stored.now;
-        Ok(stored.numbers.sum_bytes_now().get_mut(..now).unwrap_or_default())
+        Ok(stored.numbers.sum_mut().bytes_mut().get_mut(..now).unwrap_or_default())
     }
 
     /// Part of a chunk's sum, to be sent: it was lent.
     pub fn sum_part(&self, chunk: u32, at: u64, bytes: u64) -> Result<Span, StorageError> {
-        self.stored(chunk)?.numbers.sum_part(at, bytes)?.ok_or(StorageError::NotLent(chunk))
+        self.stored(chunk)?.numbers.sum().part(at, bytes)?.ok_or(StorageError::NotLent(chunk))
     }
 
     /// Did a sum of the round that is being collected leave its integers?
@@ -122,7 +61,9 @@ impl Storage {
         let Self { chunks, inbox, spill, records, .. } = self;
         let stored = stored_of(chunks, chunk)?;
         let from = find((inbox, spill, records), from, None)?;
-        stored.numbers.take_sum(from, at, bytes)?;
+        let sum = stored.numbers.sum_mut().bytes_mut();
+        OutOfBounds::unless_within(at, bytes, sum.len() as u64)?;
+        from.read(&mut sum[at as usize..(at + bytes) as usize])?;
         if let Some(left) = stored.numbers.left() {
             *left = is_left;
         }

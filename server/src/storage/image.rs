@@ -2,16 +2,13 @@
 //! what follows), then weights, those before, what the rule keeps, and exact weights where published ones are rounded. What
 //! is read here comes from outside: it is checked whole before anything of a chunk changes.
 
-use super::numbers::Typed;
 use super::rule::CurrentRule;
 use super::{Storage, StorageError, Stored};
-use crate::engine::{ChunkState, element_sum_bytes};
-use crate::kernel::Element;
+use crate::engine::ChunkState;
 use proto_common::element::Dtype;
 use proto_common::message::{decode, encode};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use zerocopy::IntoBytes;
 
 /// Version of the form.
 const FORM: u16 = 1;
@@ -124,35 +121,6 @@ impl<'a> Image<'a> {
     }
 }
 
-impl Typed {
-    /// What a chunk keeps beside its weights: the arrays of its rule, and exact weights.
-    pub(super) fn kept(&self) -> [&[u8]; 3] {
-        fn bytes<'a, T: Element>([a, b]: &'a [Vec<T>; 2], master: &'a [T]) -> [&'a [u8]; 3] {
-            [a.as_bytes(), b.as_bytes(), master.as_bytes()]
-        }
-        match self {
-            Self::F32(sums) => bytes(&sums.state, &[]),
-            Self::F64(sums) => bytes(&sums.state, &[]),
-            Self::F16(own) => bytes(&own.sums.state, &own.weights),
-            Self::Bf16(own) => bytes(&own.sums.state, &own.weights),
-            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => Default::default(),
-        }
-    }
-
-    fn kept_mut(&mut self) -> [&mut [u8]; 3] {
-        fn bytes<'a, T: Element>([a, b]: &'a mut [Vec<T>; 2], master: &'a mut [T]) -> [&'a mut [u8]; 3] {
-            [a.as_mut_bytes(), b.as_mut_bytes(), master.as_mut_bytes()]
-        }
-        match self {
-            Self::F32(sums) => bytes(&mut sums.state, &mut []),
-            Self::F64(sums) => bytes(&mut sums.state, &mut []),
-            Self::F16(own) => bytes(&mut own.sums.state, &mut own.weights),
-            Self::Bf16(own) => bytes(&mut own.sums.state, &mut own.weights),
-            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => Default::default(),
-        }
-    }
-}
-
 impl Stored {
     fn head(&self, state: &ChunkState) -> Head {
         let [first, second, master] = self.numbers.kept().map(|part| part.len() as u64);
@@ -172,7 +140,7 @@ impl Storage {
     pub fn image_bytes_max(&self, chunk: u32) -> Result<usize, StorageError> {
         let stored = self.stored(chunk)?;
         let elements = stored.bytes / stored.dtype.bytes();
-        let numbers = 3 * elements * element_sum_bytes(stored.dtype) as usize;
+        let numbers = 3 * elements * stored.dtype.of_sums().bytes();
         Ok(LEAD_BYTES + HEAD_BYTES_MAX + 2 * stored.bytes + numbers)
     }
 
@@ -209,11 +177,10 @@ impl Storage {
         let (want, want_bytes) = (stored.dtype, stored.bytes as u64);
         let (got, got_bytes) = (image.dtype, image.weights.len() as u64);
         let elements = stored.bytes / want.bytes();
-        let array = |has: bool| if has { elements * element_sum_bytes(want) as usize } else { 0 };
+        let array = |has: bool| if has { elements * want.of_sums().bytes() } else { 0 };
         let arrays = image.rule.arrays();
-        let rounded = matches!(want, Dtype::F16 | Dtype::Bf16);
         let kept = image.kept.map(<[u8]>::len) == [array(arrays > 0), array(arrays > 1)];
-        if (got, got_bytes) != (want, want_bytes) || !kept || image.master.len() != array(rounded) {
+        if (got, got_bytes) != (want, want_bytes) || !kept || image.master.len() != array(want.is_half()) {
             return Err(ImageError::Shape { got, got_bytes, want, want_bytes }.into());
         }
         if image.rule.is_sound(want.is_integer()) { Ok(()) } else { Err(ImageError::Rule.into()) }

@@ -1,12 +1,11 @@
 //! A chunk of integers: their sum, and whether it still means something. It must not know where published weights lie.
 
-use super::array::Array;
-use super::numbers::Place;
+use super::array::{Array, Sum};
+use super::numbers::{Place, Typed};
 use super::{Round, StorageError};
 use crate::engine::{Addend, Onto, Verdict};
 use crate::kernel::{Integer, add_integers, fold_integers, write_integers};
 use fabric::{Exclusive, OutOfBounds};
-use proto_common::element::Dtype;
 use proto_common::optimizer::{Rule, Step};
 use std::marker::PhantomData;
 use zerocopy::FromBytes;
@@ -14,22 +13,15 @@ use zerocopy::FromBytes;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Integers<N> {
-    pub(super) sum: Array<i64>,
+    sum: Array<i64>,
     /// A sum of this round left i64.
-    pub(super) left: bool,
+    left: bool,
     of: PhantomData<N>,
 }
 
 impl<N: Integer> Integers<N> {
-    pub(super) fn zeros(elements: usize) -> Self {
+    pub(super) fn zeros(elements: usize, _arrays: usize) -> Self {
         Self { sum: Array::zeros(elements), left: false, of: PhantomData }
-    }
-
-    pub(super) fn reduce(&mut self, addend: Addend<Place<'_>>, bytes: usize) -> Result<(), OutOfBounds> {
-        if let Onto::First(first) = addend.onto {
-            self.fold(first, bytes, true)?;
-        }
-        self.fold(addend.from, bytes, matches!(addend.onto, Onto::Nothing))
     }
 
     fn fold(&mut self, from: Place<'_>, bytes: usize, first: bool) -> Result<(), OutOfBounds> {
@@ -39,15 +31,24 @@ impl<N: Integer> Integers<N> {
         self.left = !fits || (self.left && !first);
         Ok(())
     }
+}
+
+impl<N: Integer> Typed for Integers<N> {
+    fn reduce(&mut self, addend: Addend<Place<'_>>, bytes: usize) -> Result<(), OutOfBounds> {
+        if let Onto::First(first) = addend.onto {
+            self.fold(first, bytes, true)?;
+        }
+        self.fold(addend.from, bytes, matches!(addend.onto, Onto::Nothing))
+    }
 
     /// Integers have two rules: what others do to the sum is refused when a tensor is declared.
-    pub(super) fn finish(
+    fn finish(
         &mut self,
         step: &Step,
         round: &Round,
         last: Option<Addend<Place<'_>>>,
         buffers: &mut [Exclusive; 2],
-        (bytes, dtype): (usize, Dtype),
+        bytes: usize,
     ) -> Result<Verdict, StorageError> {
         if let Some(last) = last {
             self.reduce(last, bytes)?;
@@ -58,16 +59,27 @@ impl<N: Integer> Integers<N> {
         let sum = &mut self.sum[..bytes / size_of::<N>()];
         let [a, b] = buffers;
         let (into, other) = if round.into == 0 { (a, b) } else { (b, a) };
-        let new = <[N]>::mut_from_bytes(&mut into[..bytes]).map_err(|_| StorageError::Elements(dtype))?;
+        let new = <[N]>::mut_from_bytes(&mut into[..bytes]).map_err(|_| StorageError::Elements)?;
         let fits = match step.rule {
             Rule::Sum if round.into == round.old => add_integers(sum, new),
             Rule::Sum => {
-                let old =
-                    <[N]>::ref_from_bytes(&other[..bytes]).map_err(|_| StorageError::Elements(dtype))?;
+                let old = <[N]>::ref_from_bytes(&other[..bytes]).map_err(|_| StorageError::Elements)?;
                 write_integers(sum, Some(old), new)
             }
             _ => write_integers(sum, None, new),
         };
         Ok(if fits { Verdict::Fits } else { Verdict::BadValue })
+    }
+
+    fn sum(&self) -> &dyn Sum {
+        &self.sum
+    }
+
+    fn sum_mut(&mut self) -> &mut dyn Sum {
+        &mut self.sum
+    }
+
+    fn left(&mut self) -> Option<&mut bool> {
+        Some(&mut self.left)
     }
 }

@@ -1,15 +1,16 @@
 //! A chunk's sum, and what its rule keeps, in the type that its elements are summed in. It must not know where
 //! published weights lie, nor when a round is complete.
 
-use super::array::Array;
+use super::array::{Array, Sum};
 use super::integers::Integers;
 use super::{Round, StorageError};
 use crate::engine::{Addend, Onto, Verdict};
-use crate::kernel::{self, Bf16, Both, Contribution, Element, F16, Real, Squares, Weights};
+use crate::kernel::{self, Bf16 as bf16, Both, Contribution, Element, F16 as f16, Real, Squares, Weights};
 use fabric::{Exclusive, Number, Numbers, OutOfBounds, PeerWritable, View};
 use proto_common::element::Dtype;
 use proto_common::optimizer::Step;
-use zerocopy::FromBytes;
+use std::fmt;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Where a contribution lies. A peer can write most of it at any time.
 #[derive(Clone, Copy, Debug)]
@@ -58,121 +59,85 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Numbers by the type of the tensor's elements.
-#[derive(Debug)]
-pub(super) enum Typed {
-    F32(Sums<f32>),
-    F64(Sums<f64>),
-    F16(Master<F16>),
-    Bf16(Master<Bf16>),
-    I8(Integers<i8>),
-    U8(Integers<u8>),
-    I32(Integers<i32>),
-    I64(Integers<i64>),
-}
-
-impl Typed {
-    pub(super) fn zeros(dtype: Dtype, elements: usize, arrays: usize) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32(Sums::zeros(elements, arrays)),
-            Dtype::F64 => Self::F64(Sums::zeros(elements, arrays)),
-            Dtype::F16 => Self::F16(Master::zeros(elements, arrays)),
-            Dtype::Bf16 => Self::Bf16(Master::zeros(elements, arrays)),
-            Dtype::I8 => Self::I8(Integers::zeros(elements)),
-            Dtype::U8 => Self::U8(Integers::zeros(elements)),
-            Dtype::I32 => Self::I32(Integers::zeros(elements)),
-            Dtype::I64 => Self::I64(Integers::zeros(elements)),
-        }
-    }
-
+/// A chunk's numbers, whatever the type of its elements is.
+pub(super) trait Typed: fmt::Debug + Send {
     /// sum = what the contribution is added to + the contribution: of so many bytes.
-    pub(super) fn reduce(&mut self, addend: Addend<Place<'_>>, bytes: usize) -> Result<(), OutOfBounds> {
-        match self {
-            Self::F32(sums) => sums.reduce::<f32>(addend, bytes),
-            Self::F64(sums) => sums.reduce::<f64>(addend, bytes),
-            Self::F16(master) => master.sums.reduce::<F16>(addend, bytes),
-            Self::Bf16(master) => master.sums.reduce::<Bf16>(addend, bytes),
-            Self::I8(integers) => integers.reduce(addend, bytes),
-            Self::U8(integers) => integers.reduce(addend, bytes),
-            Self::I32(integers) => integers.reduce(addend, bytes),
-            Self::I64(integers) => integers.reduce(addend, bytes),
-        }
-    }
+    fn reduce(&mut self, addend: Addend<Place<'_>>, bytes: usize) -> Result<(), OutOfBounds>;
 
     /// Applies the update rule to so many bytes of weights; a last contribution is added in the same pass.
-    pub(super) fn finish(
+    fn finish(
         &mut self,
         step: &Step,
         round: &Round,
         last: Option<Addend<Place<'_>>>,
         buffers: &mut [Exclusive; 2],
         bytes: usize,
-    ) -> Result<Verdict, StorageError> {
-        match self {
-            Self::F32(sums) => {
-                let weights =
-                    weights_of::<f32>(buffers, round, bytes).ok_or(StorageError::Elements(Dtype::F32))?;
-                sums.finish(step, last, weights)?;
-            }
-            Self::F64(sums) => {
-                let weights =
-                    weights_of::<f64>(buffers, round, bytes).ok_or(StorageError::Elements(Dtype::F64))?;
-                sums.finish(step, last, weights)?;
-            }
-            Self::F16(master) => master.finish(step, round, last, buffers, bytes, Dtype::F16)?,
-            Self::Bf16(master) => master.finish(step, round, last, buffers, bytes, Dtype::Bf16)?,
-            Self::I8(integers) => return integers.finish(step, round, last, buffers, (bytes, Dtype::I8)),
-            Self::U8(integers) => return integers.finish(step, round, last, buffers, (bytes, Dtype::U8)),
-            Self::I32(integers) => return integers.finish(step, round, last, buffers, (bytes, Dtype::I32)),
-            Self::I64(integers) => return integers.finish(step, round, last, buffers, (bytes, Dtype::I64)),
-        }
-        Ok(Verdict::Fits)
-    }
+    ) -> Result<Verdict, StorageError>;
 
-    /// A rule begins that keeps so many arrays of its own.
-    pub(super) fn begin(&mut self, arrays: usize) {
-        match self {
-            Self::F32(sums) => sums.begin(arrays),
-            Self::F64(sums) => sums.begin(arrays),
-            Self::F16(master) => master.sums.begin(arrays),
-            Self::Bf16(master) => master.sums.begin(arrays),
-            // Rules of integers keep nothing.
-            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => {}
-        }
-    }
+    /// The sum.
+    fn sum(&self) -> &dyn Sum;
 
-    /// The sum becomes a step of a rule that needs norms; returns this chunk's share of them.
-    pub(super) fn prepare(&mut self, step: &Step, weights: &Exclusive) -> Result<Squares, StorageError> {
-        let wrong = StorageError::Elements;
-        Ok(match self {
-            Self::F32(sums) => {
-                sums.prepare(step, <[f32]>::ref_from_bytes(weights).map_err(|_| wrong(Dtype::F32))?)
-            }
-            Self::F64(sums) => {
-                sums.prepare(step, <[f64]>::ref_from_bytes(weights).map_err(|_| wrong(Dtype::F64))?)
-            }
-            Self::F16(master) => master.sums.prepare(step, &master.weights),
-            Self::Bf16(master) => master.sums.prepare(step, &master.weights),
-            // Integers have no such rule.
-            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => Squares::default(),
-        })
+    /// The sum.
+    fn sum_mut(&mut self) -> &mut dyn Sum;
+
+    /// A rule begins that keeps so many arrays of its own. Rules of integers keep nothing.
+    fn begin(&mut self, _arrays: usize) {}
+
+    /// The sum becomes a step of a rule that needs norms; returns this chunk's share of them. Integers have no such rule.
+    fn prepare(&mut self, _step: &Step, _weights: &Exclusive) -> Result<Squares, StorageError> {
+        Ok(Squares::default())
     }
 
     /// The value of the whole chunk is set: so many bytes.
-    pub(super) fn init(&mut self, from: Place<'_>, bytes: usize) -> Result<(), OutOfBounds> {
-        match self {
-            Self::F32(_) | Self::F64(_) | Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => Ok(()),
-            Self::F16(master) => master.init(from, bytes),
-            Self::Bf16(master) => master.init(from, bytes),
-        }
+    fn init(&mut self, _from: Place<'_>, _bytes: usize) -> Result<(), OutOfBounds> {
+        Ok(())
+    }
+
+    /// What the chunk keeps beside its weights: the arrays of its rule, and exact weights.
+    fn kept(&self) -> [&[u8]; 3] {
+        Default::default()
+    }
+
+    /// As [`Typed::kept`].
+    fn kept_mut(&mut self) -> [&mut [u8]; 3] {
+        Default::default()
+    }
+
+    /// Bytes of the sum, and of what is kept.
+    fn bytes(&self) -> u64 {
+        let kept: usize = self.kept().into_iter().map(<[u8]>::len).sum();
+        (self.sum().bytes().len() + kept) as u64
+    }
+
+    /// Whether a sum of this round left its integers, where they are integers.
+    fn left(&mut self) -> Option<&mut bool> {
+        None
     }
 }
+
+/// The names that the table of element types has.
+mod of {
+    pub(super) use super::{Integers as Integer, Master as Half, Sums as Float};
+}
+
+macro_rules! typed {
+    ($($(#[$_about:meta])* $dtype:ident = $_wire:literal, $_numpy:literal, $_bytes:literal: $arithmetic:ident($element:ident);)*) => {
+        /// Zeros, and so many arrays of them that a rule keeps.
+        pub(super) fn zeros(dtype: Dtype, elements: usize, arrays: usize) -> Box<dyn Typed> {
+            match dtype {
+                $(Dtype::$dtype => Box::new(of::$arithmetic::<$element>::zeros(elements, arrays)),)*
+            }
+        }
+    };
+}
+
+proto_common::element_types!(typed);
 
 /// A sum and the arrays that a rule keeps; those are empty where it has none.
 #[derive(Debug)]
 pub(super) struct Sums<T> {
-    pub(super) sum: Array<T>,
-    pub(super) state: [Vec<T>; 2],
+    sum: Array<T>,
+    state: [Vec<T>; 2],
 }
 
 impl<T: Real + Element<Sum = T>> Sums<T> {
@@ -184,12 +149,12 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
         }
     }
 
-    fn begin(&mut self, arrays: usize) {
+    fn renew(&mut self, arrays: usize) {
         let elements = self.sum.len();
         self.state = [0, 1].map(|i| vec![T::default(); if i < arrays { elements } else { 0 }]);
     }
 
-    fn reduce<E: Element<Sum = T>>(
+    fn add<E: Element<Sum = T>>(
         &mut self,
         Addend { from, onto }: Addend<Place<'_>>,
         bytes: usize,
@@ -204,7 +169,7 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
         Ok(())
     }
 
-    fn prepare(&mut self, step: &Step, weights: &[T]) -> Squares {
+    fn direct(&mut self, step: &Step, weights: &[T]) -> Squares {
         let Self { sum, state: [first, second] } = self;
         if !step.rule.kind().needs_norms {
             return Squares::default();
@@ -212,7 +177,7 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
         kernel::direction(step, sum, weights, [first, second])
     }
 
-    fn finish<E: Element<Sum = T>>(
+    fn update<E: Element<Sum = T>>(
         &mut self,
         step: &Step,
         last: Option<Addend<Place<'_>>>,
@@ -239,21 +204,9 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
     }
 }
 
-/// Sums of elements that are published rounded: the weights themselves are kept as exact as the sums.
-#[derive(Debug)]
-pub(super) struct Master<E: Element> {
-    pub(super) sums: Sums<E::Sum>,
-    pub(super) weights: Vec<E::Sum>,
-}
-
-impl<E: Element> Master<E> {
-    fn zeros(elements: usize, arrays: usize) -> Self {
-        Self { sums: Sums::zeros(elements, arrays), weights: vec![E::Sum::default(); elements] }
-    }
-
-    fn init(&mut self, from: Place<'_>, bytes: usize) -> Result<(), OutOfBounds> {
-        kernel::set(&mut self.weights, contribution::<E>(from, bytes)?);
-        Ok(())
+impl<T: Real + Element<Sum = T>> Typed for Sums<T> {
+    fn reduce(&mut self, addend: Addend<Place<'_>>, bytes: usize) -> Result<(), OutOfBounds> {
+        self.add::<T>(addend, bytes)
     }
 
     fn finish(
@@ -263,12 +216,101 @@ impl<E: Element> Master<E> {
         last: Option<Addend<Place<'_>>>,
         buffers: &mut [Exclusive; 2],
         bytes: usize,
-        dtype: Dtype,
-    ) -> Result<(), StorageError> {
+    ) -> Result<Verdict, StorageError> {
+        self.update(step, last, weights_of::<T>(buffers, round, bytes).ok_or(StorageError::Elements)?)?;
+        Ok(Verdict::Fits)
+    }
+
+    fn sum(&self) -> &dyn Sum {
+        &self.sum
+    }
+
+    fn sum_mut(&mut self) -> &mut dyn Sum {
+        &mut self.sum
+    }
+
+    fn begin(&mut self, arrays: usize) {
+        self.renew(arrays);
+    }
+
+    fn prepare(&mut self, step: &Step, weights: &Exclusive) -> Result<Squares, StorageError> {
+        let weights = <[T]>::ref_from_bytes(weights).map_err(|_| StorageError::Elements)?;
+        Ok(self.direct(step, weights))
+    }
+
+    fn kept(&self) -> [&[u8]; 3] {
+        let [first, second] = &self.state;
+        [first.as_bytes(), second.as_bytes(), &[]]
+    }
+
+    fn kept_mut(&mut self) -> [&mut [u8]; 3] {
+        let [first, second] = &mut self.state;
+        [first.as_mut_bytes(), second.as_mut_bytes(), &mut []]
+    }
+}
+
+/// Sums of elements that are published rounded: the weights themselves are kept as exact as the sums.
+#[derive(Debug)]
+pub(super) struct Master<E: Element> {
+    sums: Sums<E::Sum>,
+    weights: Vec<E::Sum>,
+}
+
+impl<E: Element> Master<E> {
+    fn zeros(elements: usize, arrays: usize) -> Self {
+        Self { sums: Sums::zeros(elements, arrays), weights: vec![E::Sum::default(); elements] }
+    }
+}
+
+impl<E: Element> Typed for Master<E> {
+    fn reduce(&mut self, addend: Addend<Place<'_>>, bytes: usize) -> Result<(), OutOfBounds> {
+        self.sums.add::<E>(addend, bytes)
+    }
+
+    fn finish(
+        &mut self,
+        step: &Step,
+        round: &Round,
+        last: Option<Addend<Place<'_>>>,
+        buffers: &mut [Exclusive; 2],
+        bytes: usize,
+    ) -> Result<Verdict, StorageError> {
         let new = <[E]>::mut_from_bytes(&mut buffers[usize::from(round.into & 1)][..bytes])
-            .map_err(|_| StorageError::Elements(dtype))?;
+            .map_err(|_| StorageError::Elements)?;
         let weights = Weights::Rounded { master: &mut self.weights[..new.len()], new };
-        Ok(self.sums.finish(step, last, weights)?)
+        self.sums.update(step, last, weights)?;
+        Ok(Verdict::Fits)
+    }
+
+    fn sum(&self) -> &dyn Sum {
+        &self.sums.sum
+    }
+
+    fn sum_mut(&mut self) -> &mut dyn Sum {
+        &mut self.sums.sum
+    }
+
+    fn begin(&mut self, arrays: usize) {
+        self.sums.renew(arrays);
+    }
+
+    fn prepare(&mut self, step: &Step, _: &Exclusive) -> Result<Squares, StorageError> {
+        Ok(self.sums.direct(step, &self.weights))
+    }
+
+    fn init(&mut self, from: Place<'_>, bytes: usize) -> Result<(), OutOfBounds> {
+        kernel::set(&mut self.weights, contribution::<E>(from, bytes)?);
+        Ok(())
+    }
+
+    fn kept(&self) -> [&[u8]; 3] {
+        let [first, second] = &self.sums.state;
+        [first.as_bytes(), second.as_bytes(), self.weights.as_bytes()]
+    }
+
+    fn kept_mut(&mut self) -> [&mut [u8]; 3] {
+        let [first, second] = &mut self.sums.state;
+        [first.as_mut_bytes(), second.as_mut_bytes(), self.weights.as_mut_bytes()]
     }
 }
 

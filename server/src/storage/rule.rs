@@ -72,7 +72,7 @@ impl CurrentRule {
     }
 
     /// What holds in a round. What a new rule cannot go on with begins anew in `numbers`.
-    pub(super) fn step(&mut self, round: &Round, numbers: &mut Typed) -> Step {
+    pub(super) fn step(&mut self, round: &Round, numbers: &mut dyn Typed) -> Step {
         while self.changes.first().is_some_and(|(from, _)| *from <= round.number) {
             let (from, optimizer) = self.changes.remove(0);
             if !optimizer.is_exchange() {
@@ -93,6 +93,7 @@ impl CurrentRule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::numbers::zeros;
     use proto_common::element::Dtype;
     use proto_common::optimizer::{Adam, Exchange};
 
@@ -103,11 +104,11 @@ mod tests {
     #[test]
     fn a_change_waits_for_its_round_and_the_last_one_counts() {
         let (mut rule, mut numbers) =
-            (CurrentRule::new(Optimizer::sgd(1.0, 0.0, 0.0)), Typed::zeros(Dtype::F32, 4, 0));
+            (CurrentRule::new(Optimizer::sgd(1.0, 0.0, 0.0)), zeros(Dtype::F32, 4, 0));
         rule.change(3, Optimizer::sgd(9.0, 0.0, 0.0)).unwrap();
         rule.change(5, Optimizer::mean(Adam::default(), 4.0)).unwrap();
         rule.change(3, Optimizer::sgd(2.0, 0.5, 0.0)).unwrap();
-        let mut step = |number| rule.step(&round(number), &mut numbers);
+        let mut step = |number| rule.step(&round(number), &mut *numbers);
         assert_eq!([1, 2, 3, 4].map(|number| step(number).factors.rate), [1.0, 1.0, 2.0, 2.0]);
         let adam = step(5);
         assert_eq!(adam, Optimizer::mean(adam.rule, 4.0).step(1, 1));
@@ -118,16 +119,16 @@ mod tests {
     fn an_exchange_keeps_arrays_and_is_no_round_of_the_rule_before() {
         let adam = Optimizer::mean(Adam::default(), 4.0);
         let exchange = |array| Optimizer { rule: Exchange { array }.into(), ..Optimizer::sum() };
-        let (mut rule, mut numbers) = (CurrentRule::new(adam), Typed::zeros(Dtype::F32, 4, 2));
+        let (mut rule, mut numbers) = (CurrentRule::new(adam), zeros(Dtype::F32, 4, 2));
         rule.change(3, exchange(0)).unwrap();
         rule.change(5, adam).unwrap();
-        let steps = [1, 2, 3, 4, 5].map(|number| rule.step(&round(number), &mut numbers));
+        let steps = [1, 2, 3, 4, 5].map(|number| rule.step(&round(number), &mut *numbers));
         assert_eq!(steps[2].rule, Exchange { array: 0 }.into());
         assert_eq!(steps[4], adam.step(3, 1), "its third round");
         assert_eq!(numbers.bytes(), 3 * 16, "a sum, and what adam keeps");
         rule.change(6, exchange(1)).unwrap();
         rule.change(7, Optimizer::sgd(1.0, 0.0, 0.0)).unwrap();
-        assert_eq!([6, 7].map(|number| rule.step(&round(number), &mut numbers).factors.rate), [0.0, 1.0]);
+        assert_eq!([6, 7].map(|number| rule.step(&round(number), &mut *numbers).factors.rate), [0.0, 1.0]);
         assert_eq!(numbers.bytes(), 16, "another rule's arrays are gone");
     }
 

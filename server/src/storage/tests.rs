@@ -127,8 +127,7 @@ fn of_contributions(dtype: Dtype, together: bool, third: bool) -> Vec<u8> {
 
 #[test]
 fn two_contributions_in_one_pass_are_the_same_bits_as_one_by_one() {
-    use Dtype::{Bf16, F16, F32, F64, I8, I32, I64, U8};
-    for dtype in [F32, F64, F16, Bf16, I8, U8, I32, I64] {
+    for dtype in Dtype::ALL {
         for third in [false, true] {
             let together = of_contributions(dtype, true, third);
             assert!(together.iter().any(|byte| *byte != 0), "{dtype}");

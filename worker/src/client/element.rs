@@ -16,7 +16,7 @@ mod sealed {
 }
 
 macro_rules! elements {
-    ($($element:ty: $dtype:ident,)*) => {
+    ($($(#[$_about:meta])* $dtype:ident = $_wire:literal, $_numpy:literal, $_bytes:literal: $_arithmetic:ident($element:ident);)*) => {
         $(impl sealed::Sealed for $element {}
         impl Element for $element {
             const DTYPE: Dtype = Dtype::$dtype;
@@ -24,13 +24,4 @@ macro_rules! elements {
     };
 }
 
-elements! {
-    f32: F32,
-    f64: F64,
-    f16: F16,
-    bf16: Bf16,
-    i8: I8,
-    u8: U8,
-    i32: I32,
-    i64: I64,
-}
+proto_common::element_types!(elements);

@@ -4,9 +4,12 @@ from typing import Any, Optional, final
 
 import numpy as np
 
-__all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "__version__", "enable_logging", "key_of_name", "settings_reference"]
+__all__ = ["Client", "ELEMENTS", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "__version__", "enable_logging", "key_of_name", "settings_reference"]
 
 __version__: str
+
+#: Gradwire's names of element types by those of numpy (and ml_dtypes).
+ELEMENTS: dict[str, str]
 
 def key_of_name(name: str) -> int:
     """Returns the key of a name: the first 8 bytes of its SHA-256, little-endian, with the highest bit set."""

@@ -6,19 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ._native import ELEMENTS
 from .errors import InputError
 
-#: Gradwire's names of the types of numpy (and ml_dtypes).
-ELEMENTS: dict[str, str] = {
-    "float32": "f32",
-    "float64": "f64",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int8": "i8",
-    "uint8": "u8",
-    "int32": "i32",
-    "int64": "i64",
-}
 _NAMES = {element: name for name, element in ELEMENTS.items()}
 
 

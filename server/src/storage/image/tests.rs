@@ -72,12 +72,9 @@ fn rules(dtype: Dtype) -> Vec<Optimizer> {
     all
 }
 
-const DTYPES: [Dtype; 8] =
-    [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16, Dtype::I8, Dtype::U8, Dtype::I32, Dtype::I64];
-
 #[test]
 fn a_chunk_that_goes_on_from_an_image_makes_the_same_bits() {
-    for dtype in DTYPES {
+    for dtype in Dtype::ALL {
         for rule in rules(dtype) {
             let spec = spec(dtype, rule);
             let norms = rule.needs_norms();

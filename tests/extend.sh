@@ -40,10 +40,26 @@ update_rule() {
     bindings/reference.py
 }
 
+element_type() {
+    cargo run --quiet --locked -p gradwire-c --example header
+    bindings/reference.py
+}
+
+# So that the next patch is applied to what the first one was.
+restore() {
+    git checkout --quiet .
+    git clean --quiet --force -d
+}
+
 extend update-rule update_rule
 cargo test --locked -p gradwire-proto-common --lib optimizer
 cargo test --locked -p gradwire-proto-common --test rules
 cargo test --locked -p gradwire-c --test header
 cargo test --locked -p gradwire-server --lib kernel
-git checkout --quiet .
-git clean --quiet --force -d
+restore
+
+extend element-type element_type
+cargo test --locked -p gradwire-proto-data --lib element
+cargo test --locked -p gradwire-server --lib storage
+cargo test --locked -p gradwire-c --test header --test u16
+restore

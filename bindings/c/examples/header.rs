@@ -29,7 +29,7 @@ fn rules() -> String {
     let shown = || KINDS.iter().enumerate().filter(|(_, kind)| !kind.is_internal);
     let numbers = shown().map(|(number, kind)| (kind.name, number, kind.about.to_owned()));
     let numbers =
-        enumeration("Rule", "The update rule on the servers. The header says what each one is.", numbers);
+        enumeration("Rule", "The update rule on the servers.", numbers);
     let structures: String = shown().filter(|(_, kind)| !kind.parameters.is_empty()).map(structure).collect();
     format!(
         "{numbers}
@@ -60,7 +60,10 @@ fn enumeration<'a>(
     let prefix = name.to_uppercase();
     let numbers: String = numbers
         .map(|(name, number, about)| {
-            format!("    /* {about} */\n    GRADWIRE_{prefix}_{} = {number},\n", name.to_uppercase())
+            format!(
+                "    /**\n     * {about}\n     */\n    GRADWIRE_{prefix}_{} = {number},\n",
+                name.to_uppercase()
+            )
         })
         .collect();
     format!(

@@ -22,21 +22,37 @@ enum GradwireDtype
   : int32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-    /* `float`. */
+    /**
+     * `float`.
+     */
     GRADWIRE_DTYPE_F32 = 1,
-    /* `double`. */
+    /**
+     * `double`.
+     */
     GRADWIRE_DTYPE_F64 = 2,
-    /* IEEE 754 binary16, 2 bytes; summed and stored in f32. */
+    /**
+     * IEEE 754 binary16, 2 bytes; summed and stored in f32.
+     */
     GRADWIRE_DTYPE_F16 = 3,
-    /* bfloat16, 2 bytes; summed and stored in f32. */
+    /**
+     * bfloat16, 2 bytes; summed and stored in f32.
+     */
     GRADWIRE_DTYPE_BF16 = 4,
-    /* `int8_t`. Integers are summed in 64 bits; a value that does not fit its type is an error. */
+    /**
+     * `int8_t`. Integers are summed in 64 bits; a value that does not fit its type is an error.
+     */
     GRADWIRE_DTYPE_I8 = 5,
-    /* `uint8_t`. */
+    /**
+     * `uint8_t`.
+     */
     GRADWIRE_DTYPE_U8 = 6,
-    /* `int32_t`. */
+    /**
+     * `int32_t`.
+     */
     GRADWIRE_DTYPE_I32 = 7,
-    /* `int64_t`. */
+    /**
+     * `int64_t`.
+     */
     GRADWIRE_DTYPE_I64 = 8,
 };
 #ifndef __cplusplus
@@ -48,30 +64,48 @@ typedef int32_t GradwireDtype;
 #endif // __cplusplus
 
 /**
- * The update rule on the servers. The header says what each one is.
+ * The update rule on the servers.
  */
 enum GradwireRule
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-    /* value += sum of the contributions of the round (ps-lite's default handle). */
+    /**
+     * value += sum of the contributions of the round (ps-lite's default handle).
+     */
     GRADWIRE_RULE_SUM = 0,
-    /* value = sum of the contributions of the round (an all-reduce). */
+    /**
+     * value = sum of the contributions of the round (an all-reduce).
+     */
     GRADWIRE_RULE_ASSIGN = 1,
-    /* Stochastic gradient descent, optionally with momentum and Nesterov momentum. */
+    /**
+     * Stochastic gradient descent, optionally with momentum and Nesterov momentum.
+     */
     GRADWIRE_RULE_SGD = 2,
-    /* AdaGrad (Duchi et al. 2011). */
+    /**
+     * AdaGrad (Duchi et al. 2011).
+     */
     GRADWIRE_RULE_ADA_GRAD = 3,
-    /* RMSProp (Hinton's lecture 6e), not centred. */
+    /**
+     * RMSProp (Hinton's lecture 6e), not centred.
+     */
     GRADWIRE_RULE_RMS_PROP = 4,
-    /* Adam (Kingma and Ba 2015), with bias correction. */
+    /**
+     * Adam (Kingma and Ba 2015), with bias correction.
+     */
     GRADWIRE_RULE_ADAM = 5,
-    /* Adam with decoupled weight decay (Loshchilov and Hutter 2019). */
+    /**
+     * Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+     */
     GRADWIRE_RULE_ADAM_W = 6,
-    /* LAMB (You et al. 2020, algorithm 2, without bounds on the norms). It needs the norm of the whole tensor, so all of the tensor is on one lane of one server. */
+    /**
+     * LAMB (You et al. 2020, algorithm 2, without bounds on the norms). It needs the norm of the whole tensor, so all of the tensor is on one lane of one server.
+     */
     GRADWIRE_RULE_LAMB = 7,
-    /* FTRL-proximal (McMahan et al. 2013). It does not support a schedule. */
+    /**
+     * FTRL-proximal (McMahan et al. 2013). It does not support a schedule.
+     */
     GRADWIRE_RULE_FTRL = 8,
 };
 #ifndef __cplusplus

@@ -89,7 +89,6 @@ fn verbs_config(settings: &Settings) -> VerbsConfig {
         gid_index: verbs.gid_index,
         timeout: verbs.timeout,
         retries: verbs.retries,
-        rnr_retries: verbs.rnr_retries,
         traffic_class: verbs.traffic_class,
         mtu_bytes: verbs.mtu_bytes,
         tail_flags: verbs.tail_flags,

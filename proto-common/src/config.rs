@@ -9,7 +9,7 @@ mod meaning;
 mod security;
 
 use crate::ids::JobId;
-use crate::limits::{INBOX_SLOTS_MAX, INBOX_SLOTS_MIN, REPLICA_SLOTS_MAX, REPLICA_SLOTS_MIN};
+use crate::limits::{INBOX_SLOTS_MAX, INBOX_SLOTS_MIN};
 use crate::transport::{Driver, Policies, Policy};
 pub use checkpoint::CheckpointSettings;
 pub use cluster::{ClusterSettings, ClusterShape, WorkerLoss};
@@ -91,8 +91,6 @@ pub struct VerbsSettings {
     /// Retransmissions before the connection fails. Together with `timeout`, this bounds how long an unreachable host goes
     /// undetected while data is in flight. The crash of a process is detected at once, through its control connection.
     pub retries: u8,
-    /// Retries after a receiver-not-ready (RNR) answer; 7 means without limit.
-    pub rnr_retries: u8,
     /// Traffic class of the packets (for RoCE: DSCP in the upper six bits, ECN in the lower two).
     pub traffic_class: u8,
     /// Signal arrivals by flag words in memory that data threads poll, instead of by immediate data. Used only if both peers
@@ -110,7 +108,6 @@ impl Default for VerbsSettings {
             mtu_bytes: None,
             timeout: 16,
             retries: 6,
-            rnr_retries: 7,
             traffic_class: 0,
             tail_flags: false,
         }
@@ -205,10 +202,6 @@ impl Default for NodeSettings {
 pub struct MemorySettings {
     /// Receive slots of a server per lane, shared by all workers.
     pub inbox_slots: u32,
-    /// Receive slots of a worker for results, per lane and server.
-    pub result_slots: u32,
-    /// Receive slots of a server per lane, for each server whose chunks it replicates.
-    pub replica_slots: u32,
     /// Bytes per lane in which a server buffers contributions that arrive before their turn or that it reads from workers'
     /// memory. At most half of it is used for key buffers that workers write into. Allocated on demand; an RDMA device pins it.
     pub spill_bytes: u64,
@@ -230,10 +223,8 @@ pub struct MemorySettings {
     /// Allocate a worker's pool from huge pages if enough are free. Peers on the same host cannot map huge pages, so this
     /// requires `transport.shm = "off"`.
     pub huge_pages: bool,
-    /// How many of the program's own buffers a worker keeps registered. From their second push on, they are sent without a
-    /// copy. 0: always copy.
-    pub registration_cache: u32,
-    /// Upper limit of the bytes of those buffers. A buffer larger than this is always copied.
+    /// How many bytes of the program's own buffers a worker keeps registered. From their second push on, they are sent
+    /// without a copy. A buffer larger than this is always copied. 0: always copy.
     pub registration_cache_bytes: u64,
 }
 
@@ -241,8 +232,6 @@ impl Default for MemorySettings {
     fn default() -> Self {
         Self {
             inbox_slots: 16,
-            result_slots: 4,
-            replica_slots: 8,
             spill_bytes: 256 << 20,
             call_bytes: 1 << 30,
             table_bytes: 0,
@@ -251,7 +240,6 @@ impl Default for MemorySettings {
             operations: 65_536,
             spin_us: 50,
             huge_pages: false,
-            registration_cache: 1024,
             registration_cache_bytes: 8 << 30,
         }
     }
@@ -301,11 +289,7 @@ impl Settings {
         self.checkpoint.validate()?;
         self.security.validate()?;
         let memory = &self.memory;
-        let most = REPLICA_SLOTS_MAX as u32;
-        within("memory.replica_slots", memory.replica_slots, REPLICA_SLOTS_MIN, most)?;
         within("memory.inbox_slots", memory.inbox_slots, INBOX_SLOTS_MIN, INBOX_SLOTS_MAX as u32)?;
-        within("memory.result_slots", memory.result_slots, 1, 64)?;
-        within("memory.registration_cache", memory.registration_cache, 0, 1 << 16)?;
         if memory.huge_pages && self.transport.of(Driver::Shm) != Policy::Off {
             let fix =
                 "it requires transport.shm = \"off\", because peers on the same host cannot map huge pages";
@@ -405,7 +389,6 @@ impl VerbsSettings {
         within("verbs.timeout", self.timeout, 1, 31)?;
         // Some devices interpret 7 as "without limit".
         within("verbs.retries", self.retries, 1, 6)?;
-        within("verbs.rnr_retries", self.rnr_retries, 0, 7)?;
         match self.mtu_bytes {
             None | Some(256 | 512 | 1024 | 2048 | 4096) => Ok(()),
             Some(bytes) => wrong("verbs.mtu_bytes", bytes, "use 256, 512, 1024, 2048 or 4096"),
@@ -468,9 +451,6 @@ mod tests {
         check(|s| s.cluster.chunk_bytes = CHUNK_BYTES_MIN - 1, Some("cluster.chunk_bytes"));
         check(|s| s.cluster.chunk_bytes = 5000, Some("cluster.chunk_bytes"));
         check(|s| s.memory.spill_bytes = s.cluster.chunk_bytes - 1, Some("memory.spill_bytes"));
-        check(|s| s.memory.registration_cache = 0, None);
-        check(|s| s.memory.registration_cache = 1 << 16, None);
-        check(|s| s.memory.registration_cache = (1 << 16) + 1, Some("memory.registration_cache"));
         check(|s| s.deadlines.silence_ms = 1_499, Some("deadlines.silence_ms"));
         check(|s| s.deadlines.silence_ms = 1_500, None);
         check(|s| s.verbs.retries = 6, None);

@@ -3,7 +3,8 @@
 
 use crate::config::{MemorySettings, Settings};
 use crate::limits::{
-    INBOX_SLOTS_MIN, PREFIXES_PER_LANE, RESULT_SLOT_BYTES, RESULTS_PER_LANE, TABLE_BYTES_MAX, slot_bytes_for,
+    INBOX_SLOTS_MIN, PREFIXES_PER_LANE, RESULT_SLOT_BYTES, RESULT_SLOTS, RESULTS_PER_LANE, TABLE_BYTES_MAX,
+    slot_bytes_for,
 };
 
 /// The reason why an inbox is smaller than its setting.
@@ -74,7 +75,7 @@ pub fn spill_bytes(settings: &Settings) -> u64 {
 /// A worker's share: per lane the inboxes for each server's results, and headers and tables of batches in flight.
 #[must_use]
 pub fn worker_bytes(settings: &Settings) -> u64 {
-    let slots = u64::from(settings.memory.result_slots) * u64::from(settings.cluster.servers);
+    let slots = u64::from(RESULT_SLOTS) * u64::from(settings.cluster.servers);
     let prefixes = u64::from(PREFIXES_PER_LANE) * TABLE_BYTES_MAX as u64;
     u64::from(settings.cluster.lanes) * (slots * RESULT_SLOT_BYTES + prefixes)
 }

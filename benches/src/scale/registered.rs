@@ -15,7 +15,7 @@ use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver};
 use proto_common::batch::SlotGrant;
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Lane, Rank};
-use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, RESULT_SLOT_BYTES};
+use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, RESULT_SLOT_BYTES, RESULT_SLOTS};
 
 /// Bytes of a worker's buffers here: they are the trainer's model, and not counted.
 const POOL_BYTES: u64 = 1 << 20;
@@ -42,8 +42,7 @@ pub(crate) fn server_bytes(shape: &Shape) -> anyhow::Result<u64> {
     let workers = net.create_cq(peer);
     for rank in 0..shape.workers {
         let (channel, _) = net.connect(lane.queue_mut(), &workers);
-        let grants =
-            (0..settings.memory.result_slots).map(|slot| SlotGrant { slot, generation: 1 }).collect();
+        let grants = (0..RESULT_SLOTS).map(|slot| SlotGrant { slot, generation: 1 }).collect();
         let inbox = WorkerInbox { region: 0, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants };
         lane.adopt(Rank(rank), worker::life(rank), channel, inbox)?;
     }
@@ -64,7 +63,7 @@ pub(crate) fn worker_bytes(shape: &Shape) -> anyhow::Result<u64> {
         in_flight_max: OPERATIONS_PER_WORKER_MAX / 2,
     };
     let pool = Pool::new(POOL_BYTES, "scale-worker")?;
-    let config = WorkerConfig { engine, rank: Rank(0), result_slots: settings.memory.result_slots };
+    let config = WorkerConfig { engine, rank: Rank(0), result_slots: RESULT_SLOTS };
     let mut lane = LaneDriver::new(net.create_cq(node), config, pool.region().clone())?;
     let servers = net.create_cq(peer);
     for rank in 0..shape.servers {

@@ -10,7 +10,7 @@ use gradwire_worker::engine::{
 use proto_common::batch::{BatchKind, Notice, OpKind, Reading, SlotGrant};
 use proto_common::element::Dtype;
 use proto_common::ids::{Incarnation, Lane, Operation, Rank};
-use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, PREFIXES_PER_LANE, slot_bytes_for};
+use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, PREFIXES_PER_LANE, RESULT_SLOTS, slot_bytes_for};
 use proto_common::plan::Placement;
 use proto_common::shard_map::ShardMap;
 use std::collections::VecDeque;
@@ -34,7 +34,6 @@ pub(super) struct Worker {
     open: usize,
     round: u64,
     rounds: u64,
-    result_slots: u32,
     commands: Commands,
     next_tick_ms: u64,
     /// When each round ended.
@@ -77,7 +76,6 @@ impl Worker {
             open: 0,
             round: 0,
             rounds: shape.rounds,
-            result_slots: settings.memory.result_slots,
             commands: Commands::default(),
             next_tick_ms: 0,
             ended_ns: Vec::new(),
@@ -88,8 +86,9 @@ impl Worker {
 
     /// Slots of its inbox that a server may write.
     pub(super) fn inbox_of(&self, server: Rank) -> Vec<SlotGrant> {
-        let slots = self.result_slots;
-        (server.0 * slots..(server.0 + 1) * slots).map(|slot| SlotGrant { slot, generation: 1 }).collect()
+        (server.0 * RESULT_SLOTS..(server.0 + 1) * RESULT_SLOTS)
+            .map(|slot| SlotGrant { slot, generation: 1 })
+            .collect()
     }
 
     /// A server is connected.

@@ -28,8 +28,7 @@ pub(crate) fn made() -> Result<Vec<u8>, Box<dyn std::error::Error>> {
 fn rules() -> String {
     let shown = || KINDS.iter().enumerate().filter(|(_, kind)| !kind.is_internal);
     let numbers = shown().map(|(number, kind)| (kind.name, number, kind.about.to_owned()));
-    let numbers =
-        enumeration("Rule", "The update rule on the servers.", numbers);
+    let numbers = enumeration("Rule", "The update rule on the servers.", numbers);
     let structures: String = shown().filter(|(_, kind)| !kind.parameters.is_empty()).map(structure).collect();
     format!(
         "{numbers}

@@ -14,8 +14,6 @@ pub struct VerbsConfig {
     pub timeout: u8,
     /// So many times (at most 6: some devices take 7 for "for ever").
     pub retries: u8,
-    /// So often a receiver without posted receives is asked again (7: for ever, as it is slow and not dead).
-    pub rnr_retries: u8,
     /// Of the packets' IP headers.
     pub traffic_class: u8,
     /// The largest packet, in bytes (256 to 4096, a power of two); the port's own unless said. Peers use the smaller
@@ -37,7 +35,6 @@ impl Default for VerbsConfig {
             gid_index: None,
             timeout: 16,
             retries: 6,
-            rnr_retries: 7,
             traffic_class: 0,
             mtu_bytes: None,
             tail_flags: false,

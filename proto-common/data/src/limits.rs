@@ -37,8 +37,10 @@ pub const INBOX_SLOTS_MAX: usize = 1 << 16;
 pub const INBOX_SLOTS_MIN: u32 = 2;
 /// Slots of a lane of a server for the stream of one other server.
 pub const REPLICA_SLOTS_MAX: usize = 256;
-/// With fewer slots, records would wait for each other.
-pub const REPLICA_SLOTS_MIN: u32 = 2;
+/// So many a server grants: records of one stream are handled one after the other, so more would only wait.
+pub const REPLICA_SLOTS: u32 = 8;
+/// Slots of a worker for results, for each lane and server. A server that finds none free keeps results until one is.
+pub const RESULT_SLOTS: u32 = 4;
 /// Lanes of a cluster.
 pub const LANES_MAX: u16 = 64;
 

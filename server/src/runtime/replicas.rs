@@ -14,12 +14,10 @@ use fabric::{
 };
 use proto_common::batch::{BatchKind, BatchWriter, Block, BlockData, Notice, OpKind, RECORD_LEFT, SlotGrant};
 use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
-use proto_common::limits::{TABLE_BYTES_MAX, slot_bytes_for};
+use proto_common::limits::{REPLICA_SLOTS, TABLE_BYTES_MAX, slot_bytes_for};
 use proto_common::message::{InboxGrant, encode};
 use std::collections::{HashMap, VecDeque};
 
-/// Slots for each stream unless it is said otherwise.
-const SLOTS_DEFAULT: u32 = 8;
 /// Bytes of a record that are not its payload: a table of two blocks, and a set of contributors or changes of a rule.
 const PREFIX_BYTES: u64 = 8 << 10;
 /// Notices that may wait for a server that takes none: more than it has slots to be told about.
@@ -75,7 +73,6 @@ pub(super) struct Replicas {
     copies: Vec<CopyLink>,
     /// Whose each channel is, and whether it is a stream of ours.
     channels: HashMap<ChannelId, (Rank, bool)>,
-    slots: Option<u32>,
     news: VecDeque<LaneNews>,
     captured: Vec<u8>,
     words: Vec<u64>,
@@ -84,11 +81,6 @@ pub(super) struct Replicas {
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
-    /// Slots for each server whose chunks we have copies of.
-    pub fn limit_records(&mut self, slots: u32) {
-        self.replicas.slots = Some(slots);
-    }
-
     /// What the control side is to know.
     pub fn next_news(&mut self) -> Option<LaneNews> {
         self.replicas.news.pop_front()
@@ -132,9 +124,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         channel: ChannelId,
     ) -> Result<InboxGrant, LaneError> {
         self.close_copy(from);
-        let (slots, slot_bytes) =
-            (self.replicas.slots.unwrap_or(SLOTS_DEFAULT), slot_bytes_for(self.config.chunk_bytes));
-        let (cells, region) = match lend_cells(&mut self.queue, channel, (slots, slot_bytes)) {
+        let each = (REPLICA_SLOTS, slot_bytes_for(self.config.chunk_bytes));
+        let (cells, region) = match lend_cells(&mut self.queue, channel, each) {
             Ok(lent) => lent,
             Err(error) => {
                 self.queue.close(channel);
@@ -145,9 +136,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let (image, backlog, is_over) = (Vec::new(), VecDeque::new(), false);
         self.replicas.copies.push(CopyLink { from, channel, cells, image, backlog, is_over });
         self.replicas.channels.insert(channel, (from, false));
-        let grants = self.engine.copy_up(from, incarnation, slots);
+        let grants = self.engine.copy_up(from, incarnation, REPLICA_SLOTS);
         let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
-        Ok(InboxGrant { region, offset: 0, slot_bytes, grants })
+        Ok(InboxGrant { region, offset: 0, slot_bytes: each.1, grants })
     }
 
     /// Nobody wants our stream to a server any more.

@@ -262,7 +262,6 @@ fn start_lanes(
         let config = LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes, space };
         let mut lane = DataLane::new(queue, config)?;
         lane.limit_calls(settings.memory.call_bytes)?;
-        lane.limit_records(settings.memory.replica_slots);
         if devices.verbs.is_some() {
             lane.register_replies();
         }

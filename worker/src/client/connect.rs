@@ -21,7 +21,7 @@ use prometheus::Registry;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
-use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::limits::{PROTOCOL_VERSION, RESULT_SLOTS};
 use proto_common::message::Register;
 use proto_common::transport::Offer;
 use std::collections::BTreeMap;
@@ -268,7 +268,7 @@ fn start_lane(
             in_flight_max: in_flight_max(settings),
         },
         rank: roster.welcome.rank,
-        result_slots: settings.memory.result_slots,
+        result_slots: RESULT_SLOTS,
     };
     let mut driver = LaneDriver::new(queue, config, pool.region().clone())
         .map_err(|error| ClientError::Internal(format!("cannot set up lane {lane}: {error}")))?;

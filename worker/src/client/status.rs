@@ -342,10 +342,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     fn late(links: Links) -> (Arc<Late>, Arc<RegistrationCache>) {
-        let cache = Arc::new(RegistrationCache::new(
-            &MemorySettings { registration_cache: 1, ..MemorySettings::default() },
-            None,
-        ));
+        let cache = Arc::new(RegistrationCache::new(&MemorySettings::default(), None));
         let (devices, _) = daemon::devices::open(&Settings::default()).unwrap();
         let flight = Flight::embedded(Role::Worker, &Settings::default());
         (Arc::new(Late::new(cache.clone(), Arc::new(links), PortWatch::new(&devices), flight)), cache)

@@ -20,7 +20,6 @@ pub(in crate::verbs) struct Path {
     pub(in crate::verbs) mtu: u32,
     pub(in crate::verbs) timeout: u8,
     pub(in crate::verbs) retries: u8,
-    pub(in crate::verbs) rnr_retries: u8,
     pub(in crate::verbs) traffic_class: u8,
     /// Reads of ours that may be under way, and of the peer's that are answered at once.
     pub(in crate::verbs) reads: u8,
@@ -28,6 +27,8 @@ pub(in crate::verbs) struct Path {
 }
 
 const RNR_TIMER: u8 = 12;
+/// Without limit: a receiver without posted receives is slow, not dead.
+const RNR_RETRIES: u8 = 7;
 
 /// A reliable connection.
 #[derive(Debug)]
@@ -143,7 +144,7 @@ impl QueuePair {
             sq_psn: first_packet,
             timeout: path.timeout,
             retry_cnt: path.retries,
-            rnr_retry: path.rnr_retries,
+            rnr_retry: RNR_RETRIES,
             max_rd_atomic: path.reads,
             ..Default::default()
         };

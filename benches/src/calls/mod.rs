@@ -109,9 +109,7 @@ fn short(bed: &Bed, name: &str) -> anyhow::Result<()> {
     for _ in 0..SHORT {
         let began = Instant::now();
         let body = vec![Piece::Bytes(vec![0; 16])];
-        bed.client
-            .call(HANDLER, 0, CallRequest { body, reply_bytes: 1, ..CallRequest::default() })?
-            .wait()?;
+        bed.client.call(HANDLER, 0, CallRequest { body, ..CallRequest::default() })?.wait()?;
         took_us.push(began.elapsed().as_secs_f64() * 1e6);
     }
     tell_latency(name, "call of 4 floats", took_us);
@@ -128,7 +126,7 @@ fn long(bed: &Bed, name: &str, bytes: usize) -> anyhow::Result<()> {
     let pushed = throughput(bed, (bytes, count), push, back)?;
     let call = |buffer: TensorBuffer| {
         let body = vec![Piece::Buffer(buffer)];
-        Ok(bed.client.call(HANDLER, 0, CallRequest { body, reply_bytes: 1, ..CallRequest::default() })?)
+        Ok(bed.client.call(HANDLER, 0, CallRequest { body, ..CallRequest::default() })?)
     };
     let back = |handle: gradwire_worker::CallHandle| match handle.wait()?.request.pop() {
         Some(Piece::Buffer(buffer)) => Ok(buffer),

@@ -574,7 +574,7 @@ typedef struct {
      */
     int32_t priority;
     /**
-     * The expected size of the reply's body, so that it needs no second round trip. 0: the size of the last one.
+     * The expected size of the reply's body, so that a long one needs no second round trip. 0: unknown.
      */
     uint64_t reply_bytes;
     /**

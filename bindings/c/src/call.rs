@@ -32,7 +32,7 @@ pub struct GradwireCall {
     pub piece_count: u64,
     /// Calls with higher priority go first; calls to one handler of one server are never reordered.
     pub priority: i32,
-    /// The expected size of the reply's body, so that it needs no second round trip. 0: the size of the last one.
+    /// The expected size of the reply's body, so that a long one needs no second round trip. 0: unknown.
     pub reply_bytes: u64,
     /// Deadline in milliseconds; 0: `deadlines.operation_ms`.
     pub timeout_ms: u64,

@@ -32,6 +32,12 @@ fn pairs_move_over_shared_memory_and_tcp() {
     cluster("ps/pairs.cc", (2, 2, 2), &[&[SHM], &[TCP]]);
 }
 
+#[test]
+fn a_request_needs_memory_for_its_own_answer_whatever_another_had() {
+    let pool = ("GRADWIRE_MEMORY__POOL_BYTES", "117440512");
+    cluster("ps/mixed.cc", (1, 1, 1), &[&[SHM, pool], &[TCP, pool]]);
+}
+
 /// Also where the launcher gives the process a rank, and where it counts machines.
 #[test]
 fn customers_of_one_process_are_workers_of_their_own() {

@@ -21,7 +21,7 @@ use proto_common::plan::Placement;
 use proto_common::table::{TABLE_APPS, table_of};
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -40,8 +40,7 @@ pub struct CallRequest {
     /// Calls with higher priority go first; calls to one handler of one server are never reordered.
     pub priority: i32,
     /// The expected size of the reply's body. This much room is granted with the request, so that the server can write
-    /// the reply at once; a longer reply costs one more round trip. 0: unknown, so the size of the last long reply of
-    /// this handler; 1: no long reply.
+    /// the reply at once; a longer reply costs one more round trip, in which the server says its size. 0: unknown.
     pub reply_bytes: u64,
     /// The destination of the reply's body, unless it travels with the result. It is returned in [`CallReply::body`].
     pub reply_into: Option<TensorBuffer>,
@@ -116,8 +115,6 @@ pub struct CallHandle {
 pub(super) struct Line {
     /// The operation that comes next; locked while one is handed over, so that they are in order.
     next: Mutex<u64>,
-    /// Bytes of the last reply's body that was not short.
-    reply_bytes: AtomicU64,
 }
 
 /// The calls of a client, by handler and server.
@@ -128,7 +125,7 @@ impl Lines {
     fn get(&self, app: u32, server: Rank) -> Arc<Line> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&(app, server)).cloned();
         known.unwrap_or_else(|| {
-            let fresh = || Arc::new(Line { next: Mutex::new(1), reply_bytes: AtomicU64::new(0) });
+            let fresh = || Arc::new(Line { next: Mutex::new(1) });
             let mut lines = self.0.write().unwrap_or_else(PoisonError::into_inner);
             lines.entry((app, server)).or_insert_with(fresh).clone()
         })
@@ -183,7 +180,7 @@ impl Client {
         let line = self.0.calls.get(app, server);
         let cut = self.cut(body)?;
         let (frame, frame_bytes) = self.frame(&head, &cut)?;
-        let target = self.room(&line, reply_bytes, reply_into)?;
+        let target = self.room(reply_bytes, reply_into);
         let room_bytes = target.as_ref().map_or(0, |target| target.len() as u64);
         let source = frame.span();
         let target = target.map(|target| target.into_inner().lend());
@@ -232,7 +229,7 @@ impl Client {
         let (states, lane) = (self.0.states.clone(), lane.clone());
         // The lane answers at the deadline plus its grace; this is the net under it.
         let deadline = started + timeout + Duration::from_secs(3);
-        let of = Of { app, server, started, line, bytes: cut.total_bytes };
+        let of = Of { app, server, started, bytes: cut.total_bytes };
         Ok(CallHandle { state, states, lane, of, deadline })
     }
 
@@ -326,22 +323,14 @@ impl Client {
         Ok((frame, bytes))
     }
 
-    /// Room for the reply's body, where it is expected to be long.
-    fn room(
-        &self,
-        line: &Line,
-        reply_bytes: u64,
-        into: Option<TensorBuffer>,
-    ) -> Result<Option<TensorBuffer>, ClientError> {
-        let expected = match reply_bytes {
-            0 => line.reply_bytes.load(Ordering::Relaxed),
-            bytes => bytes,
-        };
+    /// Room for the reply's body, where it is expected to be long. Where there is none now, the server says the reply's size
+    /// when it has it; then room is looked for again.
+    fn room(&self, expected: u64, into: Option<TensorBuffer>) -> Option<TensorBuffer> {
         match into {
-            Some(into) if into.len() as u64 >= expected => Ok(Some(into)),
+            Some(into) if into.len() as u64 >= expected => Some(into),
             // Beside the longest head it travels with the result.
-            _ if expected + CALL_HEAD_BYTES_MAX as u64 + 2 <= REPLY_INLINE_BYTES_MAX => Ok(None),
-            _ => self.allocate(expected).map(Some),
+            _ if expected + CALL_HEAD_BYTES_MAX as u64 + 2 <= REPLY_INLINE_BYTES_MAX => None,
+            _ => self.allocate(expected).ok(),
         }
     }
 }
@@ -362,7 +351,6 @@ struct Of {
     app: u32,
     server: Rank,
     started: Instant,
-    line: Arc<Line>,
     bytes: u64,
 }
 
@@ -402,7 +390,6 @@ impl Of {
         let head = rest.get(..from - 2).ok_or_else(malformed)?.to_vec();
         let body = match (landed_bytes, target) {
             (Some(bytes), Some(buffer)) => {
-                self.line.reply_bytes.store(bytes, Ordering::Relaxed);
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(buffer.len());
                 Body::Landed { buffer: TensorBuffer::new(buffer), bytes }
             }

@@ -434,7 +434,7 @@ fn request(op: RowOp, count: usize, home: ChunkId, body: Piece, reply_bytes: u64
     // Bounded by what one request may have.
     head.extend((count as u32).to_le_bytes());
     head.extend(home.key.0.to_le_bytes());
-    CallRequest { head, body: vec![body], reply_bytes: reply_bytes.max(1), ..CallRequest::default() }
+    CallRequest { head, body: vec![body], reply_bytes, ..CallRequest::default() }
 }
 
 fn cut(range: &Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> + use<> {

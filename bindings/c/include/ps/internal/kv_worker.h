@@ -110,6 +110,8 @@ class KVWorker : public SimpleApp {
     bool failed = false;
     /// Keys and values are the caller's again when the request has been made.
     bool borrowed = false;
+    /// Bytes of the values that the caller has room for; 0 where it takes what comes.
+    uint64_t room = 0;
     std::function<void(Operation *)> fill;
     Callback callback;
   };
@@ -142,6 +144,7 @@ class KVWorker : public SimpleApp {
     pairs.keys = keys;
     pairs.priority = priority;
     const auto operation = NewOperation(detail::kPull, cmd, callback);
+    operation->room = vals->size() * sizeof(Val);
     operation->fill = [vals, lens](Operation *done) { Fill(done, vals, lens); };
     return Send(operation, pairs);
   }
@@ -157,6 +160,7 @@ class KVWorker : public SimpleApp {
     pairs.lens = sent;
     pairs.priority = priority;
     const auto operation = NewOperation(detail::kPush | detail::kPull, cmd, callback);
+    operation->room = vals.size() * sizeof(Val);
     operation->fill = [outs, lens](Operation *done) { Fill(done, outs, lens); };
     return Send(operation, pairs);
   }
@@ -195,6 +199,15 @@ class KVWorker : public SimpleApp {
     return piece;
   }
 
+  /// Bytes that one server's answer is expected to have: its share of the values, and its keys and lengths. A share is exact where
+  /// all keys have as many values; where they have not, an answer that is longer is announced first.
+  static uint64_t Room(const Operation &operation, const KVPairs<Val> &slice) {
+    const uint64_t keys = slice.keys.size();
+    uint64_t values = slice.vals.size() * sizeof(Val);
+    if (slice.vals.empty()) values = keys == operation.keys.size() ? operation.room : operation.room / operation.keys.size() * keys;
+    return values + keys * (sizeof(Key) + sizeof(int));
+  }
+
   void Call(const std::shared_ptr<Operation> &operation, size_t server, const KVPairs<Val> &slice, int priority) {
     detail::KVRequestHead head;
     head.cmd = operation->cmd;
@@ -219,7 +232,7 @@ class KVWorker : public SimpleApp {
     call.pieces = pieces;
     call.piece_count = count;
     call.priority = priority;
-    if (operation->flags == (detail::kPush | detail::kPull)) call.reply_bytes = head.val_bytes;
+    if (operation->room) call.reply_bytes = Room(*operation, slice);
     if (!operation->borrowed) operation->answers[server].keys = slice.keys;
     auto flight = std::unique_ptr<Flight>(new Flight());
     flight->tasks = this->obj_->tasks();

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Does an extension touch as few files as CONTRIBUTING.md says? Each patch of tests/extend is applied to a copy of the work tree; the
-# commands that write what follows from it are run; at most four existing files may have changed; its tests are built and run.
+# Does an extension change at most four existing files? Each patch of tests/extend is applied to a copy of the work tree; the commands
+# that CONTRIBUTING.md ("Extensions") names are run; the changed files are counted; its tests are built and run.
 #   tests/extend.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

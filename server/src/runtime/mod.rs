@@ -1,6 +1,7 @@
-//! Executes what the engines decide. `lane` is one data thread's work, `thread` runs it; `bootstrap` takes
-//! others' connections, `streams` reaches servers that have copies; `serving` executes what the member engine decides; `run`
-//! puts them together with the scheduler link and the HTTP endpoints.
+//! Executes what the engines decide. `lane` is one data thread's work: it receives batches and calls the engine; `execute` executes
+//! the commands, `posting` writes to workers, `results` encodes result batches, `replicas` writes and reads records between servers,
+//! `thread` runs it. `bootstrap` takes others' connections, `streams` connects to servers that have replicas, `serving` executes what
+//! the member engine decides, and `run` puts them together with the scheduler link and the HTTP endpoints.
 
 mod bootstrap;
 mod calls;

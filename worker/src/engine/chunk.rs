@@ -21,11 +21,12 @@ pub(super) struct ChunkQueue {
     pub(super) held: bool,
     /// A part is announced: what follows waits for the answer.
     pub(super) asked: bool,
-    /// Nothing that is granted for what was announced may be written: the chunk has moved since, or may have.
+    /// A grant for the announced part must not be used: the chunk has moved, or may have, since the announcement.
     pub(super) asked_before: bool,
     /// How often in a row.
     pub(super) tries: u32,
-    /// As the last operation said: what goes out says it, also where it is an earlier one that is sent again.
+    /// Which views the trainer still reads, from the newest operation. Every block of the chunk carries it, also an older one that
+    /// is sent again.
     pub(super) reading: Reading,
     /// Operations that have not ended, in order.
     pub(super) open: VecDeque<u64>,
@@ -59,7 +60,8 @@ impl ChunkQueue {
         self.sent > 0 && self.sent_to != server
     }
 
-    /// May weights of it be read that another server showed than the one that it has, or that one when it had it before?
+    /// True if the trainer may still read a view of this chunk that came from another server, or from this one during an earlier
+    /// assignment.
     pub(super) fn was_shown_elsewhere(&self, server: Rank) -> bool {
         self.shown_by.iter().any(|shown| (shown.server, shown.moves) != (server, self.moves))
     }

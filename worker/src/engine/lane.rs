@@ -1,5 +1,4 @@
-//! The engine of one lane: queues parts per server, packs them into batches as credits allow, and counts
-//! answers until an operation is done.
+//! The engine of one lane: queues parts per server, and counts answers until an operation is done. `flow` packs batches.
 
 use super::chunk::ChunkQueue;
 use super::command::{Command, Commands};

@@ -42,7 +42,7 @@ pub(super) struct Link {
     pub(super) buffers: HashMap<ChunkId, KeyBuffer>,
     /// All payloads travel in slots: only those have a checksum.
     pub(super) slots_only: bool,
-    /// Generation each slot of our inbox is granted with; `None` while the server may not write it.
+    /// The slots of our inbox, each with the generation that the server must use next.
     pub(super) inbox: Vec<SlotGrant>,
     /// Slots read and granted again that the server was not told of yet.
     pub(super) owed: Vec<SlotGrant>,

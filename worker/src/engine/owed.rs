@@ -23,8 +23,8 @@ pub struct OldestOp {
 }
 
 impl LaneEngine {
-    /// Did the servers lately say of all parts that are owed whom they wait for? One that said so long ago and
-    /// nothing since is stuck itself.
+    /// True if, for every unanswered part, its server has said within `GRACE_MS` which ranks it waits for. A server that has not
+    /// may be stuck itself.
     pub(super) fn all_told(&self, op: u32) -> bool {
         let lately = |part: &Part| part.told_ms.is_some_and(|told| self.now_ms < told + GRACE_MS);
         self.parts.iter().filter(|(_, part)| part.op == op).all(|(_, part)| lately(part))

@@ -141,7 +141,7 @@ impl Part {
         self.corrupt > CORRUPT_RETRIES_MAX
     }
 
-    /// Its block as it is sent: of one that is given up only its number, which the server has to know.
+    /// The block to send. If the part is given up, it has only the operation's number, so that the server does not wait for that.
     pub(super) fn as_sent(&self, block: Block) -> Block {
         if !self.is_given_up() {
             return block;

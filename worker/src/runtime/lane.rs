@@ -62,16 +62,15 @@ pub struct LaneDriver<Q> {
     config: LaneConfig,
     engine: LaneEngine,
     epoch: Epoch,
-    /// Where key buffers lie.
+    /// The region of the client's buffers: servers write weights into it, and read gradients out of it.
     landing: Region,
     /// Room for replies is allocated here: the pool that `landing` is the region of.
     pool: Option<Pool>,
     links: Vec<Option<Link>>,
     servers: HashMap<ChannelId, Rank>,
-    /// Servers whose channel broke, and why: whoever connects them is told.
-    /// To whom, of which connection, and why.
+    /// Channels that broke after their probe was answered: server, number of the connection, reason.
     broken: Vec<(Rank, u64, String)>,
-    /// Servers whose channel broke before its probe was answered, and why: whoever connects them is told, nobody else.
+    /// Channels that broke before: only who connects them is told.
     unready: Vec<(Rank, String)>,
     live: HashMap<u64, Live>,
     fences: Fences,

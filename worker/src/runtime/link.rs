@@ -37,7 +37,7 @@ pub(super) struct Link {
     pub(super) channel: ChannelId,
     /// Of the connection that it is a part of.
     pub(super) number: u64,
-    /// Remote key under which the server addresses our key buffers.
+    /// Remote key of the region of the client's buffers.
     pub(super) landing_key: u64,
     pub(super) inbox: Option<ServerInbox>,
     /// Slots that the server writes results into; nobody else ever does.

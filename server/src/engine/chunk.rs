@@ -1,100 +1,35 @@
 //! One chunk's state: its version, the round being collected, who waits for what. Pure bookkeeping; the
 //! bytes lie in the runtime's storage under the same index.
 
+mod arrivals;
+mod copies;
+mod image;
+mod mode;
+#[cfg(test)]
+mod sample;
+mod weights;
+
 use super::before::Before;
 use super::held::{Held, HeldSet};
+use super::inputs::EngineConfig;
 use super::keep::Keep;
-use super::lane::EngineConfig;
 use super::lengths::Lengths;
 use super::mode::Tally;
 use super::numbers::Numbers;
+use super::placed::KeyBuffers;
 use super::ranks::RankSet;
-use super::relief::Moved;
 use super::role::Role;
-use super::saving::Saving;
-use proto_common::batch::{Kept, Landing, OpKind, Reading};
-use proto_common::codec::Codec;
+use super::spec::ChunkSpec;
+use super::views::Views;
+use proto_common::batch::{Landing, OpKind, Reading};
 use proto_common::config::WorkerLoss;
-use proto_common::element::Dtype;
-use proto_common::ids::{ChunkId, Epoch, Incarnation, Operation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
-use proto_common::mode::Mode;
-use proto_common::optimizer::Optimizer;
-use proto_common::table::home_of;
-use proto_common::tensor::{ChunkSpan, TensorSpec};
 use std::cmp::Ordering;
 use std::ops::RangeInclusive;
 
-/// A chunk that this lane is to hold.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ChunkSpec {
-    /// Which chunk.
-    pub id: ChunkId,
-    /// Its bytes; at most, where it is dynamic.
-    pub bytes: u64,
-    /// Each round has its own length.
-    pub dynamic: bool,
-    /// Its element type.
-    pub dtype: Dtype,
-    /// How contributions to it are encoded.
-    pub codec: Codec,
-    /// Its update rule.
-    pub optimizer: Optimizer,
-    /// How contributions become versions.
-    pub mode: Mode,
-    /// Workers whose contribution a round does not wait for, in mode sync.
-    pub backup_workers: u32,
-}
-
-impl ChunkSpec {
-    /// A chunk of a declared tensor.
-    #[must_use]
-    pub fn of(tensor: &TensorSpec, span: &ChunkSpan) -> Self {
-        Self {
-            id: span.id,
-            bytes: span.bytes,
-            dynamic: tensor.dynamic,
-            dtype: tensor.dtype,
-            codec: tensor.compression.codec,
-            optimizer: tensor.optimizer,
-            mode: tensor.settled_mode(),
-            backup_workers: tensor.settled_backup(),
-        }
-    }
-
-    /// Is it a home of rows of sparse tables? What is contributed to it is done to these.
-    #[must_use]
-    pub const fn has_rows(&self) -> bool {
-        home_of(self.id.key).is_some()
-    }
-
-    /// Does storage say whether what a round makes is in force?
-    pub(super) fn is_asked(&self) -> bool {
-        self.dtype.is_integer() || self.has_rows()
-    }
-
-    /// Bytes of the payload of a contribution that is `bytes` long as plain numbers.
-    #[must_use]
-    pub fn payload_bytes(&self, bytes: u64) -> u64 {
-        if self.codec.is_plain() {
-            return bytes;
-        }
-        // A chunk's elements fit the address space: limits bound its bytes.
-        self.codec.encoded_bytes((bytes / self.dtype.bytes() as u64) as usize) as u64
-    }
-
-    /// Bytes of the sum of contributions that are `bytes` long as plain numbers.
-    #[must_use]
-    pub const fn sum_bytes(&self, bytes: u64) -> u64 {
-        bytes / self.dtype.bytes() as u64 * self.dtype.of_sums().bytes() as u64
-    }
-
-    /// Bytes as plain numbers of a contribution with so long a payload, which has the right shape.
-    #[must_use]
-    pub fn plain_bytes(&self, payload_bytes: u64) -> u64 {
-        if self.codec.is_plain() { payload_bytes } else { self.bytes }
-    }
-}
+/// Rounds ahead of the one being collected that a worker's contributions are kept for.
+pub(super) const ROUNDS_AHEAD_MAX: u64 = 4;
 
 /// An operation that was taken, and then lost with the channel that its payload was read over: when it comes again it
 /// is new.
@@ -115,17 +50,6 @@ pub(super) enum Number {
     Repeated,
     /// One before it has not come.
     Early,
-}
-
-/// The spill block that a worker may write its contributions to a chunk into.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum KeyBuffer {
-    #[default]
-    None,
-    /// The worker may write it: once, or (`keep`) again and again.
-    Granted { spill: u32, keep: bool },
-    /// It holds a contribution until that is reduced.
-    Full { spill: u32, keep: bool },
 }
 
 /// An operation to be answered.
@@ -185,6 +109,17 @@ pub(super) enum Lineage {
     Own,
 }
 
+/// What a checkpoint wants of a chunk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Saving {
+    #[default]
+    Nothing,
+    /// A copy, once this version is published.
+    Awaits(u64),
+    /// A copy of the version in force, before anything else is published.
+    Due,
+}
+
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) spec: ChunkSpec,
@@ -210,12 +145,8 @@ pub(super) struct Chunk {
     pub(super) version: u64,
     /// Buffer of the published version (0 or 1).
     pub(super) buffer: u8,
-    /// Who reads each buffer: the landings in flight from it.
-    pub(super) readers: [Vec<Rank>; 2],
-    /// Weights that were moved out of a buffer before all had copied them.
-    pub(super) moved: Vec<Moved>,
-    /// Who has a view of each buffer, by the last operation that gave it.
-    pub(super) views: [Vec<(Rank, Operation)>; 2],
+    /// Who reads each buffer.
+    pub(super) views: Views,
     /// The versions that each buffer is the weights of: several, where rounds ended without new ones.
     pub(super) versions: [RangeInclusive<u64>; 2],
     pub(super) before: Before,
@@ -242,8 +173,8 @@ pub(super) struct Chunk {
     /// The round's first contribution, while it is only in its worker's memory: counted, and not reduced yet.
     pub(super) first: Option<Held>,
     pub(super) lengths: Lengths,
-    /// Of the workers that have one.
-    buffers: Vec<(Rank, KeyBuffer)>,
+    /// Where workers may write contributions to it.
+    pub(super) key_buffers: KeyBuffers,
     pub(super) waiters: Vec<Waiter>,
     /// When they are looked at for their deadlines: see `deadlines`.
     pub(super) due_ms: u64,
@@ -277,9 +208,7 @@ impl Chunk {
             filled: 0,
             version: 0,
             buffer: 0,
-            readers: [Vec::new(), Vec::new()],
-            moved: Vec::new(),
-            views: [Vec::new(), Vec::new()],
+            views: Views::default(),
             versions: [0..=0, 0..=0],
             before: Before::new(config.worker_loss == WorkerLoss::Wait),
             initialised: false,
@@ -295,7 +224,7 @@ impl Chunk {
             held: HeldSet::default(),
             first: None,
             lengths: Lengths::new(&spec),
-            buffers: Vec::new(),
+            key_buffers: KeyBuffers::default(),
             waiters: Vec::new(),
             due_ms: u64::MAX,
             least_awaited: u64::MAX,
@@ -344,34 +273,33 @@ impl Chunk {
 
     /// Does somebody read this buffer?
     pub(super) fn is_read(&self, buffer: u8) -> bool {
-        let at = usize::from(buffer);
-        !self.readers[at].is_empty() || !self.views[at].is_empty()
+        self.views.is_read(buffer)
     }
 
     /// Does nobody read or write anything of it, now or later?
     pub(super) fn is_unused(&self) -> bool {
-        self.buffers.is_empty() && !self.is_read(0) && !self.is_read(1) && self.held.is_empty()
+        self.key_buffers.is_empty() && !self.is_read(0) && !self.is_read(1) && self.held.is_empty()
     }
 
     /// The worker is given a view of the weights in force.
     pub(super) fn show(&mut self, rank: Rank, operation: Operation) {
-        let views = &mut self.views[usize::from(self.buffer)];
-        match views.iter_mut().find(|(other, _)| *other == rank) {
-            Some((_, last)) => *last = (*last).max(operation),
-            None => views.push((rank, operation)),
-        }
+        self.views.show(rank, operation, self.buffer);
     }
 
     /// What the worker reads of what it was shown: the rest may be overwritten.
     pub(super) fn hide(&mut self, rank: Rank, reading: Reading) {
-        for (views, versions) in self.views.iter_mut().zip(&self.versions) {
-            let is_kept = match reading.kept {
-                Kept::None => false,
-                Kept::Version(version) => versions.contains(&version.0),
-                Kept::All => true,
-            };
-            views.retain(|(other, last)| *other != rank || is_kept || *last >= reading.from);
-        }
+        self.views.hide(rank, reading, &self.versions);
+    }
+
+    /// Whoever still reads an older version, in rank order.
+    pub(super) fn reading(&self) -> Vec<Rank> {
+        self.views.reading()
+    }
+
+    /// A buffer that its round could have, were it not for landings.
+    pub(super) fn landing_only(&self) -> Option<u8> {
+        let is_it = |buffer: &u8| self.views.is_landing_only(*buffer);
+        self.to_publish_into().find(is_it).filter(|_| !self.is_due())
     }
 
     pub(super) fn round(&self) -> u64 {
@@ -404,6 +332,11 @@ impl Chunk {
     /// Has everybody contributed to the round being collected?
     pub(super) fn is_complete(&self) -> bool {
         self.stage != Stage::Contributions
+    }
+
+    /// Is it complete, without a buffer for its weights?
+    pub(super) fn waits_for_buffer(&self) -> bool {
+        self.stage == Stage::Buffer
     }
 
     /// Is storage to say whether the round's values fit? Nobody is told anything before.
@@ -441,25 +374,6 @@ impl Chunk {
     /// Is the initial value being read, or to be read again? Nothing is folded, and nothing told, before it is there.
     pub(super) fn initialising(&self) -> bool {
         self.held.has_initial() || self.reopened.iter().any(|open| open.round == 0)
-    }
-
-    pub(super) fn buffer_of(&self, rank: Rank) -> KeyBuffer {
-        let own = self.buffers.iter().find(|(other, _)| *other == rank);
-        own.map_or(KeyBuffer::None, |(_, buffer)| *buffer)
-    }
-
-    /// Workers that may write contributions to it, or have written some that are not reduced.
-    pub(super) fn writers(&self) -> impl Iterator<Item = Rank> + '_ {
-        self.buffers.iter().map(|(rank, _)| *rank)
-    }
-
-    pub(super) fn set_buffer(&mut self, rank: Rank, buffer: KeyBuffer) {
-        match self.buffers.iter().position(|(other, _)| *other == rank) {
-            Some(at) if buffer == KeyBuffer::None => _ = self.buffers.swap_remove(at),
-            Some(at) => self.buffers[at].1 = buffer,
-            None if buffer == KeyBuffer::None => {}
-            None => self.buffers.push((rank, buffer)),
-        }
     }
 
     /// Ranks whose contributions could be reduced at once and have not come (the first few): a contribution that

@@ -2,7 +2,6 @@
 //! al., section 3.3), shared by all workers: the slot used last is granted next, because it is still in
 //! cache.
 
-use super::lane::LaneEngine;
 use proto_common::batch::SlotGrant;
 use proto_common::ids::Rank;
 
@@ -24,20 +23,6 @@ pub(super) fn misuse(newest: u8, generation: u8) -> Misuse {
 struct Slot {
     holder: Option<Rank>,
     generation: u8,
-}
-
-impl LaneEngine {
-    /// Credits not granted to anyone, and all there are.
-    #[must_use]
-    pub fn credits(&self) -> (usize, usize) {
-        (self.ledger.free(), self.ledger.total())
-    }
-
-    /// Credits that workers hold. With the free ones, and those in quarantine, they are all there are.
-    #[must_use]
-    pub fn credits_lent(&self) -> usize {
-        self.ledger.held()
-    }
 }
 
 /// Who holds which slot.

@@ -1,7 +1,6 @@
 //! Copies of one chunk that others have, or are to have: where each stands, and what waits for it. It must not know how records
 //! travel: that is `streams`.
 
-use super::chunk::{Chunk, Stage};
 use proto_common::ids::{Epoch, Rank};
 
 /// Where a copy of a chunk stands.
@@ -67,48 +66,5 @@ impl Keep {
 
     pub(super) fn is_kept_up(&self) -> bool {
         self.kept && self.at == At::In
-    }
-}
-
-impl Chunk {
-    /// Does a round of this chunk wait for copies?
-    pub(super) fn has_copies(&self) -> bool {
-        self.copies.iter().flatten().any(Keep::blocks)
-    }
-
-    /// Since which decision that copy is one.
-    pub(super) fn since_of(&self, id: u64) -> Epoch {
-        let keep = self.copies.iter().flatten().find(|keep| keep.id == id);
-        keep.map_or(Epoch::default(), |keep| keep.since)
-    }
-
-    pub(super) fn keep_of(&mut self, id: u64) -> Option<&mut Keep> {
-        self.copies.iter_mut().flatten().find(|keep| keep.id == id)
-    }
-
-    /// Copies that a complete round waits for.
-    pub(super) fn unconfirmed_copies(&self) -> impl Iterator<Item = &Keep> {
-        let round = self.round();
-        self.copies.iter().flatten().filter(move |keep| keep.blocks() && keep.confirmed < round)
-    }
-
-    pub(super) fn has_initial_everywhere(&self) -> bool {
-        self.copies.iter().flatten().all(|keep| !keep.blocks() || (keep.has_initial && keep.at == At::In))
-    }
-
-    /// Servers whose confirmation a change of the rule waits for.
-    pub(super) fn lacking_rules(&self) -> impl Iterator<Item = Rank> + '_ {
-        let lacks = |keep: &&Keep| keep.blocks() && keep.rules.1 < self.rules;
-        self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
-    }
-
-    /// Servers whose confirmation the complete round, or the initial value, waits for.
-    pub(super) fn unconfirmed(&self) -> impl Iterator<Item = Rank> + '_ {
-        let (round, is_sent) = (self.round(), self.stage == Stage::Copies);
-        let lacks = move |keep: &&Keep| {
-            let lacks_all = self.init_pending && !(keep.has_initial && keep.at == At::In);
-            keep.blocks() && ((is_sent && keep.confirmed < round) || lacks_all)
-        };
-        self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
     }
 }

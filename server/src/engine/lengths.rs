@@ -1,7 +1,8 @@
-//! How long a chunk is at the moment: always the same, or (of a dynamic tensor) as long as its round.
+//! How long a chunk is at the moment: always the same, or (of a dynamic tensor) as long as its round. Owns the lengths of the round
+//! being collected and of the version in force, and which one storage was told last.
 
-use super::chunk::{Chunk, ChunkSpec};
 use super::command::{Command, Commands};
+use super::spec::ChunkSpec;
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
@@ -20,54 +21,45 @@ impl Lengths {
         let live = if spec.dynamic { 0 } else { spec.bytes };
         Self { round: None, live, told: spec.bytes }
     }
-}
 
-impl Chunk {
-    /// Bytes of the version in force.
-    pub(super) fn live_bytes(&self) -> u64 {
-        self.lengths.live
+    /// Of the version in force.
+    pub(super) fn live(&self) -> u64 {
+        self.live
     }
 
-    /// Is a contribution as long as the others of its round that are here? Where each is an update of its own there are none.
-    pub(super) fn agrees(&self, round: u64, bytes: u64) -> bool {
-        if self.is_loose() {
-            return true;
-        }
-        let collected = self.lengths.round.filter(|_| round == self.round());
-        // Those that are held agree with one another: one of them speaks for all.
-        let mut held = self.held.of_round(round);
-        collected.is_none_or(|other| other == bytes) && held.next().is_none_or(|held| held.bytes == bytes)
+    /// Of the round being collected, once somebody has contributed to it.
+    pub(super) fn collected(&self) -> Option<u64> {
+        self.round
     }
 
     /// A contribution of this length is folded.
     pub(super) fn collect(&mut self, bytes: u64) {
-        self.lengths.round = Some(bytes);
+        self.round = Some(bytes);
     }
 
-    /// Bytes of the round being collected.
-    pub(super) fn round_bytes(&self) -> u64 {
-        self.lengths.round.unwrap_or(self.lengths.live)
+    /// Of the round being collected.
+    pub(super) fn round(&self) -> u64 {
+        self.round.unwrap_or(self.live)
     }
 
     /// The round being collected is over; where it is `published`, its length is in force.
-    pub(super) fn end_length(&mut self, published: bool) {
+    pub(super) fn end_round(&mut self, published: bool) {
         if published {
-            self.lengths.live = self.round_bytes();
+            self.live = self.round();
         }
-        self.lengths.round = None;
+        self.round = None;
     }
 
-    /// Bytes of the version in force, as an image has them.
-    pub(super) fn set_live_bytes(&mut self, bytes: u64) {
-        self.lengths.live = bytes;
-        self.lengths.round = None;
+    /// An image has the version in force, with so many bytes.
+    pub(super) fn set_live(&mut self, bytes: u64) {
+        (self.live, self.round) = (bytes, None);
     }
 
     /// What follows is about so many bytes of the chunk. Commands of chunks of one length need no such word.
-    pub(super) fn size(&mut self, index: u32, bytes: u64, out: &mut Commands) {
-        if self.lengths.told != bytes {
-            self.lengths.told = bytes;
-            out.push(Command::Size { chunk: index, bytes });
+    pub(super) fn size(&mut self, chunk: u32, bytes: u64, out: &mut Commands) {
+        if self.told != bytes {
+            self.told = bytes;
+            out.push(Command::Size { chunk, bytes });
         }
     }
 }

@@ -6,8 +6,8 @@ mod holdings;
 mod seeding;
 mod streams;
 
-use super::chunk::ChunkSpec;
 use super::role::Role;
+use super::spec::ChunkSpec;
 pub use holdings::{Held, Holdings};
 use proto_common::error::Death;
 use proto_common::ids::{ChunkIndex, Epoch, Incarnation, Key, Rank, Role as MemberRole};

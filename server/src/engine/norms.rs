@@ -1,102 +1,105 @@
-//! Tensors whose rule needs norms over all of them (LAMB): their chunks are on one lane, and finish a round together. It
-//! must not know how the norms are computed.
+//! Tensors whose rule needs norms over all of them (LAMB): their chunks are on one lane, and finish a round together. Owns which chunks
+//! belong together, and how many of each tensor are prepared. It must not know how the norms are computed, or what a round is.
+//!
+//! ```text
+//!  0 ready ──ready──▶ 1 ready ──ready──▶ … ──ready──▶ all: they finish together, and 0 are ready
+//!     ▲                  │
+//!     └───── one_less ───┘  a chunk is given up, or comes whole
+//! ```
+//!
+//! If a chunk finished by itself, its step would be of norms over a part of the tensor.
 
-use super::chunk::{Chunk, Stage};
-use super::command::{Addend, Command, Commands};
-use super::lane::LaneEngine;
-use proto_common::batch::{Block, Status};
-use proto_common::ids::Rank;
 use std::ops::Range;
 
 /// The chunks of one such tensor, in order.
 #[derive(Clone, Debug)]
-pub(super) struct Group {
-    pub(super) chunks: Range<u32>,
+struct Group {
+    chunks: Range<u32>,
     /// Those whose norms are known.
     ready: u32,
 }
 
-impl Group {
-    pub(super) fn new(chunks: Range<u32>) -> Self {
-        Self { chunks, ready: 0 }
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    all: Vec<Group>,
+}
+
+impl Groups {
+    /// The chunks of a group.
+    pub(super) fn chunks(&self, group: u32) -> Range<u32> {
+        self.all[group as usize].chunks.clone()
     }
 
-    /// One that was ready is not.
-    pub(super) fn one_less(&mut self) {
-        self.ready = self.ready.saturating_sub(1);
+    /// The chunks that end rounds with this one, which is of that group if it is of any.
+    pub(super) fn with(&self, chunk: u32, group: Option<u32>) -> Range<u32> {
+        group.map_or(chunk..chunk + 1, |group| self.chunks(group))
+    }
+
+    /// A new chunk joins the group of the chunk before it, or a new one.
+    pub(super) fn join(&mut self, chunk: u32, before: Option<u32>) -> u32 {
+        let group = before.unwrap_or_else(|| {
+            self.all.push(Group { chunks: chunk..chunk, ready: 0 });
+            self.all.len() as u32 - 1
+        });
+        self.all[group as usize].chunks.end = chunk + 1;
+        group
+    }
+
+    /// These chunks are those of a new tensor: a group that had the same ones before is theirs.
+    pub(super) fn place(&mut self, chunks: Range<u32>) -> u32 {
+        let new = Group { chunks, ready: 0 };
+        match self.all.iter().position(|group| group.chunks == new.chunks) {
+            Some(at) => {
+                self.all[at] = new;
+                at as u32
+            }
+            None => {
+                self.all.push(new);
+                self.all.len() as u32 - 1
+            }
+        }
+    }
+
+    /// A chunk is prepared. All chunks of its group, if it is the last one.
+    pub(super) fn ready(&mut self, group: u32) -> Option<Range<u32>> {
+        let group = &mut self.all[group as usize];
+        group.ready += 1;
+        if group.ready < group.chunks.len() as u32 {
+            return None;
+        }
+        group.ready = 0;
+        Some(group.chunks.clone())
+    }
+
+    /// One that was prepared is not.
+    pub(super) fn one_less(&mut self, group: u32) {
+        let group = &mut self.all[group as usize];
+        group.ready = group.ready.saturating_sub(1);
+    }
+
+    /// The chunks of each group.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = Range<u32>> + '_ {
+        self.all.iter().map(|group| group.chunks.clone())
     }
 }
 
-impl LaneEngine {
-    /// A tensor with norms is served here from now on, of which this server had a copy: is it whole? Where its primary died
-    /// between the states of two chunks it is not, and nobody has what would make it so.
-    pub(super) fn look_for_tears(&mut self, index: u32) {
-        let Some(group) = self.chunks[index as usize].group.and_then(|group| self.groups.get(group as usize))
-        else {
-            return;
-        };
-        let range = group.chunks.start as usize..group.chunks.end as usize;
-        let Some(chunks) = self.chunks.get_mut(range) else { return };
-        // A round that is past the norms ends wherever its readers let it.
-        let reached = |chunk: &Chunk| {
-            let is_past = matches!(chunk.stage, Stage::Buffer | Stage::Verdict { .. });
-            chunk.version + u64::from(is_past)
-        };
-        let first = chunks.first().map_or(0, reached);
-        let is_torn = chunks.iter().any(|chunk| chunk.is_spoilt || reached(chunk) != first);
-        chunks.iter_mut().for_each(|chunk| chunk.is_torn = is_torn);
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    #[cfg(test)]
-    pub(crate) fn has_tear(&self, id: proto_common::ids::ChunkId) -> bool {
-        self.index.get(&id).is_some_and(|index| self.chunks[*index as usize].is_torn)
-    }
-
-    /// Is an operation on what is torn? Then its worker hears of it at once.
-    pub(super) fn is_torn(&mut self, index: u32, peer: Rank, block: &Block) -> bool {
-        let Chunk { is_torn, version: round, .. } = self.chunks[index as usize];
-        if is_torn {
-            self.refuse(peer, &Block { round, ..*block }, Status::Torn);
-        }
-        is_torn
-    }
-
-    /// A chunk of a tensor with norms is new: it joins the chunks before it.
-    pub(super) fn join_group(&mut self, index: u32) {
-        let key = self.chunks[index as usize].spec.id.key;
-        let before = index.checked_sub(1).map(|before| &self.chunks[before as usize]);
-        let group = before
-            .filter(|before| before.spec.id.key == key && before.role.is_some())
-            .and_then(|before| before.group);
-        let group = group.unwrap_or_else(|| {
-            self.groups.push(Group { chunks: index..index, ready: 0 });
-            self.groups.len() as u32 - 1
-        });
-        self.groups[group as usize].chunks.end = index + 1;
-        self.chunks[index as usize].group = Some(group);
-    }
-
-    /// All have contributed to a chunk of such a tensor: its step and its share of the norms are computed, and the last
-    /// chunk finishes all of them.
-    pub(super) fn prepare(&mut self, index: u32, group: u32, last: Option<Addend>, out: &mut Commands) {
-        let chunk = &mut self.chunks[index as usize];
-        let (round, old, contributors) = (chunk.round(), chunk.buffer, chunk.contributed.len());
-        out.push(Command::Prepare { chunk: index, round, last, old, contributors });
-        chunk.stage = Stage::Norms;
-        let group = &mut self.groups[group as usize];
-        group.ready += 1;
-        if group.ready < group.chunks.len() as u32 {
-            return;
-        }
-        group.ready = 0;
-        let chunks = group.chunks.clone();
-        out.push(Command::Norms { chunks: chunks.clone() });
-        for other in chunks {
-            self.wait_for_buffer(other);
-            if let Some(into) = self.chunks[other as usize].writable() {
-                self.finish(other, None, into, out);
-                self.ripe.push(other);
-            }
-        }
+    #[test]
+    fn the_last_chunk_finishes_all_and_one_that_leaves_is_waited_for_again() {
+        let mut groups = Groups::default();
+        let first = groups.join(4, None);
+        assert_eq!((groups.join(5, Some(first)), groups.join(6, None)), (first, first + 1));
+        assert_eq!((groups.with(5, Some(first)), groups.with(9, None)), (4..6, 9..10));
+        assert_eq!(groups.ready(first), None);
+        groups.one_less(first);
+        assert_eq!((groups.ready(first), groups.ready(first), groups.ready(first)), (None, Some(4..6), None));
+        // The same stretch for another tensor begins anew.
+        assert_eq!((groups.place(4..6), groups.place(7..8)), (first, first + 2));
+        assert_eq!(groups.ready(first), None);
+        assert_eq!(groups.ranges().collect::<Vec<_>>(), [4..6, 6..7, 7..8]);
     }
 }

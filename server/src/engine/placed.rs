@@ -1,163 +1,268 @@
-//! Payloads that do not come in a slot: buffers that workers write them into, and what was read out of workers'
-//! memory. Owns the life of key buffers; both kinds lie in spill blocks, and so within the spill budget.
+//! Spill blocks: copies of contributions before their turn, what is read out of workers' memory, and buffers that workers write
+//! their contributions into (key buffers). Owns which block is free, and the budget of key buffers. Which worker may write which
+//! block is kept with each chunk, in [`KeyBuffers`]. It must not know what contributions are for.
+//!
+//! ```text
+//!  free ──take──▶ used ──give──▶ free
+//!
+//!                  grant                        fill: its payload was taken
+//!  None ─────────────────────────▶ Granted ────────────────────────────────▶ Full
+//!   ▲                                 │  ▲                                     │
+//!   │ revoke: the block is free       │  └──────────── release, kept ──────────┤
+//!   ├─────────────────────────────────┘                                        │
+//!   └────── release, not kept: the block is free; revoke: the contribution's ──┘
+//! ```
+//!
+//! If a worker could write a buffer that is full, its next contribution would replace the one before its turn, which nobody
+//! notices.
 
-use super::chunk::{KeyBuffer, Reopened};
-use super::command::{Commands, Source};
-use super::held::Held;
-use super::lane::LaneEngine;
-use proto_common::batch::{Block, BlockData, Landing, Status};
+use super::command::Source;
+use proto_common::batch::{Block, BlockData};
 use proto_common::ids::Rank;
 
-impl LaneEngine {
-    /// Why a block that says that its payload is placed is a lie, if it is one: such a worker writes where it may
-    /// not.
-    pub(super) fn misplaced(&self, index: u32, peer: Rank, block: &Block) -> Option<String> {
-        if block.data != BlockData::Placed {
-            return None;
-        }
-        let chunk = &self.chunks[index as usize];
-        match chunk.buffer_of(peer) {
-            KeyBuffer::None => Some("it placed a payload without a grant".into()),
-            KeyBuffer::Full { .. } => Some("it placed a payload over one that was not reduced yet".into()),
-            KeyBuffer::Granted { .. } if block.bytes > chunk.spec.bytes => {
-                Some("it placed a payload longer than its grant".into())
-            }
-            KeyBuffer::Granted { .. } => None,
-        }
+/// The spill block that a worker may write its contributions to a chunk into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum KeyBuffer {
+    #[default]
+    None,
+    /// The worker may write it: once, or (`keep`) again and again.
+    Granted { spill: u32, keep: bool },
+    /// It holds a contribution until that is reduced.
+    Full { spill: u32, keep: bool },
+}
+
+/// Key buffers of one chunk, of the workers that have one.
+#[derive(Debug, Default)]
+pub(super) struct KeyBuffers {
+    of: Vec<(Rank, KeyBuffer)>,
+}
+
+impl KeyBuffers {
+    pub(super) fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+
+    /// Has this worker none?
+    pub(super) fn has_none(&self, rank: Rank) -> bool {
+        self.get(rank) == KeyBuffer::None
+    }
+
+    /// Workers that may write contributions to the chunk, or have written some that are not reduced.
+    pub(super) fn writers(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.of.iter().map(|(rank, _)| *rank)
     }
 
     /// Where a placed payload lies.
-    pub(super) fn placed(&self, index: u32, peer: Rank) -> Option<Source> {
-        match self.chunks[index as usize].buffer_of(peer) {
+    pub(super) fn placed(&self, rank: Rank) -> Option<Source> {
+        match self.get(rank) {
             KeyBuffer::Granted { spill, .. } => Some(Source::Spill(spill)),
             KeyBuffer::None | KeyBuffer::Full { .. } => None,
         }
     }
 
-    /// Answers an announcement with a buffer, or says that there is none.
-    pub(super) fn announce(&mut self, index: u32, peer: Rank, block: &Block, keep: bool) {
-        let spill = self.key_buffer(index, peer, keep);
-        let bytes = self.chunks[index as usize].spec.bytes;
-        let landing = spill.map(|spill| Landing { region: 0, offset: u64::from(spill), bytes });
-        let data = BlockData::Inline { offset: 0 };
-        let block =
-            Block { status: Status::Granted, bytes: 0, data, landing, view: false, timeout_ms: 0, ..*block };
-        self.tell(peer, block, Vec::new());
+    /// Why a block that says that its payload is placed is a lie, if it is one: such a worker writes where it may not. A buffer
+    /// has as many bytes as its chunk.
+    pub(super) fn misplaced(&self, rank: Rank, block: &Block, chunk_bytes: u64) -> Option<&'static str> {
+        if block.data != BlockData::Placed {
+            return None;
+        }
+        match self.get(rank) {
+            KeyBuffer::None => Some("it placed a payload without a grant"),
+            KeyBuffer::Full { .. } => Some("it placed a payload over one that was not reduced yet"),
+            KeyBuffer::Granted { .. } if block.bytes > chunk_bytes => {
+                Some("it placed a payload longer than its grant")
+            }
+            KeyBuffer::Granted { .. } => None,
+        }
     }
 
-    /// The spill block that the worker may write now. At most half of all are key buffers: contributions before
-    /// their turn need the others.
-    fn key_buffer(&mut self, index: u32, peer: Rank, keep: bool) -> Option<u32> {
-        let chunk = &mut self.chunks[index as usize];
-        let spill = match chunk.buffer_of(peer) {
+    fn get(&self, rank: Rank) -> KeyBuffer {
+        let own = self.of.iter().find(|(other, _)| *other == rank);
+        own.map_or(KeyBuffer::None, |(_, buffer)| *buffer)
+    }
+
+    fn set(&mut self, rank: Rank, buffer: KeyBuffer) {
+        match self.of.iter().position(|(other, _)| *other == rank) {
+            Some(at) if buffer == KeyBuffer::None => _ = self.of.swap_remove(at),
+            Some(at) => self.of[at].1 = buffer,
+            None if buffer == KeyBuffer::None => {}
+            None => self.of.push((rank, buffer)),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Placement {
+    total: u32,
+    free: Vec<u32>,
+    /// Spill blocks that are key buffers.
+    key_buffers: u32,
+    /// Those that workers may not write any more, while their channels are open.
+    taken: Vec<(Rank, u32)>,
+}
+
+impl Placement {
+    pub(super) fn new(spill_blocks: u32) -> Self {
+        let free = (0..spill_blocks).rev().collect();
+        Self { total: spill_blocks, free, key_buffers: 0, taken: Vec::new() }
+    }
+
+    /// Spill blocks in use, and all there are. Key buffers are counted apart.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        let (total, key_buffers) = (self.total as usize, self.key_buffers as usize);
+        (total - key_buffers - self.free.len(), total)
+    }
+
+    /// Spill blocks that are key buffers.
+    pub(super) fn key_buffers(&self) -> u32 {
+        self.key_buffers
+    }
+
+    /// A free block, if there is one.
+    pub(super) fn take(&mut self) -> Option<u32> {
+        self.free.pop()
+    }
+
+    /// Nobody needs this block any more.
+    pub(super) fn give(&mut self, spill: u32) {
+        self.free.push(spill);
+    }
+
+    /// Nobody needs these blocks any more.
+    pub(super) fn give_all(&mut self, spills: &[u32]) {
+        self.free.extend_from_slice(spills);
+    }
+
+    /// The block that the worker may write now. At most half of all are key buffers: contributions before their turn need the
+    /// others.
+    pub(super) fn grant(&mut self, of: &mut KeyBuffers, rank: Rank, keep: bool) -> Option<u32> {
+        let spill = match of.get(rank) {
             KeyBuffer::Full { .. } => return None,
             KeyBuffer::Granted { spill, .. } => spill,
-            KeyBuffer::None if 2 * (self.key_buffers + 1) > self.config.spill_blocks => return None,
+            KeyBuffer::None if 2 * (self.key_buffers + 1) > self.total => return None,
             KeyBuffer::None => {
-                let spill = self.spills.pop()?;
+                let spill = self.free.pop()?;
                 self.key_buffers += 1;
                 spill
             }
         };
-        chunk.set_buffer(peer, KeyBuffer::Granted { spill, keep });
+        of.set(rank, KeyBuffer::Granted { spill, keep });
         Some(spill)
     }
 
-    /// A placed payload is taken: nothing may be written over it.
-    pub(super) fn fill(&mut self, index: u32, peer: Rank, from: Source) {
-        let chunk = &mut self.chunks[index as usize];
-        if let (Source::Spill(_), KeyBuffer::Granted { spill, keep }) = (from, chunk.buffer_of(peer)) {
-            chunk.set_buffer(peer, KeyBuffer::Full { spill, keep });
-            self.stats.placed += 1;
-            if !keep {
-                self.taken_buffers.push((peer, spill));
-            }
+    /// A payload is taken: nothing may be written over it. True where it lies in a key buffer.
+    pub(super) fn fill(&mut self, of: &mut KeyBuffers, rank: Rank, from: Source) -> bool {
+        let Source::Spill(_) = from else { return false };
+        let KeyBuffer::Granted { spill, keep } = of.get(rank) else { return false };
+        of.set(rank, KeyBuffer::Full { spill, keep });
+        if !keep {
+            self.taken.push((rank, spill));
         }
+        true
     }
 
-    /// The worker has said that it does not write its buffer any more.
-    pub(super) fn end_buffer(&mut self, index: u32, rank: Rank) {
-        let granted = match self.chunks[index as usize].buffer_of(rank) {
-            KeyBuffer::Granted { spill, .. } | KeyBuffer::Full { spill, .. } => Some((rank, spill)),
-            KeyBuffer::None => None,
-        };
-        self.taken_buffers.extend(granted);
-        let unused = self.revoke_buffer(index, rank);
-        self.spills.extend(unused);
-    }
-
-    /// Spill blocks that workers may not write any more, while their channels are open.
-    pub fn taken_buffers(&mut self) -> std::vec::Drain<'_, (Rank, u32)> {
-        self.taken_buffers.drain(..)
+    /// A payload is not needed any more: its block is free, or its worker's to write again.
+    pub(super) fn release(&mut self, of: &mut KeyBuffers, rank: Rank, from: Source) {
+        let Source::Spill(spill) = from else { return };
+        match of.get(rank) {
+            KeyBuffer::Full { spill: full, keep: true } if full == spill => {
+                return of.set(rank, KeyBuffer::Granted { spill, keep: true });
+            }
+            KeyBuffer::Full { spill: full, keep: false } if full == spill => {
+                of.set(rank, KeyBuffer::None);
+                self.key_buffers -= 1;
+            }
+            _ => {}
+        }
+        self.free.push(spill);
     }
 
     /// The grant is void; its block, where nothing that was taken lies in it. What does is a contribution's as any other.
-    fn revoke_buffer(&mut self, index: u32, rank: Rank) -> Option<u32> {
-        let chunk = &mut self.chunks[index as usize];
-        let unused = match chunk.buffer_of(rank) {
+    pub(super) fn revoke(&mut self, of: &mut KeyBuffers, rank: Rank) -> Option<u32> {
+        let unused = match of.get(rank) {
             KeyBuffer::None => return None,
             KeyBuffer::Granted { spill, .. } => Some(spill),
             KeyBuffer::Full { .. } => None,
         };
         self.key_buffers -= 1;
-        chunk.set_buffer(rank, KeyBuffer::None);
+        of.set(rank, KeyBuffer::None);
         unused
     }
 
-    /// A payload is not needed any more: its spill block is free, or its worker's to write again.
-    pub(super) fn release(&mut self, index: u32, rank: Rank, from: Source) {
-        let Source::Spill(spill) = from else { return };
-        let chunk = &mut self.chunks[index as usize];
-        match chunk.buffer_of(rank) {
-            KeyBuffer::Full { spill: full, keep: true } if full == spill => {
-                return chunk.set_buffer(rank, KeyBuffer::Granted { spill, keep: true });
-            }
-            KeyBuffer::Full { spill: full, keep: false } if full == spill => {
-                chunk.set_buffer(rank, KeyBuffer::None);
-                self.key_buffers -= 1;
-            }
-            _ => {}
-        }
-        self.spills.push(spill);
+    /// The worker has said that it does not write its buffer any more.
+    pub(super) fn end(&mut self, of: &mut KeyBuffers, rank: Rank) {
+        let granted = match of.get(rank) {
+            KeyBuffer::Granted { spill, .. } | KeyBuffer::Full { spill, .. } => Some((rank, spill)),
+            KeyBuffer::None => None,
+        };
+        self.taken.extend(granted);
+        let unused = self.revoke(of, rank);
+        self.free.extend(unused);
     }
 
-    /// What a worker's memory was read for is there.
-    pub fn fetched(&mut self, peer: Rank, chunk: u32, spill: u32, out: &mut Commands) {
-        let Some(state) = self.chunks.get_mut(chunk as usize) else { return };
-        let from = Source::Spill(spill);
-        match state.held.arrive(peer, from) {
-            Some(0) if !state.role.is_some_and(|role| role.serves()) => {
-                return self.release(chunk, peer, from);
-            }
-            Some(0) => self.initialise(chunk, peer, from, out),
-            Some(_) if state.role.is_some_and(|role| role.serves()) => {}
-            Some(_) => return self.release_held(chunk),
-            None => return,
+    /// Key buffers that workers may not write any more, while their channels are open.
+    pub(super) fn taken(&mut self) -> std::vec::Drain<'_, (Rank, u32)> {
+        self.taken.drain(..)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto_common::batch::OpKind;
+    use proto_common::element::Dtype;
+    use proto_common::ids::{ChunkId, Operation};
+
+    #[test]
+    fn a_kept_buffer_is_its_worker_s_again_and_one_that_is_not_is_free() {
+        let (mut placement, mut of) = (Placement::new(6), KeyBuffers::default());
+        let kept = placement.grant(&mut of, Rank(0), true).expect("there are enough");
+        let once = placement.grant(&mut of, Rank(1), false).expect("there are enough");
+        assert_eq!(placement.grant(&mut of, Rank(0), true), Some(kept), "the same one");
+        assert_eq!((placement.sizes(), placement.key_buffers()), ((0, 6), 2));
+        for (rank, spill) in [(Rank(0), kept), (Rank(1), once)] {
+            assert!(placement.fill(&mut of, rank, Source::Spill(spill)));
+            assert!(!placement.fill(&mut of, rank, Source::Spill(spill)), "it is full");
+            assert_eq!((of.placed(rank), placement.grant(&mut of, rank, true)), (None, None));
+            placement.release(&mut of, rank, Source::Spill(spill));
         }
-        self.settle(chunk, out);
+        assert_eq!(placement.taken().collect::<Vec<_>>(), [(Rank(1), once)]);
+        assert_eq!((of.placed(Rank(0)), of.has_none(Rank(1))), (Some(Source::Spill(kept)), true));
+        assert_eq!((placement.sizes(), placement.key_buffers()), ((0, 6), 1));
     }
 
-    /// The worker's channel is closed: its grants end, and what was not read to its end is asked for again, as if it had not
-    /// been taken. What it had placed stays, until its turn. Returns the blocks that it may have been writing, or that its
-    /// memory was being read into.
-    pub(super) fn take_back(&mut self, rank: Rank) -> Vec<u32> {
-        self.copying.lapsing.retain(|lapsing| lapsing.rank != rank);
-        let chunks = 0..self.chunks.len() as u32;
-        let mut lent: Vec<u32> = chunks.filter_map(|index| self.revoke_buffer(index, rank)).collect();
-        for chunk in &mut self.chunks {
-            // Those behind it stay taken: the worker does not send again what a deadline has ended.
-            let first = chunk.forget_first(rank);
-            let reopened = &mut chunk.reopened;
-            let mut reopen = |held: &Held| {
-                if let Source::Spill(spill) = held.from {
-                    lent.push(spill);
-                }
-                let Held { rank, round, operation, .. } = *held;
-                reopened.push(Reopened { rank, operation, round });
-            };
-            first.iter().for_each(&mut reopen);
-            chunk.held.drop_unread(rank, reopen);
-        }
-        lent
+    #[test]
+    fn half_of_the_blocks_are_left_for_contributions_before_their_turn() {
+        let (mut placement, mut of) = (Placement::new(4), KeyBuffers::default());
+        let granted: Vec<_> =
+            (0..4).map(|rank| placement.grant(&mut of, Rank(rank), true).is_some()).collect();
+        assert_eq!(granted, [true, true, false, false]);
+        assert_eq!(of.writers().count(), 2);
+        let spill = placement.take().expect("two are left");
+        assert_eq!(placement.sizes(), (1, 4));
+        placement.give(spill);
+        // What is taken stays a contribution's when the grant ends; what is not is free.
+        let full = of.placed(Rank(0)).expect("it was granted");
+        placement.fill(&mut of, Rank(0), full);
+        assert_eq!(placement.revoke(&mut of, Rank(0)), None);
+        assert_eq!(placement.sizes(), (1, 4));
+        placement.release(&mut of, Rank(0), full);
+        placement.end(&mut of, Rank(1));
+        assert!(of.is_empty() && placement.sizes() == (0, 4) && placement.key_buffers() == 0);
+    }
+
+    #[test]
+    fn a_payload_is_placed_where_it_may_be_or_it_is_a_lie() {
+        let (mut placement, mut of) = (Placement::new(4), KeyBuffers::default());
+        let bare = Block::bare(ChunkId::new(1, 0), OpKind::Push, Dtype::F32, Operation(1));
+        let placed = Block { data: BlockData::Placed, bytes: 8, ..bare };
+        assert_eq!(of.misplaced(Rank(0), &bare, 8), None);
+        assert!(of.misplaced(Rank(0), &placed, 8).is_some_and(|why| why.contains("without a grant")));
+        let spill = placement.grant(&mut of, Rank(0), false).expect("there are enough");
+        assert_eq!(of.misplaced(Rank(0), &placed, 8), None);
+        assert!(of.misplaced(Rank(0), &placed, 4).is_some_and(|why| why.contains("longer")));
+        placement.fill(&mut of, Rank(0), Source::Spill(spill));
+        assert!(of.misplaced(Rank(0), &placed, 8).is_some_and(|why| why.contains("not reduced")));
     }
 }

@@ -1,11 +1,19 @@
 //! Rounds that are complete and have no buffer for their weights, because workers have not copied older weights yet. A stopped
 //! worker would delay all others, so the server copies those weights into a spill block, the worker copies them from there
 //! later, and the round continues. Weights that a worker has as a view are not moved: the worker reads the buffer itself.
+//! Owns which chunks wait so, and since when; who reads what is each chunk's [`Views`](super::views::Views).
+//!
+//! ```text
+//!            wait                   5 ms                         a spill block, and landings only
+//!  (none) ─────────▶ new ─ look ─────────▶ due ──────────────────────────────────────────────────▶ Relieve
+//!     ▲                                     ▲ └─ otherwise ─▶ due again after 50 ms                  │
+//!     │                                     └────────────────────────────────────────────────────────┘
+//!     └── the round has a buffer: its entry goes at the next look
+//! ```
 
 use super::chunk::{Chunk, Stage};
 use super::command::{Command, Commands};
-use super::lane::LaneEngine;
-use proto_common::ids::Rank;
+use super::placed::Placement;
 
 /// So long a round waits for workers to copy by themselves. Those that run need less, and the copy would be for nothing.
 const PATIENCE_MS: u64 = 5;
@@ -14,73 +22,42 @@ const AGAIN_MS: u64 = 50;
 
 /// A chunk whose round waits for a buffer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stuck {
+struct Stuck {
     chunk: u32,
     /// When something is done about it; not known before somebody looks.
     due_ms: Option<u64>,
 }
 
-/// Weights that were moved out of a buffer, for workers that are to copy them.
-#[derive(Debug)]
-pub(super) struct Moved {
-    buffer: u8,
-    spill: u32,
-    readers: Vec<Rank>,
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Relief {
+    stuck: Vec<Stuck>,
 }
 
-impl Chunk {
-    /// Whoever still reads an older version, in rank order.
-    pub(super) fn reading(&self) -> Vec<Rank> {
-        let views = self.views.iter().flatten().map(|(rank, _)| *rank);
-        let mut ranks: Vec<Rank> = self.readers.iter().flatten().copied().chain(views).collect();
-        ranks.sort_unstable();
-        ranks.dedup();
-        ranks
-    }
-
-    /// A buffer that its round could have, were it not for landings.
-    fn landing_only(&self) -> Option<u8> {
-        let is_landing = |buffer: &u8| {
-            let at = usize::from(*buffer);
-            self.views[at].is_empty() && !self.readers[at].is_empty()
-        };
-        self.to_publish_into().find(is_landing).filter(|_| !self.is_due())
-    }
-
-    /// A worker has copied what was moved for it: true. The spill block, where nobody needs it any more.
-    fn moved_landed(&mut self, peer: Rank, buffer: u8) -> Option<Option<u32>> {
-        let is_it = |moved: &Moved| moved.buffer == buffer && moved.readers.contains(&peer);
-        // What was moved was told before what is not.
-        let at = self.moved.iter().position(is_it)?;
-        let readers = &mut self.moved[at].readers;
-        let place = readers.iter().position(|reader| *reader == peer)?;
-        readers.swap_remove(place);
-        Some(readers.is_empty().then(|| self.moved.remove(at).spill))
-    }
-}
-
-impl LaneEngine {
-    /// A complete round has to wait for a buffer.
-    pub(super) fn wait_for_buffer(&mut self, index: u32) {
-        self.chunks[index as usize].stage = Stage::Buffer;
-        self.hasten_save(index);
-        match self.stuck.iter_mut().find(|stuck| stuck.chunk == index) {
+impl Relief {
+    /// A complete round of this chunk has to wait for a buffer.
+    pub(super) fn wait(&mut self, chunk: u32) {
+        match self.stuck.iter_mut().find(|stuck| stuck.chunk == chunk) {
             Some(stuck) => stuck.due_ms = None,
-            None => self.stuck.push(Stuck { chunk: index, due_ms: None }),
+            None => self.stuck.push(Stuck { chunk, due_ms: None }),
         }
     }
 
-    /// Does a complete round wait only for workers to copy? Then [`LaneEngine::relieve`] must be called every few milliseconds.
-    /// Holders of views may keep a round waiting for long, and nothing can be moved for them, so the lane sleeps meanwhile.
-    #[must_use]
-    pub fn is_stuck(&self) -> bool {
-        self.stuck.iter().any(|stuck| self.chunks[stuck.chunk as usize].landing_only().is_some())
+    /// Does a complete round wait only for workers to copy? Holders of views may keep a round waiting for long, and nothing can be
+    /// moved for them.
+    pub(super) fn is_stuck(&self, chunks: &[Chunk]) -> bool {
+        self.stuck.iter().any(|stuck| chunks[stuck.chunk as usize].landing_only().is_some())
     }
 
     /// Moves weights out of the way of rounds that have waited for long.
-    pub fn relieve(&mut self, now_ms: u64, out: &mut Commands) {
-        let Self { stuck, chunks, spills, .. } = self;
-        stuck.retain_mut(|stuck| {
+    pub(super) fn relieve(
+        &mut self,
+        now_ms: u64,
+        chunks: &[Chunk],
+        placement: &mut Placement,
+        out: &mut Commands,
+    ) {
+        self.stuck.retain_mut(|stuck| {
             let chunk = &chunks[stuck.chunk as usize];
             if chunk.stage != Stage::Buffer {
                 return false;
@@ -90,44 +67,54 @@ impl LaneEngine {
             }
             stuck.due_ms = Some(now_ms + AGAIN_MS);
             if let Some(buffer) = chunk.landing_only()
-                && let Some(to) = spills.pop()
+                && let Some(to) = placement.take()
             {
                 out.push(Command::Relieve { chunk: stuck.chunk, buffer, to });
             }
             true
         });
     }
+}
 
-    /// The weights of a buffer are in a spill block, too, where these workers copy them: one entry for each landing.
-    pub fn relieved(&mut self, index: u32, buffer: u8, spill: u32, moved: &[Rank], out: &mut Commands) {
-        let Some(chunk) = self.chunks.get_mut(index as usize) else { return };
-        let readers = &mut chunk.readers[usize::from(buffer & 1)];
-        let mut away = Vec::new();
-        for rank in moved {
-            if let Some(at) = readers.iter().position(|reader| reader == rank) {
-                away.push(readers.swap_remove(at));
-            }
-        }
-        if away.is_empty() {
-            self.spills.push(spill);
-            return;
-        }
-        self.stats.relieved += 1;
-        chunk.moved.push(Moved { buffer, spill, readers: away });
-        self.finish_late(index, out);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto_common::ids::{Operation, Rank};
+
+    fn chunk() -> Chunk {
+        let mut chunk = Chunk::sample(1);
+        chunk.stage = Stage::Buffer;
+        (0..2).for_each(|buffer| chunk.views.land(Rank(0), buffer));
+        chunk
     }
 
-    /// A landing at this worker is done (or its channel is gone): the buffer has one reader less.
-    pub fn landed(&mut self, peer: Rank, index: u32, buffer: u8, out: &mut Commands) {
-        let Some(chunk) = self.chunks.get_mut(index as usize) else { return };
-        if let Some(free) = chunk.moved_landed(peer, buffer & 1) {
-            self.spills.extend(free);
-            return;
-        }
-        let readers = &mut chunk.readers[usize::from(buffer & 1)];
-        if let Some(at) = readers.iter().position(|reader| *reader == peer) {
-            readers.swap_remove(at);
-        }
-        self.finish_late(index, out);
+    fn relieve(relief: &mut Relief, now_ms: u64, chunk: &Chunk, placement: &mut Placement) -> usize {
+        let mut out = Commands::default();
+        relief.relieve(now_ms, std::slice::from_ref(chunk), placement, &mut out);
+        out.list.len()
+    }
+
+    #[test]
+    fn a_round_is_relieved_after_its_patience_and_again_later_and_not_once_it_has_a_buffer() {
+        let (mut relief, mut chunk, mut placement) = (Relief::default(), chunk(), Placement::new(1));
+        relief.wait(0);
+        assert!(relief.is_stuck(std::slice::from_ref(&chunk)));
+        let mut at = |now_ms, chunk: &Chunk| relieve(&mut relief, now_ms, chunk, &mut placement);
+        assert_eq!((at(100, &chunk), at(104, &chunk), at(105, &chunk)), (0, 0, 1));
+        assert_eq!((at(106, &chunk), at(155, &chunk)), (0, 0), "the only spill block is used");
+        chunk.stage = Stage::Contributions;
+        assert_eq!(at(300, &chunk), 0);
+        assert!(!relief.is_stuck(std::slice::from_ref(&chunk)), "nothing waits");
+    }
+
+    #[test]
+    fn nothing_is_moved_for_views() {
+        let (mut relief, mut chunk, mut placement) = (Relief::default(), chunk(), Placement::new(1));
+        (0..2).for_each(|buffer| chunk.views.show(Rank(1), Operation(1), buffer));
+        relief.wait(0);
+        assert!(!relief.is_stuck(std::slice::from_ref(&chunk)));
+        assert_eq!(relieve(&mut relief, 0, &chunk, &mut placement), 0);
+        assert_eq!(relieve(&mut relief, 9, &chunk, &mut placement), 0);
+        assert_eq!(placement.sizes(), (0, 1));
     }
 }

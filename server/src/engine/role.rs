@@ -1,5 +1,6 @@
 //! What a server has a chunk for. The shard map says it; lanes act on it.
 
+use super::spec::ChunkSpec;
 use proto_common::ids::Rank;
 
 /// What this server has a chunk for.
@@ -25,4 +26,17 @@ impl Role {
     pub const fn serves(self) -> bool {
         matches!(self, Self::Primary { .. })
     }
+}
+
+/// What storage is to know of new roles.
+#[derive(Debug, Default)]
+pub struct RoleChanges {
+    /// New chunks, of zeros, under these indices.
+    pub added: Vec<(u32, ChunkSpec)>,
+    /// Chunks whose sums are sent to others.
+    pub lent: Vec<u32>,
+    /// Copies that begin to serve before their primary has sent them anything. They are zeros. If the primary began from a checkpoint,
+    /// the copy begins from there, too. It has missed nothing, because a primary acknowledges no push and no initial value before
+    /// its copy has confirmed it.
+    pub blank: Vec<u32>,
 }

@@ -1,8 +1,6 @@
 //! Rules that tests break on purpose, to show that the fault laboratory notices. Only the feature `sabotage` can break one, and
 //! no program is built with it; without it every rule holds, at no cost. It must not decide anything by itself.
 
-use super::lane::LaneEngine;
-
 /// A rule that can be broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BrokenRule {
@@ -18,25 +16,4 @@ pub enum BrokenRule {
     EpochCheck,
     /// A slot that was used is not free again.
     CreditReturn,
-}
-
-impl LaneEngine {
-    /// Breaks a rule from now on.
-    #[cfg(feature = "sabotage")]
-    pub fn sabotage(&mut self, rule: BrokenRule) {
-        self.broken = Some(rule);
-    }
-
-    /// Is this rule broken?
-    #[cfg(feature = "sabotage")]
-    pub(crate) fn breaks(&self, rule: BrokenRule) -> bool {
-        self.broken == Some(rule)
-    }
-
-    /// Is this rule broken? Never, but in tests.
-    #[cfg(not(feature = "sabotage"))]
-    #[allow(clippy::unused_self, reason = "as with the feature")]
-    pub(crate) const fn breaks(&self, _: BrokenRule) -> bool {
-        false
-    }
 }

@@ -1,31 +1,29 @@
 //! Which chunks a checkpoint waits for, and which are to be copied now. A chunk that is to be copied publishes nothing before
-//! it is: so what is copied is exactly a version, however long it takes. It must not know where copies go.
+//! it is: so what is copied is exactly a version, however long it takes. Owns the checkpoint under way and when the next one begins;
+//! what it wants of a chunk is kept with the chunk, in `Chunk::saving`. It must not know where copies go, or how rounds continue.
+//!
+//! ```text
+//!                begin: no such version yet            published
+//!  Nothing ───────────────────────────────▶ Awaits(v) ───────────▶ Due: publishes nothing
+//!   ▲  │                                       │ pass: it takes      ▲         │
+//!   │  │                                       │ no part in it       │         │
+//!   │  │                                       └─────────────────────┤         │
+//!   │  └──────────── begin: the version is there ────────────────────┘         │
+//!   └───────────────────── copied, or the checkpoint is dropped ◀──────────────┘
+//! ```
+//!
+//! If a chunk published while it is to be copied, the copy would be of half of one version and half of the next.
 
-use super::chunk::{Chunk, Stage};
-use super::command::Commands;
-use super::image::ChunkState;
-use super::lane::LaneEngine;
-use super::role::Role;
+use super::chunk::{Chunk, Saving};
 use proto_common::ids::ChunkId;
 use std::collections::VecDeque;
 
 /// Rounds that training goes on by before a chunk without any contribution counts as one that takes no part in it.
 const ROUNDS_WITHOUT: u64 = 2;
 
-/// What a checkpoint wants of a chunk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Saving {
-    #[default]
-    Nothing,
-    /// A copy, once this version is published.
-    Awaits(u64),
-    /// A copy of the version in force, before anything else is published.
-    Due,
-}
-
 /// The checkpoint under way.
 #[derive(Debug)]
-pub(super) struct Checkpoint {
+struct Checkpoint {
     round: u64,
     /// Chunks that are to be copied, and those of them that hold a round up. Those that were copied leave when they are met.
     due: VecDeque<u32>,
@@ -39,7 +37,7 @@ pub(super) struct Checkpoint {
 impl Checkpoint {
     /// A chunk is to be copied.
     fn push(&mut self, index: u32, chunk: &Chunk) {
-        let queue = if chunk.stage == Stage::Buffer { &mut self.urgent } else { &mut self.due };
+        let queue = if chunk.waits_for_buffer() { &mut self.urgent } else { &mut self.due };
         queue.push_back(index);
     }
 }
@@ -69,9 +67,10 @@ pub enum SavingNews {
     Passed(u64),
 }
 
-/// All of a lane's part in checkpoints.
-#[derive(Debug, Default)]
+/// See the module.
+#[derive(Debug)]
 pub(super) struct Savings {
+    workers: u64,
     every_rounds: u64,
     /// Checkpoints that were begun here.
     begun: u64,
@@ -86,103 +85,52 @@ pub(super) struct Savings {
 }
 
 impl Savings {
-    fn is_idle(&self) -> bool {
-        self.current.is_none() && !self.has_rows_left
-    }
-}
-
-impl Chunk {
-    /// Is it to be copied before anything is published?
-    pub(super) fn is_due(&self) -> bool {
-        self.saving == Saving::Due
-    }
-
-    fn takes_no_part(&self) -> bool {
-        self.stage == Stage::Contributions
-            && self.contributed.len() == 0
-            && self.held.of_round(self.round()).next().is_none()
-    }
-
-    /// A copy is wanted of this version; of the one in force where that is later, or there are no rounds.
-    fn want_copy(&mut self, round: u64, now: bool) {
-        let is_there = self.version >= round || now || self.is_loose();
-        self.saving = match (is_there, self.is_whole()) {
-            (true, true) => Saving::Due,
-            // In the middle of a round's end: then the version that it makes.
-            (true, false) => Saving::Awaits(self.version + 1),
-            (false, _) => Saving::Awaits(round),
-        };
-    }
-}
-
-impl LaneEngine {
-    /// The chunk under an index.
-    #[must_use]
-    pub fn chunk_id(&self, index: u32) -> Option<ChunkId> {
-        self.chunks.get(index as usize).map(|chunk| chunk.spec.id)
-    }
-
-    /// The home of rows under an index; none of other chunks.
-    #[must_use]
-    pub fn home(&self, index: u32) -> Option<ChunkId> {
-        let spec = &self.chunks.get(index as usize)?.spec;
-        spec.has_rows().then_some(spec.id)
-    }
-
-    /// Is a home here, as served or as a copy?
-    #[must_use]
-    pub fn has_home(&self, home: ChunkId) -> bool {
-        self.index.contains_key(&home)
-    }
-
-    /// Is a home served here?
-    #[must_use]
-    pub fn serves_home(&self, home: ChunkId) -> bool {
-        self.serves(&home).is_some()
-    }
-
-    /// May rows of a home be told? Not while its newest version may be one that nobody else has.
-    #[must_use]
-    pub fn tells_rows(&self, home: ChunkId) -> bool {
-        self.serves(&home).is_some_and(|index| !self.chunks[index as usize].init_pending)
-    }
-
-    /// Does this server serve a chunk, by its index?
-    #[must_use]
-    pub fn is_served(&self, index: u32) -> bool {
-        self.chunks.get(index as usize).is_some_and(Chunk::is_served)
+    pub(super) fn new(workers: u32) -> Self {
+        Self {
+            workers: u64::from(workers),
+            every_rounds: 0,
+            begun: 0,
+            current: None,
+            last_round: 0,
+            are_rounds_counted: false,
+            has_rows_left: false,
+            news: VecDeque::new(),
+        }
     }
 
     /// Checkpoints begin by themselves at rounds that are a multiple of this; 0: they do not.
-    pub fn save_every(&mut self, rounds: u64) {
-        self.savings.every_rounds = rounds;
+    pub(super) fn begin_every(&mut self, rounds: u64) {
+        self.every_rounds = rounds;
     }
 
     /// Somewhere in the job there are tensors with rounds: those without begin no checkpoint by themselves.
-    pub fn count_rounds(&mut self) {
-        self.savings.are_rounds_counted = true;
+    pub(super) fn count_rounds(&mut self) {
+        self.are_rounds_counted = true;
+    }
+
+    /// Rows of tables are, or are not, still to be copied: none begins by itself before they are.
+    pub(super) fn note_rows_left(&mut self, has_rows_left: bool) {
+        self.has_rows_left = has_rows_left;
     }
 
     /// The round that a chunk is at; outside mode sync about how often each worker has contributed.
     fn round_of(&self, chunk: &Chunk) -> u64 {
-        if chunk.is_loose() { chunk.version / u64::from(self.config.workers).max(1) } else { chunk.version }
+        if chunk.is_loose() { chunk.version / self.workers.max(1) } else { chunk.version }
     }
 
-    /// A checkpoint of this round begins, or (`now`) of the moment. False where it has begun, or is over. One that was under
-    /// way ends without being complete.
-    pub fn begin_save(&mut self, round: u64, now: bool, out: &mut Commands) -> bool {
-        let is_known = self.savings.current.as_ref().is_some_and(|current| current.round == round);
-        if is_known || (!now && round <= self.savings.last_round) {
-            return false;
-        }
-        if let Some(current) = &self.savings.current {
-            self.drop_save(current.round, out);
-        }
-        self.savings.last_round = self.savings.last_round.max(round);
-        self.savings.begun += 1;
+    /// Has a checkpoint of this round begun, or is it over? One of the moment (`now`) is over only while it is under way.
+    pub(super) fn is_known(&self, round: u64, now: bool) -> bool {
+        let is_current = self.current.as_ref().is_some_and(|current| current.round == round);
+        is_current || (!now && round <= self.last_round)
+    }
+
+    /// A checkpoint of this round begins, or (`now`) of the moment. None is under way.
+    pub(super) fn begin(&mut self, round: u64, now: bool, chunks: &mut [Chunk]) {
+        self.last_round = self.last_round.max(round);
+        self.begun += 1;
         let (due, urgent) = Default::default();
         let mut current = Checkpoint { round, due, urgent, left: 0, is_passed: false };
-        for (index, chunk) in (0u32..).zip(&mut self.chunks) {
+        for (index, chunk) in (0u32..).zip(chunks) {
             if !chunk.is_served() {
                 continue;
             }
@@ -192,72 +140,63 @@ impl LaneEngine {
                 current.push(index, chunk);
             }
         }
-        self.savings.current = Some(current);
-        true
+        self.current = Some(current);
     }
 
     /// The newest round of any chunk that is served and has rounds; of any, where none has.
-    #[must_use]
-    pub fn newest_version(&self) -> u64 {
-        let served = || self.chunks.iter().filter(|chunk| chunk.is_served());
+    pub(super) fn newest_version(&self, chunks: &[Chunk]) -> u64 {
+        let served = || chunks.iter().filter(|chunk| chunk.is_served());
         let with_rounds = served().filter(|chunk| !chunk.is_loose()).map(|chunk| chunk.version).max();
         with_rounds.or_else(|| served().map(|chunk| self.round_of(chunk)).max()).unwrap_or(0)
     }
 
     /// Would a checkpoint of this round, not begun here, come too late? Then where training is.
-    #[must_use]
-    pub fn is_past(&self, round: u64) -> Option<u64> {
-        let is_known = round <= self.savings.last_round;
-        let chunks = self.chunks.iter().filter(|chunk| chunk.is_served() && !chunk.is_loose());
+    pub(super) fn is_past(&self, round: u64, chunks: &[Chunk]) -> Option<u64> {
+        let is_known = round <= self.last_round;
+        let chunks = chunks.iter().filter(|chunk| chunk.is_served() && !chunk.is_loose());
         chunks.map(|chunk| chunk.version).max().filter(|newest| !is_known && *newest > round)
     }
 
     /// What the checkpoint under way waits for here: how many chunks, and the one that is furthest behind, with its version.
-    #[must_use]
-    pub fn save_waits(&self) -> Option<(u64, u32, ChunkId, u64)> {
-        let (round, left) = self.saving()?;
-        let wanted = self.chunks.iter().filter(|chunk| chunk.saving != Saving::Nothing);
+    pub(super) fn waits(&self, chunks: &[Chunk]) -> Option<(u64, u32, ChunkId, u64)> {
+        let (round, left) = self.current()?;
+        let wanted = chunks.iter().filter(|chunk| chunk.saving != Saving::Nothing);
         let behind = wanted.min_by_key(|chunk| chunk.version)?;
         Some((round, left, behind.spec.id, behind.version))
     }
 
-    /// Something was published: is a checkpoint due with it?
-    pub(super) fn note_published(&mut self, index: u32) {
-        let chunk = &self.chunks[index as usize];
-        let (version, round, every) = (chunk.version, self.round_of(chunk), self.savings.every_rounds);
-        self.stats.newest = self.stats.newest.max(version);
+    /// A chunk has published: is a checkpoint due with it?
+    pub(super) fn published(&mut self, index: u32, chunks: &mut [Chunk]) {
+        let chunk = &chunks[index as usize];
+        let (version, round, every) = (chunk.version, self.round_of(chunk), self.every_rounds);
         let is_loose = chunk.is_loose();
-        let each = if is_loose { every.saturating_mul(u64::from(self.config.workers)) } else { every };
+        let each = if is_loose { every.saturating_mul(self.workers) } else { every };
         let is_multiple =
             each > 0 && version.is_multiple_of(each) && chunk.is_served() && !chunk.spec.has_rows();
-        let begins = is_multiple && !(is_loose && self.savings.are_rounds_counted);
+        let begins = is_multiple && !(is_loose && self.are_rounds_counted);
+        let is_idle = self.current.is_none() && !self.has_rows_left;
         // One at a time: while the disk is slow, or a tensor is waited for, there are fewer.
-        if begins && round > self.savings.last_round && self.savings.is_idle() {
-            // Nothing is held up where none is under way.
-            let mut none = Commands::default();
-            self.begin_save(round, false, &mut none);
-            self.savings.news.push_back(SavingNews::Begun(round));
+        if begins && round > self.last_round && is_idle {
+            self.begin(round, false, chunks);
+            self.news.push_back(SavingNews::Begun(round));
         }
-        let Self { chunks, savings, .. } = self;
-        let (chunk, Some(current)) = (&mut chunks[index as usize], &mut savings.current) else { return };
+        let (chunk, Some(current)) = (&mut chunks[index as usize], &mut self.current) else { return };
         if matches!(chunk.saving, Saving::Awaits(round) if version >= round) {
             chunk.saving = Saving::Due;
             current.push(index, chunk);
         }
         if !current.is_passed && version >= current.round + ROUNDS_WITHOUT && !chunk.is_loose() {
             current.is_passed = true;
-            savings.news.push_back(SavingNews::Passed(current.round));
+            self.news.push_back(SavingNews::Passed(current.round));
         }
     }
 
     /// Training has gone on past a checkpoint: chunks without a contribution since take no part in it, and are copied as they
     /// are.
-    pub fn pass_save(&mut self, round: u64) {
-        let Some(current) = self.savings.current.as_mut().filter(|current| current.round == round) else {
-            return;
-        };
+    pub(super) fn pass(&mut self, round: u64, chunks: &mut [Chunk]) {
+        let Some(current) = self.current.as_mut().filter(|current| current.round == round) else { return };
         current.is_passed = true;
-        for (index, chunk) in (0u32..).zip(&mut self.chunks) {
+        for (index, chunk) in (0u32..).zip(chunks) {
             if matches!(chunk.saving, Saving::Awaits(_)) && chunk.takes_no_part() {
                 chunk.saving = Saving::Due;
                 current.push(index, chunk);
@@ -266,105 +205,101 @@ impl LaneEngine {
     }
 
     /// A chunk holds a round up: if that is because it is to be copied, it is copied before the others.
-    pub(super) fn hasten_save(&mut self, index: u32) {
-        let Self { chunks, savings, .. } = self;
-        let current = savings.current.as_mut().filter(|_| chunks[index as usize].is_due());
+    pub(super) fn hasten(&mut self, index: u32, chunk: &Chunk) {
+        let current = self.current.as_mut().filter(|_| chunk.is_due());
         current.into_iter().for_each(|current| current.urgent.push_back(index));
     }
 
-    /// Rows of tables are, or are not, still to be copied: none begins by itself before they are.
-    pub fn note_rows_left(&mut self, has_rows_left: bool) {
-        self.savings.has_rows_left = has_rows_left;
-    }
-
-    /// Nothing comes of a checkpoint: what it holds up goes on.
-    pub fn drop_save(&mut self, round: u64, out: &mut Commands) {
-        if self.savings.current.take_if(|current| current.round == round).is_none() {
-            return;
+    /// Nothing comes of a checkpoint. True where it was under way: then each chunk is to be released.
+    pub(super) fn drop(&mut self, round: u64, chunks: &[Chunk]) -> bool {
+        if self.current.take_if(|current| current.round == round).is_none() {
+            return false;
         }
         // It may have been of a round far ahead: those before that are still to have theirs.
-        self.savings.last_round = self.savings.last_round.min(self.newest_version());
-        for index in 0..self.chunks.len() {
-            let saving = std::mem::take(&mut self.chunks[index].saving);
-            if saving == Saving::Due {
-                self.resume_round(index as u32, out);
-            }
-        }
+        self.last_round = self.last_round.min(self.newest_version(chunks));
+        true
     }
 
-    /// The checkpoint under way, where chunks that it is to have are not this server's any more.
-    #[must_use]
-    pub fn torn_save(&self) -> Option<u64> {
-        let (round, left) = self.saving()?;
-        let wanted = self.chunks.iter().filter(|chunk| chunk.saving != Saving::Nothing && chunk.is_served());
+    /// The round of the checkpoint under way, where chunks that it is to have are not this server's any more.
+    pub(super) fn torn(&self, chunks: &[Chunk]) -> Option<u64> {
+        let (round, left) = self.current()?;
+        let wanted = chunks.iter().filter(|chunk| chunk.saving != Saving::Nothing && chunk.is_served());
         (wanted.count() != left as usize).then_some(round)
     }
 
     /// The round of the checkpoint under way, and how many chunks are not copied yet.
-    #[must_use]
-    pub fn saving(&self) -> Option<(u64, u32)> {
-        self.savings.current.as_ref().map(|current| (current.round, current.left))
+    pub(super) fn current(&self) -> Option<(u64, u32)> {
+        self.current.as_ref().map(|current| (current.round, current.left))
     }
 
     /// Which one of those begun here is under way, or was last: a round may have several.
-    #[must_use]
-    pub fn save_number(&self) -> u64 {
-        self.savings.begun
+    pub(super) fn number(&self) -> u64 {
+        self.begun
     }
 
-    /// All chunks that the checkpoint under way is to have.
-    pub fn saved_chunks(&self) -> impl Iterator<Item = (u32, super::ChunkSpec)> + '_ {
-        let chunks = (0u32..).zip(&self.chunks);
-        chunks.filter(|(_, chunk)| chunk.saving != Saving::Nothing).map(|(index, chunk)| (index, chunk.spec))
+    /// The chunk that is to be copied next. One that cannot be copied at this moment is asked about again.
+    pub(super) fn next(&mut self, chunks: &[Chunk]) -> Option<u32> {
+        let Checkpoint { due, urgent, .. } = self.current.as_mut()?;
+        first_whole(urgent, chunks).or_else(|| first_whole(due, chunks))
     }
 
-    /// The chunk that is to be copied next, with what an image says of it. One that cannot be copied at this moment is asked
-    /// about again.
-    pub fn next_to_save(&mut self) -> Option<(u32, ChunkState, u8)> {
-        let Self { chunks, savings, .. } = self;
-        let Checkpoint { due, urgent, .. } = savings.current.as_mut()?;
-        let index = first_whole(urgent, chunks).or_else(|| first_whole(due, chunks))?;
-        let (state, buffer) = self.state(index, false)?;
-        Some((index, state, buffer))
-    }
-
-    /// A chunk is copied: what waited for that goes on. True when it was the checkpoint's last.
-    pub fn saved(&mut self, index: u32, out: &mut Commands) -> bool {
-        let Some(current) = self.savings.current.as_mut() else { return false };
+    /// A chunk is copied. Was it the last of the checkpoint, which is over then? None where no checkpoint is under way.
+    pub(super) fn copied(&mut self) -> Option<bool> {
+        let current = self.current.as_mut()?;
         current.left = current.left.saturating_sub(1);
         let is_last = current.left == 0;
-        // Before anything goes on: that may be what the next one begins with.
         if is_last {
-            self.savings.current = None;
+            self.current = None;
         }
-        if let Some(chunk) = self.chunks.get_mut(index as usize) {
-            chunk.saving = Saving::Nothing;
-            self.resume_round(index, out);
-        }
-        is_last
-    }
-
-    fn resume_round(&mut self, index: u32, out: &mut Commands) {
-        let chunk = &self.chunks[index as usize];
-        match chunk.group {
-            // It was not prepared while it was to be copied.
-            Some(group) if chunk.stage == Stage::Buffer => {
-                self.prepare(index, group, None, out);
-                self.settle(index, out);
-            }
-            Some(_) | None if chunk.stage == Stage::Buffer => self.finish_late(index, out),
-            // Rounds that nobody is left for waited for it.
-            _ => self.settle(index, out),
-        }
-        let chunk = &self.chunks[index as usize];
-        // It may have become a copy since: an image that had no place has one now.
-        if !chunk.role.is_some_and(Role::serves) && chunk.writable().is_some() {
-            self.say_ready(out);
-        }
+        Some(is_last)
     }
 
     /// What is to be told of checkpoints, in order.
-    pub fn next_saving_news(&mut self) -> Option<SavingNews> {
-        self.savings.news.pop_front()
+    pub(super) fn next_news(&mut self) -> Option<SavingNews> {
+        self.news.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn publish(savings: &mut Savings, index: u32, chunks: &mut [Chunk]) {
+        chunks[index as usize].publish(Some(0));
+        savings.published(index, chunks);
+    }
+
+    #[test]
+    fn one_begins_by_itself_and_each_chunk_is_copied_at_its_round() {
+        let (mut savings, mut chunks) = (Savings::new(2), [Chunk::sample(1), Chunk::sample(2)]);
+        savings.begin_every(2);
+        publish(&mut savings, 0, &mut chunks);
+        assert_eq!((savings.current(), savings.next(&chunks)), (None, None));
+        publish(&mut savings, 0, &mut chunks);
+        assert_eq!((savings.next_news(), savings.next_news()), (Some(SavingNews::Begun(2)), None));
+        assert_eq!((savings.current(), savings.next(&chunks)), (Some((2, 2)), Some(0)));
+        assert!(savings.is_known(2, true) && savings.is_known(1, false) && !savings.is_known(1, true));
+        assert_eq!(savings.waits(&chunks), Some((2, 2, ChunkId::new(2, 0), 0)), "the one furthest behind");
+        chunks[0].saving = Saving::Nothing;
+        assert_eq!((savings.copied(), savings.next(&chunks)), (Some(false), None));
+        publish(&mut savings, 1, &mut chunks);
+        assert_eq!(savings.next(&chunks), None, "its round is to come");
+        publish(&mut savings, 1, &mut chunks);
+        assert_eq!((savings.next(&chunks), savings.copied(), savings.copied()), (Some(1), Some(true), None));
+    }
+
+    #[test]
+    fn a_chunk_without_contributions_is_copied_as_it_is_once_training_has_passed() {
+        let (mut savings, mut chunks) = (Savings::new(2), [Chunk::sample(1), Chunk::sample(2)]);
+        savings.begin(1, false, &mut chunks);
+        (0..3).for_each(|_| publish(&mut savings, 0, &mut chunks));
+        assert_eq!((savings.next_news(), savings.next_news()), (Some(SavingNews::Passed(1)), None));
+        assert!(!chunks[1].is_due());
+        savings.pass(2, &mut chunks);
+        assert!(!chunks[1].is_due(), "another round's");
+        savings.pass(1, &mut chunks);
+        assert!(chunks[1].is_due());
+        assert_eq!(savings.is_past(2, &chunks), Some(3));
+        assert!(savings.drop(1, &chunks) && !savings.drop(1, &chunks));
     }
 }

@@ -1,20 +1,37 @@
 //! Streams to servers that have copies of our chunks: what of each chunk is in them, what was confirmed, and in which order
 //! records go out. A round that all have contributed to ends when whoever is to have a copy has confirmed it
-//! (docs/recovery.md). It must not know how copies are made of what it sends: that is `copies`.
+//! (docs/recovery.md). Owns the streams, their slots and queues; where each copy stands is kept with the chunk, in
+//! [`Keep`](super::keep::Keep). It must not know how copies are made of what it sends (that is `copies`), or how rounds end: it
+//! returns the chunk whose round may end now.
+//!
+//! ```text
+//!             check              Confirmed, or Ahead by the round under way
+//!  Out ──────────────▶ Checking ───────────────────────────────────────────▶ In: every update follows
+//!   ▲                  │  ▲  │                                               ▲ │
+//!   │            Later │  │  └── anything else ──▶ Wanted ──image taken──▶ Sent│ begin anew, a new initial value
+//!   │                  ▼  │ Ready                  ▲ │                     └───┘ Confirmed
+//!   │                Later┘                        │ └──────────────────────────│
+//!   └── the stream is down, from any               └────────────────────────────┘
+//!
+//!  a record: queued ──a slot is free──▶ used, to be judged ──Judged──▶ used ──Returned──▶ its slot is free
+//! ```
+//!
+//! If an update overtook the image of its chunk, the copy would apply it to older weights.
 
 use super::chunk::{Chunk, Stage};
 use super::command::{Command, Commands, Payload};
-use super::copies::CopyOf;
 use super::credits::{Misuse, misuse};
 use super::keep::{At, Keep};
-use super::lane::LaneEngine;
-use super::sabotage::BrokenRule;
+use super::norms::Groups;
 use proto_common::batch::{Block, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, SlotGrant};
 use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
 use std::collections::VecDeque;
-use whole::can_begin;
+use whole::{can_begin, keep_together};
 
-mod whole;
+mod images;
+#[cfg(test)]
+mod tests;
+pub(super) mod whole;
 
 /// A record to be written, or written.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +47,7 @@ struct Item {
 
 /// The stream to one server.
 #[derive(Debug)]
-pub(super) struct Stream {
+struct Stream {
     to: Rank,
     incarnation: Incarnation,
     /// First in, first out.
@@ -61,7 +78,7 @@ impl Stream {
     }
 
     /// Is the sum of a chunk that was given up still read?
-    pub(super) fn is_leaving(&self, chunk: u32) -> bool {
+    fn is_leaving(&self, chunk: u32) -> bool {
         self.leaving.iter().any(|(leaving, _)| *leaving == chunk)
     }
 
@@ -76,39 +93,89 @@ impl Stream {
     }
 }
 
-/// A worker's key buffer that ends when the worker says that it knows this epoch.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Lapsing {
-    pub(super) rank: Rank,
-    pub(super) chunk: u32,
-    pub(super) epoch: Epoch,
-}
-
-/// Streams, and the other side of others' streams.
+/// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Copying {
-    pub(super) streams: Vec<Stream>,
-    pub(super) copies: Vec<CopyOf>,
+pub(super) struct Streams {
+    all: Vec<Stream>,
+    /// Copies that there ever were.
     ids: u64,
-    /// Roles were given: whoever asks for a chunk that is not here has another map.
-    pub(super) has_roles: bool,
-    /// Key buffers of chunks that are not served any more. Their workers may write them until they have heard of that.
-    pub(super) lapsing: Vec<Lapsing>,
-    /// Given up, and not free: somebody reads them still, or may write to them.
-    pub(super) retired: Vec<u32>,
-    pub(super) free: Vec<u32>,
-    /// Stretches of indices that tensors with norms had.
-    pub(super) free_groups: Vec<std::ops::Range<u32>>,
 }
 
-impl Copying {
+impl Streams {
     fn stream(&mut self, to: Rank) -> Option<&mut Stream> {
-        self.streams.iter_mut().find(|stream| stream.to == to)
+        self.all.iter_mut().find(|stream| stream.to == to)
     }
 
+    fn known(&self, to: Rank) -> Option<&Stream> {
+        self.all.iter().find(|stream| stream.to == to)
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// The stream to a server's life is up: these slots of it are ours to write, with so many bytes of payload each. What
+    /// the other side has of each chunk is to be asked first.
+    pub(super) fn up(&mut self, to: Rank, incarnation: Incarnation, slots: &[SlotGrant], part_bytes: u64) {
+        self.all.push(Stream {
+            to,
+            incarnation,
+            free: slots.iter().copied().collect(),
+            used: Vec::new(),
+            queue: VecDeque::new(),
+            wanted: VecDeque::new(),
+            later: Vec::new(),
+            image: None,
+            seeded: None,
+            sequence: 0,
+            leaving: Vec::new(),
+            // A part of nothing would never end a record.
+            part_bytes: part_bytes.max(64),
+        });
+    }
+
+    /// The stream to a server is closed, and fenced. False where there was none.
+    pub(super) fn down(&mut self, to: Rank) -> bool {
+        let before = self.all.len();
+        self.all.retain(|stream| stream.to != to);
+        self.all.len() != before
+    }
+
+    /// The life of a server that we have a stream to.
+    pub(super) fn incarnation(&self, to: Rank) -> Option<Incarnation> {
+        self.known(to).map(|stream| stream.incarnation)
+    }
+
+    /// Records that wait to be written.
+    pub(super) fn queued(&self) -> usize {
+        self.all.iter().map(|stream| stream.queue.len()).sum()
+    }
+
+    /// Is a chunk's image still being sent to a server?
+    pub(super) fn sends_image(&self, to: Rank) -> bool {
+        self.known(to).is_some_and(|stream| stream.image.is_some())
+    }
+
+    /// Slots for records that were written and not given back.
+    pub(super) fn unreturned(&self) -> usize {
+        self.all.iter().map(|stream| stream.used.len()).sum()
+    }
+
+    /// Slots that a server has granted for records: those that may be written, and those that were and are not given back.
+    pub(super) fn slots(&self, to: Rank) -> (Vec<SlotGrant>, Vec<SlotGrant>) {
+        let Some(stream) = self.known(to) else { return Default::default() };
+        (stream.free.iter().copied().collect(), stream.used.iter().map(|(slot, _)| *slot).collect())
+    }
+
+    /// A server is to have a copy, which is like none before it.
     pub(super) fn keep(&mut self, to: Rank, is_backup: bool, since: Epoch) -> Keep {
+        Keep::new(to, self.next_id(), is_backup, since)
+    }
+
+    fn next_id(&mut self) -> u64 {
         self.ids += 1;
-        Keep::new(to, self.ids, is_backup, since)
+        self.ids
     }
 
     /// What was to be sent of a copy is not.
@@ -131,108 +198,30 @@ impl Copying {
     /// other side is stopped, and half of a record has not left yet. Another chunk is summed up in the memory, the other side
     /// continues, takes both halves for a round that others have confirmed, and serves them when it is promoted.
     pub(super) fn leave(&mut self, chunk: u32) {
-        for stream in self.streams.iter_mut().filter(|stream| stream.reads_sum(chunk)) {
+        for stream in self.all.iter_mut().filter(|stream| stream.reads_sum(chunk)) {
             stream.leaving.push((chunk, stream.used.iter().map(|(slot, _)| *slot).collect()));
         }
     }
 
+    /// Is the sum of a chunk that was given up still read?
+    pub(super) fn is_leaving(&self, chunk: u32) -> bool {
+        self.all.iter().any(|stream| stream.is_leaving(chunk))
+    }
+
+    /// Is a record under way to this server that is read from the chunk's sum?
+    pub(super) fn reads_sum(&self, to: Rank, chunk: u32) -> bool {
+        self.known(to).is_some_and(|stream| stream.reads_sum(chunk))
+    }
+
     pub(super) fn new_epoch(&mut self) {
-        self.streams.iter_mut().for_each(|stream| stream.seeded = None);
-    }
-}
-
-impl LaneEngine {
-    /// The stream to a server's life is up: these slots of it are ours to write, with so many bytes of payload each. What
-    /// the other side has of each chunk is asked first.
-    pub fn stream_up(
-        &mut self,
-        to: Rank,
-        incarnation: Incarnation,
-        slots: &[SlotGrant],
-        part_bytes: u64,
-        out: &mut Commands,
-    ) {
-        self.stream_down(to, out);
-        self.copying.streams.push(Stream {
-            to,
-            incarnation,
-            free: slots.iter().copied().collect(),
-            used: Vec::new(),
-            queue: VecDeque::new(),
-            wanted: VecDeque::new(),
-            later: Vec::new(),
-            image: None,
-            seeded: None,
-            sequence: 0,
-            leaving: Vec::new(),
-            // A part of nothing would never end a record.
-            part_bytes: part_bytes.max(64),
-        });
-        for index in 0..self.chunks.len() as u32 {
-            self.check(index, to);
-        }
-    }
-
-    /// The stream to a server is closed, and fenced. Rounds wait for those copies that there were.
-    pub fn stream_down(&mut self, to: Rank, out: &mut Commands) {
-        let before = self.copying.streams.len();
-        self.copying.streams.retain(|stream| stream.to != to);
-        if self.copying.streams.len() == before {
-            return;
-        }
-        for index in 0..self.chunks.len() as u32 {
-            let copies = &mut self.chunks[index as usize].copies;
-            let mut of_it = copies.iter_mut().flatten().filter(|keep| keep.to == to);
-            if let Some(keep) = of_it.next() {
-                (keep.at, keep.queued) = (At::Out, 0);
-                self.go_on(index, out);
-            }
-        }
-    }
-
-    /// The life of a server that we have a stream to; zero without one.
-    #[must_use]
-    pub fn stream_incarnation(&self, to: Rank) -> Incarnation {
-        let stream = self.copying.streams.iter().find(|stream| stream.to == to);
-        stream.map_or(Incarnation::default(), |stream| stream.incarnation)
-    }
-
-    /// Chunks with copies that are wanted, and those of them that are kept up; records that wait to be written.
-    #[must_use]
-    pub fn copies(&self) -> (usize, usize, usize) {
-        let keeps = || self.chunks.iter().flat_map(|chunk| chunk.copies.iter().flatten());
-        let queued = self.copying.streams.iter().map(|stream| stream.queue.len()).sum();
-        (keeps().count(), keeps().filter(|keep| keep.is_kept_up()).count(), queued)
-    }
-
-    /// Is a chunk's image still being sent to a server?
-    #[must_use]
-    pub fn sends_image(&self, to: Rank) -> bool {
-        self.copying.streams.iter().any(|stream| stream.to == to && stream.image.is_some())
-    }
-
-    /// Slots for records that were written and not given back.
-    #[must_use]
-    pub fn records_unreturned(&self) -> usize {
-        self.copying.streams.iter().map(|stream| stream.used.len()).sum()
-    }
-
-    /// Slots that a server has granted for records: those that may be written, and those that were and are not given back.
-    #[must_use]
-    pub fn record_slots(&self, to: Rank) -> (Vec<SlotGrant>, Vec<SlotGrant>) {
-        let Some(stream) = self.copying.streams.iter().find(|stream| stream.to == to) else {
-            return Default::default();
-        };
-        (stream.free.iter().copied().collect(), stream.used.iter().map(|(slot, _)| *slot).collect())
+        self.all.iter_mut().for_each(|stream| stream.seeded = None);
     }
 
     /// Asks a server which version of a chunk it has, if it is to have a copy.
-    pub(super) fn check(&mut self, index: u32, to: Rank) {
-        let Self { chunks, copying, .. } = self;
-        let chunk = &mut chunks[index as usize];
+    pub(super) fn check(&mut self, index: u32, chunk: &mut Chunk, to: Rank) {
         let asked = (chunk.version, chunk.initialised);
         let Some(keep) = chunk.copies.iter_mut().flatten().find(|keep| keep.to == to) else { return };
-        let Some(stream) = copying.stream(to) else { return };
+        let Some(stream) = self.stream(to) else { return };
         (keep.at, keep.asked) = (At::Checking, asked);
         let op = OpKind::CopyCheck;
         keep.queued += 1;
@@ -240,58 +229,56 @@ impl LaneEngine {
     }
 
     /// A round is complete: it goes to wherever the chunk is copied, and waits.
-    pub(super) fn send_update(&mut self, index: u32) {
-        let Self { chunks, copying, .. } = self;
-        let chunk = &mut chunks[index as usize];
+    pub(super) fn send_update(&mut self, index: u32, chunk: &mut Chunk) {
         chunk.stage = Stage::Copies;
         let (round, total) = (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes()));
         for keep in chunk.copies.iter_mut().flatten().filter(|keep| keep.is_in_stream()) {
-            push_update(copying, index, keep, (round, total));
+            self.push_update(index, keep, (round, total));
         }
     }
 
     /// The initial value is there: copies get it as a state, and nobody is told before.
-    pub(super) fn copy_initial(&mut self, index: u32) {
-        let Self { chunks, copying, .. } = self;
-        let chunk = &mut chunks[index as usize];
+    pub(super) fn copy_initial(&mut self, index: u32, chunk: &mut Chunk) {
         chunk.init_pending = chunk.has_copies();
         for keep in chunk.copies.iter_mut().flatten() {
             keep.has_initial = false;
             if !matches!(keep.at, At::Out | At::Later) {
-                want(copying, index, keep);
+                self.want(index, keep);
             }
         }
     }
 
     /// A chunk's rule has changed: copies hear of it, in its place.
-    pub fn rule_changed(&mut self, index: u32) {
-        let Self { chunks, copying, .. } = self;
-        let Some(chunk) = chunks.get_mut(index as usize) else { return };
+    pub(super) fn rule_changed(&mut self, index: u32, chunk: &mut Chunk) {
         chunk.rules += 1;
         for keep in chunk.copies.iter_mut().flatten().filter(|keep| keep.is_in_stream()) {
-            push_rules(copying, index, keep);
+            self.push_rules(index, keep);
         }
     }
 
-    /// What a server says about a record. A wrong word ends its channel.
-    pub fn stream_notice(&mut self, to: Rank, notice: Notice, out: &mut Commands) {
-        let result = match notice {
-            Notice::Judged(slot, judgement) => self.judged(to, slot, judgement, out),
-            Notice::Returned(slot) => self.returned(to, slot),
+    /// What a server says about a record. Returns the chunk whose round, or operations, may have waited for it. The error says
+    /// why the word is wrong.
+    pub(super) fn notice(
+        &mut self,
+        to: Rank,
+        notice: Notice,
+        chunks: &mut [Chunk],
+        groups: &Groups,
+    ) -> Result<Option<u32>, &'static str> {
+        match notice {
+            Notice::Judged(slot, judgement) => self.judged(to, (slot, judgement), chunks, groups),
+            Notice::Returned(slot) => self.returned(to, slot).map(|()| None),
             Notice::Ready => {
-                self.ask_again(to);
-                Ok(())
+                self.ask_again(to, chunks);
+                Ok(None)
             }
-            Notice::Probe | Notice::ProbeReply => Ok(()),
+            Notice::Probe | Notice::ProbeReply => Ok(None),
             _ => Err("its notice is not one that a replica sends"),
-        };
-        if let Err(reason) = result {
-            out.push(Command::EndStream { peer: to, ours: true, reason: reason.to_owned() });
         }
     }
 
     fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {
-        let Some(stream) = self.copying.stream(to) else { return Ok(()) };
+        let Some(stream) = self.stream(to) else { return Ok(()) };
         let Some(at) = stream.used.iter().position(|(used, _)| used.slot == slot.slot) else {
             return stream.heard_before(slot, 1).then_some(()).ok_or("it returned an unused slot");
         };
@@ -318,24 +305,23 @@ impl LaneEngine {
     fn judged(
         &mut self,
         to: Rank,
-        slot: SlotGrant,
-        judgement: Judgement,
-        out: &mut Commands,
-    ) -> Result<(), &'static str> {
-        let Self { chunks, groups, copying, .. } = self;
-        let Some(stream) = copying.stream(to) else { return Ok(()) };
+        (slot, judgement): (SlotGrant, Judgement),
+        chunks: &mut [Chunk],
+        groups: &Groups,
+    ) -> Result<Option<u32>, &'static str> {
+        let Some(stream) = self.stream(to) else { return Ok(None) };
         let written = stream.used.iter_mut().find(|(used, _)| *used == slot);
         let Some(item) = written.and_then(|(_, item)| item.take()) else {
             let is_repeated = stream.heard_before(slot, 0);
-            return is_repeated.then_some(()).ok_or("it confirmed a record that was not sent");
+            return is_repeated.then_some(None).ok_or("it confirmed a record that was not sent");
         };
         let can_begin = item.op == OpKind::CopyCheck && can_begin(chunks, groups, item.chunk, to);
-        let Some(chunk) = chunks.get_mut(item.chunk as usize) else { return Ok(()) };
+        let Some(chunk) = chunks.get_mut(item.chunk as usize) else { return Ok(None) };
         let (version, is_complete, initialised) = (chunk.version, chunk.is_complete(), chunk.initialised);
         let pending = (chunk.stage == Stage::Copies)
             .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
         // What was said about a copy that is not wanted any more counts for nothing.
-        let Some(keep) = chunk.keep_of(item.keep) else { return Ok(()) };
+        let Some(keep) = chunk.keep_of(item.keep) else { return Ok(None) };
         let joined = joins_at(judgement, item.round, (version, is_complete), can_begin);
         let joined = joined.filter(|_| !keep.whole_only);
         let joins = match (item.op, judgement) {
@@ -359,83 +345,82 @@ impl LaneEngine {
             (OpKind::CopyState, Judgement::Confirmed) => None,
             (_, Judgement::Later) => {
                 keep.at = At::Later;
-                copying.forget(keep);
-                if let Some(stream) = copying.stream(to) {
+                self.forget(keep);
+                if let Some(stream) = self.stream(to) {
                     stream.later.push(item.chunk);
                 }
                 None
             }
             (OpKind::CopyCheck, _) if joined.is_some() => joined,
             _ => {
-                copying.forget(keep);
-                want(copying, item.chunk, keep);
+                self.forget(keep);
+                self.want(item.chunk, keep);
                 None
             }
         };
         if let Some(confirmed) = joins {
             (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1 == initialised);
             keep.confirmed = confirmed;
-            push_rules(copying, item.chunk, keep);
+            self.push_rules(item.chunk, keep);
             if let Some(update) = pending.filter(|(round, _)| confirmed < *round) {
-                push_update(copying, item.chunk, keep, update);
+                self.push_update(item.chunk, keep, update);
             }
-            self.keep_together(item.chunk, to);
+            keep_together(item.chunk, to, chunks, groups);
         }
-        self.go_on(item.chunk, out);
-        Ok(())
+        Ok(Some(item.chunk))
     }
 
-    fn ask_again(&mut self, to: Rank) {
-        let Some(stream) = self.copying.stream(to) else { return };
+    fn ask_again(&mut self, to: Rank, chunks: &mut [Chunk]) {
+        let Some(stream) = self.stream(to) else { return };
         for index in std::mem::take(&mut stream.later) {
-            let mut keeps = self.chunks[index as usize].copies.iter().flatten();
+            let chunk = &mut chunks[index as usize];
+            let mut keeps = chunk.copies.iter().flatten();
             if keeps.any(|keep| keep.to == to && keep.at == At::Later) {
-                self.check(index, to);
+                self.check(index, chunk, to);
             }
         }
     }
 
-    /// Ends a round that copies have confirmed by now, and answers who waited for them.
-    pub(super) fn go_on(&mut self, index: u32, out: &mut Commands) {
-        let chunk = &mut self.chunks[index as usize];
-        chunk.init_pending &= !chunk.has_initial_everywhere();
-        let is_complete = chunk.stage == Stage::Copies;
-        let is_sent = || self.copying.streams.iter().all(|stream| stream.queue.is_empty());
-        let skips = is_complete && self.breaks(BrokenRule::AckAfterReplicate) && is_sent();
-        if self.is_confirmed(index) || skips {
-            self.end_round(index, None, out);
-        }
-        self.settle(index, out);
+    /// Writes what there are slots for in one of the streams.
+    pub(super) fn write(&mut self, at: usize, chunks: &mut [Chunk], out: &mut Commands) {
+        while self.all[at].write_next(chunks, out) {}
     }
 
-    /// Writes what there are slots for. States wait until nothing else does.
-    pub(super) fn pump(&mut self, out: &mut Commands) {
-        for at in 0..self.copying.streams.len() {
-            while self.write_next(at, out) {}
-            if self.breaks(BrokenRule::AckAfterReplicate) {
-                (0..self.chunks.len() as u32).for_each(|index| self.go_on(index, out));
-            }
-            if self.copying.streams[at].queue.is_empty() {
-                self.begin_state(at, out);
-                self.tell_seeded(at, out);
-            }
+    fn want(&mut self, chunk: u32, keep: &mut Keep) {
+        let again = keep.at == At::Wanted;
+        if keep.at == At::Sent {
+            self.forget(keep);
+        }
+        keep.at = At::Wanted;
+        if let Some(stream) = self.stream(keep.to).filter(|_| !again) {
+            stream.wanted.push_back(chunk);
         }
     }
 
-    /// The image that was asked for has so many bytes.
-    pub fn captured(&mut self, to: Rank, chunk: u32, bytes: u64, out: &mut Commands) {
-        let Some(stream) = self.copying.stream(to) else { return };
-        let is_it = |item: &&mut Item| (item.op, item.chunk) == (OpKind::CopyState, chunk) && item.total == 0;
-        if let Some(item) = stream.queue.iter_mut().find(is_it) {
-            item.total = bytes;
+    fn push_update(&mut self, chunk: u32, keep: &mut Keep, (round, total): (u64, u64)) {
+        let op = OpKind::CopyUpdate;
+        if let Some(stream) = self.stream(keep.to) {
+            keep.queued += 1;
+            stream.queue.push_back(Item { chunk, keep: keep.id, op, round, at: 0, total });
         }
-        self.pump(out);
     }
 
+    /// What is sent is what there is to come when it goes out: one that waits says what a second one would.
+    fn push_rules(&mut self, chunk: u32, keep: &mut Keep) {
+        let op = OpKind::CopyRules;
+        let Some(stream) = self.stream(keep.to) else { return };
+        let is_it = |item: &Item| (item.keep, item.op) == (keep.id, op);
+        if keep.queued == 0 || !stream.queue.iter().any(is_it) {
+            keep.queued += 1;
+            stream.queue.push_back(Item { chunk, keep: keep.id, op, round: 0, at: 0, total: 0 });
+        }
+    }
+}
+
+impl Stream {
     /// Writes the next record, or part of one. False where there is none, or no slot.
-    fn write_next(&mut self, at: usize, out: &mut Commands) -> bool {
-        let Self { chunks, copying, .. } = self;
-        let stream = &mut copying.streams[at];
+    fn write_next(&mut self, chunks: &mut [Chunk], out: &mut Commands) -> bool {
+        let stream = self;
         let Some(item) = stream.queue.front_mut() else { return false };
         let Some(chunk) = chunks.get_mut(item.chunk as usize) else { return false };
         if item.op == OpKind::CopyState && item.total == 0 {
@@ -476,45 +461,6 @@ impl LaneEngine {
         }
         true
     }
-
-    /// Says, once an epoch, that all that was to be copied to a server is kept up there.
-    fn tell_seeded(&mut self, at: usize, out: &mut Commands) {
-        let (epoch, stream) = (self.epoch, &mut self.copying.streams[at]);
-        if stream.seeded == Some(epoch) || !stream.wanted.is_empty() || stream.image.is_some() {
-            return;
-        }
-        let to = stream.to;
-        let keeps = self.chunks.iter().flat_map(|chunk| chunk.copies.iter().flatten());
-        let mut seeding = keeps.filter(|keep| keep.to == to && !keep.is_backup).peekable();
-        let has_some = seeding.peek().is_some();
-        if !seeding.all(Keep::is_kept_up) {
-            return;
-        }
-        // Where nothing is copied there is nothing to say, nor to look for again before roles change.
-        stream.seeded = Some(epoch);
-        if has_some {
-            out.push(Command::Seeded { to, epoch });
-        }
-    }
-}
-
-fn want(copying: &mut Copying, chunk: u32, keep: &mut Keep) {
-    let again = keep.at == At::Wanted;
-    if keep.at == At::Sent {
-        copying.forget(keep);
-    }
-    keep.at = At::Wanted;
-    if let Some(stream) = copying.stream(keep.to).filter(|_| !again) {
-        stream.wanted.push_back(chunk);
-    }
-}
-
-fn push_update(copying: &mut Copying, chunk: u32, keep: &mut Keep, (round, total): (u64, u64)) {
-    let op = OpKind::CopyUpdate;
-    if let Some(stream) = copying.stream(keep.to) {
-        keep.queued += 1;
-        stream.queue.push_back(Item { chunk, keep: keep.id, op, round, at: 0, total });
-    }
 }
 
 /// A copy that was asked about a version joins the stream: the version that it has. One that cannot begin now does where it has
@@ -531,17 +477,6 @@ fn joins_at(
         Judgement::Ahead if version == asked && is_complete => Some(version + 1),
         Judgement::Ahead if version == asked + 1 && can_begin => Some(version),
         _ => None,
-    }
-}
-
-/// What is sent is what there is to come when it goes out: one that waits says what a second one would.
-fn push_rules(copying: &mut Copying, chunk: u32, keep: &mut Keep) {
-    let op = OpKind::CopyRules;
-    let Some(stream) = copying.stream(keep.to) else { return };
-    let is_it = |item: &Item| (item.keep, item.op) == (keep.id, op);
-    if keep.queued == 0 || !stream.queue.iter().any(is_it) {
-        keep.queued += 1;
-        stream.queue.push_back(Item { chunk, keep: keep.id, op, round: 0, at: 0, total: 0 });
     }
 }
 

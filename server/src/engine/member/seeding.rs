@@ -1,8 +1,8 @@
 //! Copies that are being made of this server's chunks: which lanes have said that theirs are kept up. Lanes say it once for
 //! what they have; what is added later is waited for anew.
 
-use super::super::chunk::ChunkSpec;
 use super::super::role::Role;
+use super::super::spec::ChunkSpec;
 use proto_common::ids::{ChunkId, Epoch, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 

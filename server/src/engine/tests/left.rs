@@ -64,21 +64,21 @@ fn a_copy_of_what_is_read_here_goes_on_when_its_reader_says_so() {
     // Served again, its operations say what is read.
     roles(&mut rig, 3, &[(spec(1), ALONE)]);
     assert_eq!(rig.send(0, &[farewell(9)]), []);
-    assert!(rig.engine.chunks[0].views.iter().any(|views| !views.is_empty()));
+    assert!(rig.engine.chunk_mut(0).views.is_shown(Rank(0)));
 }
 
 #[test]
 fn a_farewell_to_weights_of_which_a_version_is_kept_is_to_be_said_again() {
     let mut rig = shown();
     // A round that ends without new weights: they are of both versions, and the worker was shown the first one.
-    rig.engine.chunks[0].publish(None);
+    rig.engine.chunk_mut(0).publish(None);
     roles(&mut rig, 2, &[(spec(1), COPY)]);
     let kept = Block { reading: reading(2, Kept::Version(Version(2))), ..farewell(2) };
     rig.send(0, &[kept]);
     assert_eq!(rig.flush().iter().map(|answer| answer.status).collect::<Vec<_>>(), [Status::Retry]);
     rig.send(0, &[farewell(3)]);
     assert_eq!(rig.flush().iter().map(|answer| answer.status).collect::<Vec<_>>(), [Status::Done]);
-    assert!(rig.engine.chunks[0].views.iter().all(Vec::is_empty));
+    assert!(!rig.engine.chunk_mut(0).views.is_shown(Rank(0)));
 }
 
 #[test]
@@ -120,5 +120,5 @@ fn a_farewell_goes_for_what_was_here_before_only() {
     rig.send(0, &[farewell(9)]);
     assert_eq!(freed(&mut rig), [0]);
     let index = rig.engine.index_of(spec(1).id).expect("it is served");
-    assert!(rig.engine.chunks[index as usize].views.iter().any(|views| !views.is_empty()), "it is read");
+    assert!(rig.engine.chunk_mut(index).views.is_shown(Rank(0)), "it is read");
 }

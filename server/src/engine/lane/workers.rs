@@ -1,9 +1,9 @@
 //! What a lane is told of workers as such: who is there, who is to count, and from which round on. Who counts when is kept
 //! in `roster`; here is what becomes of the rounds that are open.
 
-use super::chunk::Stage;
-use super::command::{Addend, Command, Commands, Onto};
-use super::lane::LaneEngine;
+use super::LaneEngine;
+use crate::engine::chunk::Stage;
+use crate::engine::command::{Addend, Command, Commands, Onto};
 use proto_common::batch::{Kept, Reading};
 use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
@@ -40,7 +40,7 @@ impl LaneEngine {
         }
         for rank in over {
             self.end_life(rank, out);
-            self.calls_peer_up(rank, Incarnation::default());
+            self.calls.peer_up(rank, Incarnation::default());
         }
         self.look_again(out);
     }

@@ -1,9 +1,9 @@
 //! Which chunks a change of a tensor's rule is about here, from which round on it can be, and whether copies have it. The rules
 //! themselves are storage's.
 
-use super::chunk::Chunk;
-use super::lane::LaneEngine;
-use super::role::Role;
+use super::LaneEngine;
+use crate::engine::chunk::Chunk;
+use crate::engine::role::Role;
 use proto_common::ids::{Epoch, Key, Rank};
 
 impl LaneEngine {

@@ -1,43 +1,28 @@
 //! What this server has chunks for, as it changes: chunks taken up and given up, copies that begin to serve, servers that
 //! become copies. What was asked of a chunk that is served elsewhere now is answered with `Reroute`.
 
-use super::answers::{answer_block, push_result};
-use super::chunk::{Chunk, ChunkSpec, KeyBuffer, Lineage, Stage};
-use super::command::{Command, Commands, ResultBlock, Source};
-use super::lane::LaneEngine;
-use super::norms::Group;
-use super::role::Role;
-use super::sabotage::BrokenRule;
-use super::streams::{Copying, Lapsing};
+use super::LaneEngine;
+use super::answers::answer_block;
+use crate::engine::chunk::{Chunk, Lineage, Stage};
+use crate::engine::command::{Command, Commands, Source};
+use crate::engine::role::{Role, RoleChanges};
+use crate::engine::sabotage::BrokenRule;
+use crate::engine::spec::ChunkSpec;
 use proto_common::batch::{Block, BlockData, Status};
 use proto_common::ids::{ChunkId, Epoch, Rank};
 use std::collections::HashSet;
-use std::ops::Range;
-
-/// What storage is to know of new roles.
-#[derive(Debug, Default)]
-pub struct RoleChanges {
-    /// New chunks, of zeros, under these indices.
-    pub added: Vec<(u32, ChunkSpec)>,
-    /// Chunks whose sums are sent to others.
-    pub lent: Vec<u32>,
-    /// Copies that begin to serve before their primary has sent them anything. They are zeros. If the primary began from a checkpoint,
-    /// the copy begins from there, too. It has missed nothing, because a primary acknowledges no push and no initial value before
-    /// its copy has confirmed it.
-    pub blank: Vec<u32>,
-}
 
 impl LaneEngine {
     /// All chunks that this lane has a part in from an epoch on.
     pub fn roles(&mut self, epoch: Epoch, all: &[(ChunkSpec, Role)], out: &mut Commands) -> RoleChanges {
         let mut changes = RoleChanges::default();
         // Members apply decisions in order: an earlier one comes late, and counts for nothing.
-        if epoch < self.epoch && self.copying.has_roles {
+        if epoch < self.epoch && self.has_roles {
             return changes;
         }
         self.epoch = self.epoch.max(epoch);
-        self.copying.has_roles = true;
-        self.copying.new_epoch();
+        self.has_roles = true;
+        self.streams.new_epoch();
         let stay: HashSet<ChunkId> = all.iter().map(|(spec, _)| spec.id).collect();
         let mut gone: Vec<u32> =
             self.index.iter().filter(|(id, _)| !stay.contains(*id)).map(|(_, index)| *index).collect();
@@ -70,8 +55,7 @@ impl LaneEngine {
     pub fn unmade(&mut self, new: &[u32], out: &mut Commands) {
         for index in new {
             let group = self.chunks[*index as usize].group;
-            let all = group.map_or(*index..*index + 1, |group| self.groups[group as usize].chunks.clone());
-            for index in all {
+            for index in self.groups.with(*index, group) {
                 if self.index.get(&self.chunks[index as usize].spec.id) == Some(&index) {
                     self.give_up(index);
                 }
@@ -86,19 +70,15 @@ impl LaneEngine {
     fn take_up(&mut self, from: &[(ChunkSpec, Role)], added: &mut Vec<(u32, ChunkSpec)>) {
         let Some((spec, _)) = from.first() else { return };
         if !spec.optimizer.needs_norms() {
-            let index = self.copying.free.pop().unwrap_or(self.chunks.len() as u32);
+            let index = self.places.take(self.chunks.len());
             self.put(index, *spec, None);
             return added.push((index, *spec));
         }
         let run = from.iter().take_while(|(other, _)| other.id.key == spec.id.key);
         let count = run.clone().count() as u32;
-        let place = self.copying.free_groups.iter().position(|range| range.len() as u32 == count);
-        let first = match place {
-            Some(place) => self.copying.free_groups.swap_remove(place).start,
-            None => self.chunks.len() as u32,
-        };
-        let group = self.group_at(first..first + count);
-        for (index, (spec, _)) in (first..).zip(run) {
+        let indices = self.places.take_group(count, self.chunks.len());
+        let group = self.groups.place(indices.clone());
+        for (index, (spec, _)) in indices.zip(run) {
             self.put(index, *spec, Some(group));
             added.push((index, *spec));
         }
@@ -114,20 +94,6 @@ impl LaneEngine {
         self.index.insert(spec.id, index);
         self.cover(index);
         self.roster.renew(&mut self.chunks[index as usize]);
-    }
-
-    fn group_at(&mut self, chunks: Range<u32>) -> u32 {
-        let new = Group::new(chunks);
-        match self.groups.iter().position(|group| group.chunks == new.chunks) {
-            Some(at) => {
-                self.groups[at] = new;
-                at as u32
-            }
-            None => {
-                self.groups.push(new);
-                self.groups.len() as u32 - 1
-            }
-        }
     }
 
     fn set_role(&mut self, index: u32, role: Role, out: &mut Commands) {
@@ -170,20 +136,20 @@ impl LaneEngine {
                 }
                 None => {
                     new.push(to);
-                    self.copying.keep(to, is_backup, epoch)
+                    self.streams.keep(to, is_backup, epoch)
                 }
             };
             chunk.copies[place] = Some(keep);
         }
-        before.iter_mut().flatten().for_each(|keep| self.copying.forget(keep));
+        before.iter_mut().flatten().for_each(|keep| self.streams.forget(keep));
         let chunk = &mut self.chunks[index as usize];
         // Its version may be one that nobody else has.
         chunk.init_pending |= is_promoted && chunk.has_copies();
         if throws {
             self.end_streams_of_sum(index, role, out);
-            self.begin_copies_anew(index);
+            self.streams.begin_copies_anew(index, &mut self.chunks, &self.groups);
         }
-        new.into_iter().for_each(|to| self.check(index, to));
+        new.into_iter().for_each(|to| self.streams.check(index, &mut self.chunks[index as usize], to));
         self.go_on(index, out);
     }
 
@@ -193,13 +159,13 @@ impl LaneEngine {
         if chunk.is_complete() {
             chunk.stage = Stage::Copies;
         }
-        self.copying.leave(index);
+        self.streams.leave(index);
         self.disengage(index);
         let chunk = &mut self.chunks[index as usize];
         chunk.role = None;
         let id = chunk.spec.id;
         self.index.remove(&id);
-        self.copying.retired.push(index);
+        self.places.retire(index);
     }
 
     /// This server does not serve the chunk any more: who waits is told, and what was collected is let go; but for a round
@@ -208,14 +174,12 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         chunk.init_pending = false;
         for keep in std::mem::take(&mut chunk.copies).iter_mut().flatten() {
-            self.copying.forget(keep);
+            self.streams.forget(keep);
         }
         self.reroute(index);
-        let Self { chunks, copying, epoch, .. } = self;
-        let chunk = &mut chunks[index as usize];
+        let chunk = &mut self.chunks[index as usize];
         chunk.filled = 0;
-        let lapsing = chunk.writers().map(|rank| Lapsing { rank, chunk: index, epoch: *epoch });
-        copying.lapsing.extend(lapsing);
+        chunk.key_buffers.writers().for_each(|rank| self.places.lapse(rank, index, self.epoch));
     }
 
     /// Whoever waits is to come again, here or elsewhere, and what was collected of a round counts for nothing; but for one
@@ -224,8 +188,7 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         for waiter in chunk.waiters.drain(..) {
             let block = answer_block(&chunk.spec, &waiter, Status::Reroute, chunk.version);
-            let result = ResultBlock { block, missing: Vec::new(), call: None };
-            push_result(&mut self.peers, &mut self.dirty, waiter.rank, result);
+            self.peers.tell(waiter.rank, block, Vec::new());
         }
         chunk.least_awaited = u64::MAX;
         if matches!(chunk.stage, Stage::Contributions | Stage::Copies) {
@@ -255,38 +218,17 @@ impl LaneEngine {
             && let Some(group) = chunk.group
         {
             chunk.stage = Stage::Contributions;
-            self.groups[group as usize].one_less();
+            self.groups.one_less(group);
         }
     }
 
     /// Chunks that were given up, and that nobody reads or writes any more, are free.
     pub(super) fn free_retired(&mut self, out: &mut Commands) {
-        let Self { chunks, copying, groups, .. } = self;
-        let mut freed = false;
-        let Copying { retired, free, lapsing, streams, .. } = copying;
-        retired.retain(|index| {
-            let chunk = &chunks[*index as usize];
-            if !chunk.is_unused() || streams.iter().any(|stream| stream.is_leaving(*index)) {
-                return true;
-            }
-            freed = true;
-            lapsing.retain(|lapsing| lapsing.chunk != *index);
-            out.push(Command::Free { chunk: *index });
-            if chunk.group.is_none() {
-                free.push(*index);
-            }
-            false
-        });
-        if !freed {
-            return;
-        }
-        for group in groups.iter() {
-            let range = group.chunks.clone();
-            let is_free =
-                |index: u32| chunks[index as usize].role.is_none() && !copying.retired.contains(&index);
-            if range.clone().all(is_free) && !copying.free_groups.contains(&range) {
-                copying.free_groups.push(range);
-            }
+        let Self { chunks, places, streams, groups, .. } = self;
+        let is_used = |index: u32| !chunks[index as usize].is_unused() || streams.is_leaving(index);
+        let is_grouped = |index: u32| chunks[index as usize].group.is_some();
+        if places.free_unused(is_used, is_grouped, |chunk| out.push(Command::Free { chunk })) {
+            places.free_groups(groups, |index| chunks[index as usize].role.is_none());
         }
     }
 
@@ -301,7 +243,7 @@ impl LaneEngine {
 
     /// An operation on a chunk that is served elsewhere, or nowhere. What it says of this server's memory counts.
     pub(super) fn misrouted(&mut self, peer: Rank, block: &Block, out: &mut Commands) {
-        if !self.copying.has_roles {
+        if !self.has_roles {
             return self.refuse(peer, block, Status::UnknownChunk);
         }
         self.hide_retired(peer, block);
@@ -313,11 +255,11 @@ impl LaneEngine {
             }
             self.finish_late(index, out);
         }
-        self.send_back(peer, block, Status::Reroute, Vec::new());
+        self.peers.send_back(peer, block, Status::Reroute, Vec::new());
     }
 
     fn retired_as(&self, id: &ChunkId) -> Option<u32> {
-        self.copying.retired.iter().copied().find(|index| self.chunks[*index as usize].spec.id == *id)
+        self.places.retired().iter().copied().find(|index| self.chunks[*index as usize].spec.id == *id)
     }
 
     fn let_go_of_placed(&mut self, index: u32, peer: Rank) {
@@ -337,14 +279,14 @@ impl LaneEngine {
         block: &Block,
         out: &mut Commands,
     ) -> bool {
-        let is_none = self.chunks[index as usize].buffer_of(peer) == KeyBuffer::None;
+        let is_none = self.chunks[index as usize].key_buffers.has_none(peer);
         if block.data != BlockData::Placed || !is_none {
             return false;
         }
         let before = self.retired_as(&block.id).filter(|before| self.placed(*before, peer).is_some());
         if let Some(before) = before {
             self.let_go_of_placed(before, peer);
-            self.send_back(peer, block, Status::Granted, Vec::new());
+            self.peers.send_back(peer, block, Status::Granted, Vec::new());
             return true;
         }
         // Of a buffer that went with an earlier role; its worker has not heard that the chunk is here again.
@@ -358,11 +300,9 @@ impl LaneEngine {
     /// A worker says by a batch which decisions it knows: buffers of chunks that were taken from here by those it does not
     /// write any more.
     pub(super) fn lapse(&mut self, rank: Rank, epoch: Epoch, out: &mut Commands) {
-        let is_over = |lapsing: &Lapsing| lapsing.rank == rank && lapsing.epoch <= epoch;
         let mut freed = false;
-        while let Some(at) = self.copying.lapsing.iter().position(is_over) {
-            let Lapsing { chunk, .. } = self.copying.lapsing.swap_remove(at);
-            self.end_buffer(chunk, rank);
+        while let Some(chunk) = self.places.next_lapsed(rank, epoch) {
+            self.placement.end(&mut self.chunks[chunk as usize].key_buffers, rank);
             freed = true;
         }
         if freed {

@@ -1,8 +1,8 @@
 //! What a lane knows of calls: the lines of workers to handlers, and how many bytes of them are kept. What is done with a
 //! call is in `calls`.
 
-use super::command::{Command, Commands};
-use super::peer::Peer;
+use crate::engine::command::{Command, Commands};
+use crate::engine::peers::Peers;
 use proto_common::batch::{Block, Landing, Status};
 use proto_common::call::{CALL_APPS_MAX, REPLY_INLINE_BYTES_MAX};
 use proto_common::ids::{ChunkId, Incarnation, Rank};
@@ -115,7 +115,7 @@ impl Line {
 
 /// What the lane knows of calls.
 #[derive(Debug)]
-pub(super) struct Calls {
+pub(in crate::engine) struct Calls {
     pub(super) lines: HashMap<(Rank, u32), Line>,
     /// The life of each worker that its lines are of.
     pub(super) lives: HashMap<Rank, (Incarnation, usize)>,
@@ -180,7 +180,7 @@ impl Calls {
     }
 
     /// Makes room for so many bytes, by replies that workers most likely have. False where there is none.
-    pub(super) fn make_room(&mut self, bytes: u64, peers: &[Option<Peer>]) -> bool {
+    pub(super) fn make_room(&mut self, bytes: u64, peers: &Peers) -> bool {
         let mut looked_at = self.kept.len();
         while self.bytes.saturating_add(bytes) > self.most_bytes && looked_at > 0 {
             looked_at -= 1;
@@ -188,9 +188,7 @@ impl Calls {
             let Some((rank, app, entry)) = self.entry(id) else { continue };
             let entry = *entry;
             // What its worker cannot have yet is kept.
-            let peer = peers.get(rank.0 as usize).and_then(Option::as_ref);
-            let is_unsent = || peer.is_some_and(|peer| peer.results.iter().any(|told| told.call == Some(id)));
-            if entry.awaits_room || entry.is_landing || is_unsent() {
+            if entry.awaits_room || entry.is_landing || peers.has_unsent(rank, id) {
                 self.kept.push_back(id);
                 continue;
             }

@@ -1,18 +1,17 @@
-//! What becomes of an operation's payload: folded at once, kept for its turn, fetched first, or sent back. The part
-//! of the lane's engine that makes rounds; who is answered when is in `lane`.
+//! What an operation brings: contributions and initial values, folded in their turn, kept for it, read first, or sent back. The part
+//! of the lane that makes rounds; who is answered when is in `answers`.
 
-use super::answers::check_shape;
-use super::chunk::{Stage, Turn, Waiter};
-use super::command::{Addend, Command, Commands, Onto, Source, Verdict};
-use super::held::Held;
-use super::lane::{BatchContext, LaneEngine};
-use super::sabotage::BrokenRule;
+use super::LaneEngine;
+use crate::engine::chunk::{ROUNDS_AHEAD_MAX, Stage, Turn, Waiter};
+use crate::engine::command::{Addend, Command, Commands, Onto, Source, Verdict};
+use crate::engine::held::Held;
+use crate::engine::inputs::BatchContext;
+use crate::engine::role::Role;
+use crate::engine::sabotage::BrokenRule;
+use crate::engine::shape::check_shape;
 use proto_common::batch::{Block, BlockData, OpKind, Status};
 use proto_common::ids::Rank;
 use std::cmp::Ordering;
-
-/// Rounds ahead of the one being collected that a worker's contributions are kept for.
-pub(super) const ROUNDS_AHEAD_MAX: u64 = 4;
 
 /// What an operation waits for once it is taken.
 pub(super) enum Taken {
@@ -42,7 +41,7 @@ impl LaneEngine {
         out: &mut Commands,
     ) -> Result<Taken, Status> {
         let peer = batch.peer;
-        let in_place = self.peers[peer.0 as usize].as_ref().is_some_and(|peer| peer.in_place);
+        let in_place = self.peers.reads_in_place(peer);
         check_shape(&self.chunks[index as usize].spec, block, in_place)?;
         let version = if matches!(block.op, OpKind::Init | OpKind::Release) { 0 } else { block.round };
         let from = match block.data {
@@ -159,7 +158,7 @@ impl LaneEngine {
                 self.reduce(index, held, out);
             }
             (Turn::Later, Payload::Here(source @ Source::Slot { .. })) => {
-                let spill = self.spills.pop().ok_or(Status::Retry)?;
+                let spill = self.placement.take().ok_or(Status::Retry)?;
                 self.hold(index, peer, block, Source::Spill(spill), true);
                 self.stats.spills += 1;
                 out.push(Command::Spill { chunk: index, from: source, to: spill });
@@ -212,7 +211,7 @@ impl LaneEngine {
         (region, offset): (u64, u64),
         out: &mut Commands,
     ) -> Result<(), Status> {
-        let Some(to) = self.spills.pop() else {
+        let Some(to) = self.placement.take() else {
             return Err(if turn == Turn::Now { Status::Granted } else { Status::Retry });
         };
         self.hold(index, peer, block, Source::Spill(to), false);
@@ -270,7 +269,7 @@ impl LaneEngine {
         if let Some(addend) = last {
             out.push(Command::Reduce { chunk: index, addend });
         }
-        self.send_update(index);
+        self.streams.send_update(index, &mut self.chunks[index as usize]);
         if self.is_confirmed(index) {
             self.end_round(index, None, out);
         }
@@ -326,6 +325,21 @@ impl LaneEngine {
         }
     }
 
+    /// A round that is complete and waited for readers: ends it where its weights have a place now.
+    pub(super) fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
+        let state = &self.chunks[chunk as usize];
+        let serves = state.role.is_some_and(Role::serves);
+        if let Some(into) = state.writable() {
+            if state.stage == Stage::Buffer {
+                self.finish(chunk, None, into, out);
+                self.settle(chunk, out);
+            }
+            if !serves {
+                self.say_ready(out);
+            }
+        }
+    }
+
     /// What became of a round that storage has finished: the answer to `Command::Finish`, which the engine asks for where
     /// values may not fit. Such a round ends without new weights, and all who contributed to it are told.
     pub fn finished(&mut self, index: u32, verdict: Verdict, out: &mut Commands) {
@@ -350,6 +364,20 @@ impl LaneEngine {
                 Some(held) => self.reduce(index, held, out),
                 None => next = self.ripe.pop(),
             }
+        }
+    }
+
+    /// Contributions that were held for rounds which have ended without them are dropped.
+    pub(super) fn drop_late(&mut self, index: u32) {
+        let chunk = &mut self.chunks[index as usize];
+        if !chunk.drops_late() {
+            return;
+        }
+        let round = chunk.round();
+        while let Some(Held { rank, round, from, .. }) = self.chunks[index as usize].held.take_before(round) {
+            self.chunks[index as usize].mark_late(rank, round);
+            self.stats.late += 1;
+            self.release(index, rank, from);
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Weights that workers read where they lie, of chunks that this server does not serve any more. They stay as they are until each
 //! worker has said that it reads them no more, once and by a block of its own: its operations go elsewhere by then.
 
-use super::chunk::ChunkSpec;
-use super::command::Commands;
-use super::lane::LaneEngine;
-use super::role::Role;
+use super::LaneEngine;
+use crate::engine::command::Commands;
+use crate::engine::role::Role;
+use crate::engine::spec::ChunkSpec;
 use proto_common::batch::{Block, OpKind, Status};
 use proto_common::ids::{Operation, Rank};
 
@@ -37,18 +37,21 @@ impl LaneEngine {
             // A version that it keeps may be in a buffer that more than one version is in: it says so again when it keeps
             // that one no more.
             let of_it =
-                self.copying.retired.iter().filter(|at| self.chunks[**at as usize].spec.id == block.id);
-            let mut views =
-                of_it.chain(&copy).flat_map(|index| self.chunks[*index as usize].views.iter().flatten());
-            let is_shown = views.any(|(rank, _)| *rank == peer);
-            self.send_back(peer, block, if is_shown { Status::Retry } else { Status::Done }, Vec::new());
+                self.places.retired().iter().filter(|at| self.chunks[**at as usize].spec.id == block.id);
+            let is_shown = of_it.chain(&copy).any(|index| self.chunks[*index as usize].views.is_shown(peer));
+            self.peers.send_back(
+                peer,
+                block,
+                if is_shown { Status::Retry } else { Status::Done },
+                Vec::new(),
+            );
         }
         is_one
     }
 
     /// What a worker says of its reading goes for what was given up, too.
     pub(super) fn hide_retired(&mut self, peer: Rank, block: &Block) {
-        for index in &self.copying.retired {
+        for index in self.places.retired() {
             let chunk = &mut self.chunks[*index as usize];
             if chunk.spec.id == block.id {
                 chunk.hide(peer, block.reading);

@@ -1,0 +1,57 @@
+//! What the lane's engine is given: its configuration, and batches and records with where they lie. It must not decide anything.
+
+use proto_common::batch::{BatchHeader, Block, SlotGrant};
+use proto_common::config::WorkerLoss;
+use proto_common::ids::{Incarnation, JobId, Lane, Rank};
+
+/// What the engine is told once.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineConfig {
+    /// The job.
+    pub job: JobId,
+    /// This server's life.
+    pub incarnation: Incarnation,
+    /// The lane.
+    pub lane: Lane,
+    /// How many workers contribute to a round.
+    pub workers: u32,
+    /// Fold contributions in rank order.
+    pub deterministic: bool,
+    /// Slots of the inbox.
+    pub inbox_slots: u32,
+    /// Spill blocks there are.
+    pub spill_blocks: u32,
+    /// What the failure of a worker means for rounds. Where they wait for the worker, the version before the one in force is kept, for pulls that
+    /// ask for exactly that one.
+    pub worker_loss: WorkerLoss,
+}
+
+/// A batch with where it lies and what its header says.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchContext<'a> {
+    /// The worker whose channel it came over.
+    pub peer: Rank,
+    /// The slot it lies in.
+    pub slot: SlotGrant,
+    /// Its header.
+    pub header: &'a BatchHeader,
+    /// Its blocks.
+    pub blocks: &'a [Block],
+    /// Slots of the worker's inbox that it grants again.
+    pub grants: &'a [SlotGrant],
+}
+
+/// A record with where it lies and what its header says.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordContext<'a> {
+    /// The server whose stream it came over.
+    pub from: Rank,
+    /// The slot it lies in.
+    pub slot: SlotGrant,
+    /// Its header.
+    pub header: &'a BatchHeader,
+    /// Its blocks.
+    pub blocks: &'a [Block],
+    /// Words of the set of contributors.
+    pub contributors: &'a [u64],
+}

@@ -1,0 +1,161 @@
+//! Batches of workers: which are admitted, and where each of their operations goes. What an operation brings is in `rounds`, what it
+//! is told in `answers`.
+
+use super::LaneEngine;
+use super::rounds::Taken;
+use crate::engine::chunk::Number;
+use crate::engine::command::Commands;
+use crate::engine::inputs::BatchContext;
+use crate::engine::sabotage::BrokenRule;
+use proto_common::batch::{BatchKind, Block, OpKind, Status};
+use proto_common::ids::Rank;
+use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
+
+impl LaneEngine {
+    /// A batch lies in a slot.
+    pub fn batch(&mut self, batch: &BatchContext<'_>, now_ms: u64, out: &mut Commands) {
+        if !self.admitted(batch, out) {
+            return;
+        }
+        self.lapse(batch.peer, batch.header.epoch, out);
+        for block in batch.blocks {
+            if !self.block(batch, block, now_ms, out) {
+                return;
+            }
+        }
+    }
+
+    /// A batch lies in a slot, but its payload is not what its checksum says: nothing of it is taken.
+    pub fn corrupt_batch(&mut self, batch: &BatchContext<'_>, out: &mut Commands) {
+        if !self.admitted(batch, out) {
+            return;
+        }
+        self.stats.corrupt_batches += 1;
+        for block in batch.blocks {
+            // What its worker has given up is here: header and table are sound.
+            if block.status == Status::Corrupt {
+                if !self.block(batch, block, 0, out) {
+                    return;
+                }
+                continue;
+            }
+            if !self.count_operation(batch.peer, out) {
+                return;
+            }
+            self.peers.send_back(batch.peer, block, Status::Corrupt, Vec::new());
+        }
+    }
+
+    fn admitted(&mut self, batch: &BatchContext<'_>, out: &mut Commands) -> bool {
+        let admitted = self.admit(batch);
+        match &admitted {
+            Ok(()) => self.stats.batches += 1,
+            Err(Some(reason)) => out.expel(batch.peer, reason),
+            Err(None) => self.stats.duplicates += 1,
+        }
+        admitted.is_ok()
+    }
+
+    /// Is the batch the sender's to send? `Err(None)`: an old one, ignored.
+    fn admit(&mut self, batch: &BatchContext<'_>) -> Result<(), Option<String>> {
+        let (peer, header) = (batch.peer, batch.header);
+        let keeps = self.breaks(BrokenRule::CreditReturn);
+        let Some(incarnation) = self.peers.incarnation(peer) else { return Err(None) };
+        let wrong = |what: &str| Err(Some(format!("its batch carries the wrong {what}")));
+        if header.kind != BatchKind::Request {
+            return wrong("kind");
+        }
+        if header.job != self.config.job || header.sender != peer {
+            return wrong("job or rank");
+        }
+        if header.sender_incarnation != incarnation || header.receiver_incarnation != self.config.incarnation
+        {
+            return wrong("incarnation");
+        }
+        if header.lane != self.config.lane {
+            return wrong("lane");
+        }
+        // Its epoch is not judged: a worker may hear of a new scheduler later than we do, and its life is in the roster.
+        let taken = self.peers.take_batch(peer, batch.slot, (batch.grants, header.wanted), keeps);
+        taken.or_else(|what| what.map_or(Err(None), wrong))
+    }
+
+    /// False when the worker is to be expelled for it: nothing more of the batch counts.
+    fn block(&mut self, batch: &BatchContext<'_>, block: &Block, now_ms: u64, out: &mut Commands) -> bool {
+        let peer = batch.peer;
+        if !self.count_operation(peer, out) {
+            return false;
+        }
+        if block.op == OpKind::Call {
+            let (calls, mut desk) = self.calls_at_desk(out);
+            return calls.take(batch, block, now_ms, &mut desk);
+        }
+        if self.is_farewell(peer, block, out) {
+            return true;
+        }
+        let Some(index) = self.serves(&block.id) else {
+            self.misrouted(peer, block, out);
+            return true;
+        };
+        let is_behind = batch.header.epoch < self.chunks[index as usize].alone_since;
+        if block.op.contributes() && is_behind && !self.breaks(BrokenRule::EpochCheck) {
+            self.misrouted(peer, block, out);
+            return true;
+        }
+        if self.is_torn(index, peer, block) || self.placed_before(index, peer, batch.header.epoch, block, out)
+        {
+            return true;
+        }
+        let chunk = &self.chunks[index as usize];
+        if let Some(reason) = chunk.key_buffers.misplaced(peer, block, chunk.spec.bytes) {
+            out.expel(peer, reason);
+            return false;
+        }
+        let fresh = match self.chunks[index as usize].number(peer, block.operation, block.first_open) {
+            Number::Early => {
+                self.retry(peer, block, Vec::new());
+                return true;
+            }
+            Number::Fresh => true,
+            Number::Repeated => {
+                self.stats.duplicates += 1;
+                false
+            }
+        };
+        self.chunks[index as usize].hide(peer, block.reading);
+        self.finish_late(index, out);
+        self.roster.renew(&mut self.chunks[index as usize]);
+        match self.take(index, batch, block, fresh, out) {
+            Ok(Taken::Answered) => return true,
+            Ok(Taken::Waits { version }) => {
+                self.chunks[index as usize].mark_taken(peer, block.operation);
+                self.wait_for(index, peer, block, (version, fresh), now_ms);
+                self.settle(index, out);
+            }
+            // Not taken: it is to come in a slot.
+            Err(Status::Granted) => self.peers.send_back(peer, block, Status::Granted, Vec::new()),
+            Err(Status::Retry) => {
+                let awaited = self.awaited_first(index);
+                self.retry(peer, block, awaited);
+            }
+            Err(status) => {
+                // What follows it on the key is no gap.
+                self.chunks[index as usize].mark_taken(peer, block.operation);
+                self.chunks[index as usize].count_refused(peer, block);
+                self.refuse(peer, block, status);
+                // It may be what others waited for.
+                self.settle(index, out);
+            }
+        }
+        true
+    }
+
+    /// Counts an operation that will be answered; false when the worker has too many, which costs it its channel.
+    fn count_operation(&mut self, peer: Rank, out: &mut Commands) -> bool {
+        let counts = self.peers.count_operation(peer);
+        if !counts {
+            out.expel(peer, format!("it has more than {OPERATIONS_PER_WORKER_MAX} operations in flight"));
+        }
+        counts
+    }
+}

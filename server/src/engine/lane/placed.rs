@@ -1,0 +1,97 @@
+//! Payloads that do not come in a slot: buffers that workers write them into, and what was read out of workers' memory. Which spill
+//! block is whose is decided in [`Placement`](crate::engine::placed::Placement).
+
+use super::LaneEngine;
+use crate::engine::chunk::Reopened;
+use crate::engine::command::{Commands, Source};
+use crate::engine::held::Held;
+use proto_common::batch::{Block, BlockData, Landing, Status};
+use proto_common::ids::Rank;
+
+impl LaneEngine {
+    /// Spill blocks in use, and all there are. Key buffers are counted apart.
+    #[must_use]
+    pub fn spills(&self) -> (usize, usize) {
+        self.placement.sizes()
+    }
+
+    /// Spill blocks that workers may write their contributions into, or have written.
+    #[must_use]
+    pub fn key_buffers(&self) -> u32 {
+        self.placement.key_buffers()
+    }
+
+    /// Spill blocks that workers may not write any more, while their channels are open.
+    pub fn taken_buffers(&mut self) -> std::vec::Drain<'_, (Rank, u32)> {
+        self.placement.taken()
+    }
+
+    /// Where a placed payload lies.
+    pub(super) fn placed(&self, index: u32, peer: Rank) -> Option<Source> {
+        self.chunks[index as usize].key_buffers.placed(peer)
+    }
+
+    /// Answers an announcement with a buffer, or says that there is none.
+    pub(super) fn announce(&mut self, index: u32, peer: Rank, block: &Block, keep: bool) {
+        let chunk = &mut self.chunks[index as usize];
+        let spill = self.placement.grant(&mut chunk.key_buffers, peer, keep);
+        let bytes = chunk.spec.bytes;
+        let landing = spill.map(|spill| Landing { region: 0, offset: u64::from(spill), bytes });
+        let data = BlockData::Inline { offset: 0 };
+        let block =
+            Block { status: Status::Granted, bytes: 0, data, landing, view: false, timeout_ms: 0, ..*block };
+        self.peers.tell(peer, block, Vec::new());
+    }
+
+    /// A placed payload is taken: nothing may be written over it.
+    pub(super) fn fill(&mut self, index: u32, peer: Rank, from: Source) {
+        let is_placed = self.placement.fill(&mut self.chunks[index as usize].key_buffers, peer, from);
+        self.stats.placed += u64::from(is_placed);
+    }
+
+    /// A payload is not needed any more: its spill block is free, or its worker's to write again.
+    pub(super) fn release(&mut self, index: u32, rank: Rank, from: Source) {
+        self.placement.release(&mut self.chunks[index as usize].key_buffers, rank, from);
+    }
+
+    /// What a worker's memory was read for is there.
+    pub fn fetched(&mut self, peer: Rank, chunk: u32, spill: u32, out: &mut Commands) {
+        let Some(state) = self.chunks.get_mut(chunk as usize) else { return };
+        let from = Source::Spill(spill);
+        match state.held.arrive(peer, from) {
+            Some(0) if !state.role.is_some_and(|role| role.serves()) => {
+                return self.release(chunk, peer, from);
+            }
+            Some(0) => self.initialise(chunk, peer, from, out),
+            Some(_) if state.role.is_some_and(|role| role.serves()) => {}
+            Some(_) => return self.release_held(chunk),
+            None => return,
+        }
+        self.settle(chunk, out);
+    }
+
+    /// The worker's channel is closed: its grants end, and what was not read to its end is asked for again, as if it had not
+    /// been taken. What it had placed stays, until its turn. Returns the blocks that it may have been writing, or that its
+    /// memory was being read into.
+    pub(super) fn take_back(&mut self, rank: Rank) -> Vec<u32> {
+        self.places.forget_worker(rank);
+        let Self { chunks, placement, .. } = self;
+        let buffers = chunks.iter_mut().map(|chunk| &mut chunk.key_buffers);
+        let mut lent: Vec<u32> = buffers.filter_map(|of| placement.revoke(of, rank)).collect();
+        for chunk in chunks {
+            // Those behind it stay taken: the worker does not send again what a deadline has ended.
+            let first = chunk.forget_first(rank);
+            let reopened = &mut chunk.reopened;
+            let mut reopen = |held: &Held| {
+                if let Source::Spill(spill) = held.from {
+                    lent.push(spill);
+                }
+                let Held { rank, round, operation, .. } = *held;
+                reopened.push(Reopened { rank, operation, round });
+            };
+            first.iter().for_each(&mut reopen);
+            chunk.held.drop_unread(rank, reopen);
+        }
+        lent
+    }
+}

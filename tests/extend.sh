@@ -47,3 +47,17 @@ cargo test --locked -p gradwire-c --test header
 cargo test --locked -p gradwire-server --lib kernel
 git checkout --quiet .
 git clean --quiet --force -d
+
+transport() {
+    cargo build --quiet --locked -p gradwire-cli
+    "$CARGO_TARGET_DIR/debug/gradwire" config sample > deploy/gradwire.toml
+    "$CARGO_TARGET_DIR/debug/gradwire" env --markdown > docs/environment.md
+}
+
+extend transport transport
+cargo test --locked -p gradwire-drivers
+cargo test --locked -p gradwire-fabric --lib devices
+cargo test --locked -p gradwire-proto-common --lib meaning
+cargo test --locked -p gradwire-proto-common --lib transport
+git checkout --quiet .
+git clean --quiet --force -d

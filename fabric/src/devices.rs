@@ -18,9 +18,11 @@ type Open = fn(&DevicesConfig) -> Result<Arc<dyn Transport>, FabricError>;
 
 /// The table: a transport and how it is opened. A new one has a line here, and is a module of this file. Shared memory and TCP are
 /// not in the table: they can be had everywhere, and each lane has a queue of both, which it calls without dynamic dispatch.
-const TABLE: [(Driver, Open); 1] = [(Driver::Verbs, |config| {
+const TABLE: &[(Driver, Open)] = &[(Driver::Verbs, open_verbs)];
+
+fn open_verbs(config: &DevicesConfig) -> Result<Arc<dyn Transport>, FabricError> {
     Ok(Arc::new(VerbsDevice::open(&config.verbs, config.bind, config.advertise.clone())?))
-})];
+}
 
 /// What devices are opened with.
 #[derive(Clone, Debug)]

@@ -45,6 +45,12 @@ element_type() {
     bindings/reference.py
 }
 
+transport() {
+    cargo build --quiet --locked -p gradwire-cli
+    "$CARGO_TARGET_DIR/debug/gradwire" config sample > deploy/gradwire.toml
+    "$CARGO_TARGET_DIR/debug/gradwire" env --markdown > docs/environment.md
+}
+
 # So that the next patch is applied to what the first one was.
 restore() {
     git checkout --quiet .
@@ -62,4 +68,11 @@ extend element-type element_type
 cargo test --locked -p gradwire-proto-data --lib element
 cargo test --locked -p gradwire-server --lib storage
 cargo test --locked -p gradwire-c --test header --test u16
+restore
+
+extend transport transport
+cargo test --locked -p gradwire-drivers
+cargo test --locked -p gradwire-fabric --lib devices
+cargo test --locked -p gradwire-proto-common --lib meaning
+cargo test --locked -p gradwire-proto-common --lib transport
 restore

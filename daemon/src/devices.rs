@@ -30,55 +30,60 @@ pub fn advertised(settings: &Settings) -> String {
 /// Opens what the settings allow. Also the drivers that cannot be had here, with the reason; one that is required is an
 /// error.
 pub fn open(settings: &Settings) -> Result<(Devices, Vec<(Driver, String)>), Lacking> {
-    let (policy, encrypts) = (settings.transport.verbs, settings.security.encrypt_data);
+    let encrypt = settings.security.encrypt_data;
+    // The hardware would carry it as it is.
+    let (open, wanted): (Vec<_>, Vec<_>) = Driver::ALL
+        .into_iter()
+        .filter(|driver| may_matter(settings, *driver))
+        .partition(|d| encrypt && d.is_device());
     let config = DevicesConfig {
         bind: settings.node.bind.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
         advertise: advertised(settings),
         unix_sockets: settings.node.unix_sockets,
-        encrypt: settings.security.encrypt_data,
-        verbs: (policy != Policy::Off && may_matter(settings) && !encrypts).then(|| verbs_config(settings)),
+        encrypt,
+        wanted,
+        verbs: verbs_config(settings),
     };
-    let (devices, lacking) = Devices::open(&config);
-    // The hardware would carry it as it is.
-    let open = "security.encrypt_data is on, and RDMA cannot encrypt";
-    let ruled_out = (encrypts && policy != Policy::Off && may_matter(settings)).then(|| open.to_owned());
-    let Some(reason) = lacking.map(|error| error.to_string()).or(ruled_out) else {
-        return Ok((devices, Vec::new()));
-    };
-    if policy == Policy::Require {
-        return Err(Lacking { driver: Driver::Verbs, reason });
+    let (devices, failed) = Devices::open(&config);
+    let failed = failed.into_iter().map(|(driver, error)| (driver, error.to_string()));
+    let ruled_out = |driver| (driver, format!("security.encrypt_data is on, and {driver} cannot encrypt"));
+    let missing: Vec<_> = failed.chain(open.into_iter().map(ruled_out)).collect();
+    for (driver, reason) in &missing {
+        lacking(settings, *driver, reason)?;
+        tracing::info!(reason, "no {driver}; using other transports");
     }
-    tracing::info!(reason, "no RDMA device; using other transports");
-    Ok((devices, vec![(Driver::Verbs, reason)]))
+    Ok((devices, missing))
 }
 
 /// Once the number of lanes is known: is there enough of everything for their queues? Where not, other transports are
-/// used and peers are told why; a device that is required and cannot serve is an error.
+/// used and peers are told why; a transport that is required and cannot serve is an error.
 pub fn settle(
     settings: &Settings,
     devices: &mut Devices,
     offer: &mut Offer,
     lanes: u16,
 ) -> Result<(), Lacking> {
-    if devices.verbs.is_none() {
-        return Ok(());
+    for (driver, error) in devices.keep_those_for(lanes, PROBE_DEPTH) {
+        let reason = format!("{driver} cannot serve {lanes} lanes (cluster.lanes): {error}");
+        lacking(settings, driver, &reason)?;
+        tracing::warn!(reason, "not using {driver}; using other transports");
+        offer.missing.push((driver, reason));
     }
-    let tried: Result<Vec<_>, _> = (0..lanes).map(|_| devices.lane(PROBE_DEPTH)).collect();
-    let Err(error) = tried else { return Ok(()) };
-    let reason = format!("the RDMA device cannot serve {lanes} lanes (cluster.lanes): {error}");
-    if settings.transport.verbs == Policy::Require {
-        return Err(Lacking { driver: Driver::Verbs, reason });
-    }
-    tracing::warn!(reason, "not using the RDMA device; using other transports");
-    devices.verbs = None;
-    offer.missing.push((Driver::Verbs, reason));
     Ok(())
 }
 
-/// Nobody uses a RDMA device where another driver is required.
-fn may_matter(settings: &Settings) -> bool {
-    let others = [Driver::Shm, Driver::Tcp];
-    others.iter().all(|driver| settings.transport.of(*driver) != Policy::Require)
+/// An error if the settings require a transport that is missing.
+fn lacking(settings: &Settings, driver: Driver, reason: &str) -> Result<(), Lacking> {
+    match settings.transport.of(driver) {
+        Policy::Require => Err(Lacking { driver, reason: reason.to_owned() }),
+        Policy::Prefer | Policy::Off => Ok(()),
+    }
+}
+
+/// Nobody uses a transport that is off, or where another one is required.
+fn may_matter(settings: &Settings, driver: Driver) -> bool {
+    let required = settings.transport.required();
+    settings.transport.of(driver) != Policy::Off && required.is_none_or(|required| required == driver)
 }
 
 fn verbs_config(settings: &Settings) -> VerbsConfig {
@@ -98,13 +103,7 @@ fn verbs_config(settings: &Settings) -> VerbsConfig {
 
 /// The device of a driver that two peers agreed on.
 pub fn of(devices: &Devices, driver: Driver) -> Result<&dyn Device, String> {
-    match driver {
-        Driver::Shm => Ok(&devices.shm),
-        Driver::Tcp => Ok(&devices.tcp),
-        Driver::Verbs => {
-            devices.verbs().ok_or_else(|| "verbs was selected, but this process has no RDMA device".into())
-        }
-    }
+    devices.device(driver).ok_or_else(|| format!("{driver} was selected, but this process has not opened it"))
 }
 
 #[cfg(test)]
@@ -122,7 +121,7 @@ mod tests {
         // No device has this name.
         let named = |settings: &mut Settings| settings.verbs.device = Some("no-such-device".into());
         let (devices, missing) = open(&with(named)).unwrap();
-        assert!(devices.verbs.is_none());
+        assert!(devices.verbs().is_none());
         assert_eq!(missing.iter().map(|(driver, _)| *driver).collect::<Vec<_>>(), [Driver::Verbs]);
         assert!(of(&devices, Driver::Verbs).is_err() && of(&devices, Driver::Tcp).is_ok());
         let required = with(|settings| {
@@ -136,7 +135,7 @@ mod tests {
     #[test]
     fn what_would_not_be_encrypted_is_not_used() {
         let (devices, missing) = open(&with(|settings| settings.security.encrypt_data = true)).unwrap();
-        assert!(devices.verbs.is_none() && missing[0].1.contains("encrypt_data"), "{missing:?}");
+        assert!(devices.verbs().is_none() && missing[0].1.contains("encrypt_data"), "{missing:?}");
         let required = with(|settings| {
             settings.security.encrypt_data = true;
             settings.transport.verbs = Policy::Require;

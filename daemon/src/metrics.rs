@@ -154,7 +154,7 @@ impl<C: Collector, F: Fn(&C) + Send + Sync> Collector for Updated<C, F> {
 pub fn add_devices(registry: &Registry, devices: &Devices) -> Result<(), prometheus::Error> {
     let looked = devices.clone();
     registry.register(Box::new(Scraped::new(move || looked.clone(), &[], &OF_DEVICES, &[])?))?;
-    let Some(verbs) = devices.verbs.clone() else { return Ok(()) };
+    let Some(verbs) = devices.verbs().cloned() else { return Ok(()) };
     let help = "Counters of the RDMA device's port, over all its users, since this process opened it.";
     let about = Opts::new("gradwire_rdma_port_total", help);
     let update = move |counters: &IntCounterVec| {

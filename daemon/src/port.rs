@@ -47,7 +47,7 @@ impl PortWatch {
     /// What went wrong lately; none where nothing did, or where there is no RDMA device.
     #[must_use]
     pub fn lately(&self) -> Option<PortReport> {
-        let verbs = self.devices.verbs.as_ref()?;
+        let verbs = self.devices.verbs()?;
         let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
         let trouble = looks.lately(Instant::now(), verbs.counted()).trouble();
         let (device, port) = verbs.port();

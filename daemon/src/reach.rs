@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 /// What to look at where probes fail; `gradwire doctor` tries the same.
 pub const BLOCKED: &str =
     "the data path is blocked: check for a firewall (RDMA over Ethernet uses UDP port 4791)";
-/// A RDMA device gets this part of the time, so that another driver has some left.
-const VERBS_PART: u32 = 3;
+/// A device gets this part of the time, so that another driver has some left.
+const DEVICE_PART: u32 = 3;
 
 /// Why a server was not reached, with the exit code of a process that ends because of it.
 #[derive(Debug)]
@@ -117,14 +117,14 @@ pub async fn exchange(
 /// The time that a driver has, of what there is for connecting: another one is to have some, too.
 #[must_use]
 pub fn time_for(driver: Driver, within: Duration) -> Duration {
-    within / if driver == Driver::Verbs { VERBS_PART } else { 1 }
+    within / if driver.is_device() { DEVICE_PART } else { 1 }
 }
 
 /// The offer without a device whose way to this peer is closed: addresses of two kinds, a firewall. Both sides then choose
 /// again; the reason says whom it is `between`. `None` where it was another driver: there is no other way then.
 #[must_use]
 pub fn without(offer: &Offer, driver: Driver, between: &str, reason: &str) -> Option<Offer> {
-    if driver != Driver::Verbs {
+    if !driver.is_device() {
         return None;
     }
     let mut left = offer.clone();

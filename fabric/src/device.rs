@@ -6,8 +6,16 @@ use crate::memory::{Access, Fenced, Region, Span, View};
 use crate::shm::{ShmHandle, ShmSetup};
 use crate::tcp::Pipe;
 use crate::work::{ChannelId, Completion, Read, RemoteKey, RemoteSpan, Write};
+use drivers::Driver;
 use socket2::Socket;
+use std::any::Any;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Instant;
+
+/// Channels that a queue of a [`Transport`] may have in its life: a lane uses the bits above for whose channel it is.
+pub(crate) const TRANSPORT_CHANNEL_IDS: u32 = 1 << 27;
 
 /// The capabilities of a driver's channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +64,15 @@ impl Fence {
 pub struct CqHandle {
     /// `None` for a queue of another driver.
     pub(crate) shm: Option<ShmHandle>,
-    pub(crate) verbs: Option<crate::verbs::VerbsHandle>,
+    /// Of the [`Transport`]s that the lane has.
+    pub(crate) transports: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+impl CqHandle {
+    /// What a transport's own queue has said of itself; none where the lane has no such queue.
+    pub(crate) fn of<T: Any>(&self) -> Option<&T> {
+        self.transports.iter().find_map(|handle| handle.downcast_ref())
+    }
 }
 
 /// A connected channel on its way to the completion queue that will own it.
@@ -73,7 +89,7 @@ impl ChannelSetup {
         match &self.kind {
             SetupKind::Shm(_) => "shared memory",
             SetupKind::Tcp(socket, pipe) => crate::tcp::carrier(socket, pipe),
-            SetupKind::Verbs(_) => "RDMA device",
+            SetupKind::Transport { carrier, .. } => carrier,
         }
     }
 
@@ -87,11 +103,28 @@ impl ChannelSetup {
     }
 }
 
+impl ChannelSetup {
+    /// A channel of a [`Transport`].
+    pub(crate) fn of(driver: Driver, carrier: &'static str, setup: impl Any + Send) -> Self {
+        Self { kind: SetupKind::Transport { driver, carrier, setup: Box::new(setup) } }
+    }
+
+    /// What a transport has made of a channel, for that transport's queue.
+    pub(crate) fn take<T: Any>(self) -> Result<T, FabricError> {
+        let taken = match self.kind {
+            SetupKind::Transport { setup, .. } => setup.downcast().ok(),
+            SetupKind::Shm(_) | SetupKind::Tcp(..) => None,
+        };
+        let strange = || FabricError::Misuse("a channel was given to a queue of another driver".into());
+        taken.map(|setup| *setup).ok_or_else(strange)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum SetupKind {
     Shm(Box<ShmSetup>),
     Tcp(Socket, Pipe),
-    Verbs(Box<crate::verbs::VerbsSetup>),
+    Transport { driver: Driver, carrier: &'static str, setup: Box<dyn Any + Send> },
 }
 
 /// Channels to which a peer has been invited.
@@ -115,6 +148,52 @@ pub trait Device: Send + Sync {
         queue: &CqHandle,
         deadline: Instant,
     ) -> Result<ChannelSetup, FabricError>;
+}
+
+/// A device whose queues lanes have beside those of shared memory and TCP, which every lane has. A new transport implements this
+/// and [`TransportQueue`], and has a line in the table of `devices`.
+pub trait Transport: Device + Any + fmt::Debug {
+    /// Which transport it is.
+    fn driver(&self) -> Driver;
+
+    /// A queue for a lane. `send_depth`: unfinished requests that one channel may have.
+    fn open_queue(&self, send_depth: usize) -> Result<Box<dyn TransportQueue>, FabricError>;
+
+    /// Registers a part of a region now rather than when it is first used, so that an obstacle is reported at once.
+    fn prepare(&self, _span: &Span) -> Result<(), FabricError> {
+        Ok(())
+    }
+
+    /// Gives back registrations of regions that nobody else owns any more.
+    fn release_unused(&self) {}
+
+    /// Objects that the device did not give back since the process began.
+    fn kept_objects(&self) -> u64 {
+        0
+    }
+
+    /// Bytes registered with it.
+    fn registered_bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// A transport's queue, as a part of a lane's. Ids of its channels are below 2^27.
+pub trait TransportQueue: CompletionQueue + Any + fmt::Debug {
+    /// What [`Device::connect`] and [`Device::offer`] of the same transport have to know of this queue.
+    fn shared(&self) -> Arc<dyn Any + Send + Sync>;
+
+    /// Readable, once the queue is armed, when there may be something to do.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Has it a channel, or completions that nobody has taken? A lane does not poll a queue without them.
+    fn has_channels(&self) -> bool;
+
+    /// Before a sleep: makes the next event end it. False: there is something to do already.
+    fn arm(&mut self) -> bool;
+
+    /// After a sleep: takes what has been reported through the descriptor.
+    fn settle(&mut self);
 }
 
 /// A completion queue with its channels. One thread owns it, polls it and posts on its channels. No call blocks.

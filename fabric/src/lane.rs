@@ -1,30 +1,44 @@
 //! A lane's completion queue: the queues of all drivers as one, polled together and slept on together. It
 //! owns the routing by channel id and the choice of how to sleep; it must not know how a driver works.
 
-use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, Order, SetupKind};
+use crate::device::{
+    Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, Order, SetupKind, TRANSPORT_CHANNEL_IDS, Transport,
+    TransportQueue,
+};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Access, Region, Span, View};
 use crate::rest::{Rest, Sleeper};
 use crate::shm::{Bell, ShmQueue};
 use crate::tcp::TcpQueue;
-use crate::verbs::{Dmabuf, VerbsDevice, VerbsQueue};
+use crate::verbs::{Dmabuf, VerbsQueue};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
+use drivers::Driver;
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Set in the ids of TCP channels. All queues count from 0 and stay below these bits.
 const TCP_BIT: u32 = 1 << 31;
-/// Set in the ids of verbs channels.
-const VERBS_BIT: u32 = 1 << 30;
+/// Set in the ids of channels of other transports. The three bits below are the transport's place in the lane.
+const OTHER_BIT: u32 = 1 << 30;
+/// Other transports of a lane, at most.
+const OTHERS_MAX: usize = (OTHER_BIT / TRANSPORT_CHANNEL_IDS) as usize;
 
 /// The completion queues of all drivers of one lane, polled and waited for as one.
 #[derive(Debug)]
 pub struct LaneQueue {
     // Dropped in this order: the TCP queue watches descriptors of the others.
     tcp: TcpQueue,
-    verbs: Option<VerbsQueue>,
+    others: Vec<Other>,
     shm: ShmQueue,
     send_depth: usize,
+}
+
+/// The queue of a transport that not every lane has.
+#[derive(Debug)]
+struct Other {
+    driver: Driver,
+    queue: Box<dyn TransportQueue>,
 }
 
 /// Wakes the thread that waits for a lane.
@@ -44,21 +58,27 @@ impl LaneQueue {
         let shm = ShmQueue::new(send_depth)?;
         let mut tcp = TcpQueue::new(send_depth)?;
         tcp.watch(shm.wake_fd(), true)?;
-        Ok(Self { tcp, verbs: None, shm, send_depth })
+        Ok(Self { tcp, others: Vec::new(), shm, send_depth })
     }
 
-    /// Adds a queue on a RDMA device.
-    pub fn with_verbs(mut self, device: &VerbsDevice) -> Result<Self, FabricError> {
-        let verbs = device.queue(self.send_depth)?;
-        self.tcp.watch(verbs.fd(), false)?;
-        self.verbs = Some(verbs);
+    /// Adds a queue of another transport.
+    pub fn with(mut self, transport: &dyn Transport) -> Result<Self, FabricError> {
+        if self.others.len() == OTHERS_MAX {
+            return Err(FabricError::Misuse(format!(
+                "a lane has room for {OTHERS_MAX} transports beside shm and tcp"
+            )));
+        }
+        let queue = transport.open_queue(self.send_depth)?;
+        self.tcp.watch(queue.fd(), false)?;
+        self.others.push(Other { driver: transport.driver(), queue });
         Ok(self)
     }
 
     /// What connecting a channel to this queue needs.
     #[must_use]
     pub fn handle(&self) -> CqHandle {
-        CqHandle { shm: Some(self.shm.handle()), verbs: self.verbs.as_ref().map(VerbsQueue::verbs_handle) }
+        let transports = self.others.iter().map(|other| other.queue.shared()).collect();
+        CqHandle { shm: Some(self.shm.handle()), transports }
     }
 
     /// Wakes [`LaneQueue::wait`] from another thread.
@@ -70,17 +90,17 @@ impl LaneQueue {
     /// Sleeps until a completion may be there, a waker calls, or the time is over. Never misses either.
     /// Returns without sleeping when something is there already; may return for no reason.
     pub fn wait(&mut self, timeout: Duration) {
-        let Self { tcp, verbs, shm, .. } = self;
-        if rest_of(tcp, verbs) == Rest::Word {
+        let Self { tcp, others, shm, .. } = self;
+        if rest_of(tcp, others) == Rest::Word {
             return shm.wait(timeout, None);
         }
         shm.wait(
             timeout,
             Some(&mut |left| {
-                if verbs.as_mut().is_none_or(arm) {
+                if arm(others) {
                     tcp.wait(left);
                 }
-                verbs.iter_mut().for_each(VerbsQueue::settle);
+                others.iter_mut().for_each(|other| other.queue.settle());
             }),
         );
     }
@@ -93,13 +113,13 @@ impl LaneQueue {
     /// The sleeping thread itself, before it gives the queue away: how to sleep, or `None` when there is
     /// something to do. Events that were taken from the kernel are known to the next poll.
     pub fn arm(&mut self) -> Option<Rest> {
-        let rest = rest_of(&self.tcp, &self.verbs);
+        let rest = rest_of(&self.tcp, &self.others);
         self.lie_down(rest);
         let busy = rest == Rest::Sockets && {
             // Whoever polled the sockets may have used up the event of a link.
             self.shm.look_at_links();
             // Both, as each takes what the kernel has to report.
-            self.tcp.settle() | !self.verbs.as_mut().is_none_or(arm)
+            self.tcp.settle() | !arm(&mut self.others)
         };
         if busy || self.shm.is_restless() {
             self.disarm();
@@ -112,8 +132,8 @@ impl LaneQueue {
     /// is something to do, and nobody would be woken for it. No system call but what a device's driver makes of it.
     pub fn rearm(&mut self, rest: Rest) -> bool {
         self.lie_down(rest);
-        let verbs = self.verbs.as_mut().filter(|verbs| verbs.has_channels());
-        if self.shm.is_restless() || self.tcp.has_work() || !verbs.is_none_or(VerbsQueue::arm) {
+        let mut used = self.others.iter_mut().filter(|other| other.queue.has_channels());
+        if self.shm.is_restless() || self.tcp.has_work() || !used.all(|other| other.queue.arm()) {
             self.disarm();
             return false;
         }
@@ -144,40 +164,46 @@ impl LaneQueue {
     /// Lets the channel's peer address memory of another device. RDMA devices only: a channel of another driver answers
     /// [`PostError::NotShareable`].
     pub fn expose_dmabuf(&mut self, channel: ChannelId, dmabuf: &Dmabuf) -> Result<RemoteKey, PostError> {
-        let Route::Verbs(channel) = route(channel) else { return Err(PostError::NotShareable) };
-        self.verbs()?.expose_dmabuf(channel, dmabuf)
+        let Route::Other(at, channel) = route(channel) else { return Err(PostError::NotShareable) };
+        let verbs = (self.other(at)? as &mut dyn Any).downcast_mut::<VerbsQueue>();
+        verbs.ok_or(PostError::NotShareable)?.expose_dmabuf(channel, dmabuf)
     }
 
-    fn verbs(&mut self) -> Result<&mut VerbsQueue, PostError> {
-        self.verbs.as_mut().ok_or(PostError::Closed)
+    fn other(&mut self, at: usize) -> Result<&mut dyn TransportQueue, PostError> {
+        self.others.get_mut(at).map(|other| &mut *other.queue).ok_or(PostError::Closed)
     }
 }
 
-/// How to sleep: devices and sockets tell by descriptors.
-fn rest_of(tcp: &TcpQueue, verbs: &Option<VerbsQueue>) -> Rest {
-    let is_told = tcp.has_channels() || verbs.as_ref().is_some_and(VerbsQueue::has_channels);
+/// How to sleep: devices and sockets report by descriptors.
+fn rest_of(tcp: &TcpQueue, others: &[Other]) -> Rest {
+    let is_told = tcp.has_channels() || others.iter().any(|other| other.queue.has_channels());
     if is_told { Rest::Sockets } else { Rest::Word }
 }
 
-/// Takes what a device has told, and asks to be told again. False: there is something to do.
-fn arm(verbs: &mut VerbsQueue) -> bool {
-    verbs.settle();
-    verbs.arm()
+/// Takes what devices have reported, of all of them, and asks to be notified again. False: there is something to do.
+fn arm(others: &mut [Other]) -> bool {
+    let mut is_armed = true;
+    for other in others {
+        other.queue.settle();
+        is_armed &= other.queue.arm();
+    }
+    is_armed
 }
 
 /// Whose channel an id names, with the id that its queue knows it by.
 enum Route {
     Shm(ChannelId),
     Tcp(ChannelId),
-    Verbs(ChannelId),
+    Other(usize, ChannelId),
 }
 
 #[inline]
 fn route(channel: ChannelId) -> Route {
     if channel.0 & TCP_BIT != 0 {
         Route::Tcp(ChannelId(channel.0 & !TCP_BIT))
-    } else if channel.0 & VERBS_BIT != 0 {
-        Route::Verbs(ChannelId(channel.0 & !VERBS_BIT))
+    } else if channel.0 & OTHER_BIT != 0 {
+        let id = channel.0 & !OTHER_BIT;
+        Route::Other((id / TRANSPORT_CHANNEL_IDS) as usize, ChannelId(id % TRANSPORT_CHANNEL_IDS))
     } else {
         Route::Shm(channel)
     }
@@ -187,8 +213,9 @@ fn of_tcp(channel: ChannelId) -> ChannelId {
     ChannelId(channel.0 | TCP_BIT)
 }
 
-fn of_verbs(channel: ChannelId) -> ChannelId {
-    ChannelId(channel.0 | VERBS_BIT)
+/// `at`: below [`OTHERS_MAX`].
+fn of_other(at: usize, channel: ChannelId) -> ChannelId {
+    ChannelId(channel.0 | at as u32 * TRANSPORT_CHANNEL_IDS | OTHER_BIT)
 }
 
 impl CompletionQueue for LaneQueue {
@@ -196,12 +223,13 @@ impl CompletionQueue for LaneQueue {
         match setup.kind {
             SetupKind::Shm(_) => self.shm.attach(setup),
             SetupKind::Tcp(..) => self.tcp.attach(setup).map(of_tcp),
-            SetupKind::Verbs(_) => match &mut self.verbs {
-                Some(verbs) => verbs.attach(setup).map(of_verbs),
-                None => Err(FabricError::Misuse(
-                    "a verbs channel was given to a lane without a RDMA device".into(),
-                )),
-            },
+            SetupKind::Transport { driver, .. } => {
+                let found = self.others.iter_mut().enumerate().find(|(_, other)| other.driver == driver);
+                let (at, other) = found.ok_or_else(|| {
+                    FabricError::Misuse(format!("a {driver} channel was given to a lane without {driver}"))
+                })?;
+                other.queue.attach(setup).map(|channel| of_other(at, channel))
+            }
         }
     }
 
@@ -209,19 +237,17 @@ impl CompletionQueue for LaneQueue {
         match route(channel) {
             Route::Shm(channel) => self.shm.expose(channel, region),
             Route::Tcp(channel) => self.tcp.expose(channel, region),
-            Route::Verbs(channel) => self.verbs()?.expose(channel, region),
+            Route::Other(at, channel) => self.other(at)?.expose(channel, region),
         }
     }
 
     fn prepare(&mut self, span: &Span) -> Result<(), FabricError> {
-        match self.verbs.as_mut().filter(|verbs| verbs.has_channels()) {
-            Some(verbs) => verbs.prepare(span),
-            None => Ok(()),
-        }
+        let mut used = self.others.iter_mut().filter(|other| other.queue.has_channels());
+        used.try_for_each(|other| other.queue.prepare(span))
     }
 
     fn unregistered(&mut self) -> Option<FabricError> {
-        self.verbs.as_mut().and_then(VerbsQueue::unregistered)
+        self.others.iter_mut().find_map(|other| other.queue.unregistered())
     }
 
     #[inline]
@@ -229,19 +255,25 @@ impl CompletionQueue for LaneQueue {
         match route(channel) {
             Route::Shm(_) => Ok(()),
             Route::Tcp(channel) => self.tcp.lend(channel, span, access, lease),
-            Route::Verbs(channel) => self.verbs()?.lend(channel, span, access, lease),
+            Route::Other(at, channel) => self.other(at)?.lend(channel, span, access, lease),
         }
     }
 
     fn open(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
-        let Route::Verbs(channel) = route(channel) else { return Ok(()) };
-        self.verbs()?.open(channel, span)
+        let Route::Other(at, channel) = route(channel) else { return Ok(()) };
+        self.other(at)?.open(channel, span)
     }
 
     #[inline]
     fn take_back(&mut self, channel: ChannelId, span: &Span, lease: u64) {
-        if let Route::Tcp(channel) = route(channel) {
-            self.tcp.take_back(channel, span, lease);
+        match route(channel) {
+            Route::Shm(_) => {}
+            Route::Tcp(channel) => self.tcp.take_back(channel, span, lease),
+            Route::Other(at, channel) => {
+                if let Ok(other) = self.other(at) {
+                    other.take_back(channel, span, lease);
+                }
+            }
         }
     }
 
@@ -250,7 +282,7 @@ impl CompletionQueue for LaneQueue {
         match route(channel) {
             Route::Shm(channel) => self.shm.post_write(channel, write),
             Route::Tcp(channel) => self.tcp.post_write(channel, write),
-            Route::Verbs(channel) => self.verbs()?.post_write(channel, write),
+            Route::Other(at, channel) => self.other(at)?.post_write(channel, write),
         }
     }
 
@@ -259,56 +291,83 @@ impl CompletionQueue for LaneQueue {
         match route(channel) {
             Route::Shm(channel) => self.shm.post_landing(channel, write),
             Route::Tcp(channel) => self.tcp.post_landing(channel, write),
-            Route::Verbs(channel) => self.verbs()?.post_landing(channel, write),
+            Route::Other(at, channel) => self.other(at)?.post_landing(channel, write),
         }
     }
 
     fn move_landings(&mut self, channel: ChannelId, id: u64, span: &Span) -> usize {
-        let Route::Shm(channel) = route(channel) else { return 0 };
-        self.shm.move_landings(channel, id, span)
+        match route(channel) {
+            Route::Shm(channel) => self.shm.move_landings(channel, id, span),
+            Route::Tcp(_) => 0,
+            Route::Other(at, channel) => {
+                self.other(at).map_or(0, |other| other.move_landings(channel, id, span))
+            }
+        }
     }
 
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
         match route(channel) {
             Route::Shm(channel) => self.shm.post_read(channel, read),
             Route::Tcp(channel) => self.tcp.post_read(channel, read),
-            Route::Verbs(channel) => self.verbs()?.post_read(channel, read),
+            Route::Other(at, channel) => self.other(at)?.post_read(channel, read),
         }
     }
 
     fn stream_writes(&mut self, streams: bool) {
         self.shm.stream_writes(streams);
+        self.others.iter_mut().for_each(|other| other.queue.stream_writes(streams));
     }
 
     fn reads_in_place(&self, channel: ChannelId) -> bool {
-        matches!(route(channel), Route::Shm(channel) if self.shm.reads_in_place(channel))
+        match route(channel) {
+            Route::Shm(channel) => self.shm.reads_in_place(channel),
+            Route::Tcp(_) => false,
+            Route::Other(at, channel) => {
+                self.others.get(at).is_some_and(|other| other.queue.reads_in_place(channel))
+            }
+        }
     }
 
     fn map(&mut self, channel: ChannelId, key: RemoteKey) -> Result<View, PostError> {
-        let Route::Shm(channel) = route(channel) else { return Err(PostError::RemoteAccess) };
-        self.shm.map(channel, key)
+        match route(channel) {
+            Route::Shm(channel) => self.shm.map(channel, key),
+            Route::Tcp(_) => Err(PostError::RemoteAccess),
+            Route::Other(at, channel) => self.other(at)?.map(channel, key),
+        }
     }
 
     fn begin_reads(&mut self, channel: ChannelId) -> Result<(), PostError> {
-        let Route::Shm(channel) = route(channel) else { return Err(PostError::RemoteAccess) };
-        self.shm.begin_reads(channel)
+        match route(channel) {
+            Route::Shm(channel) => self.shm.begin_reads(channel),
+            Route::Tcp(_) => Err(PostError::RemoteAccess),
+            Route::Other(at, channel) => self.other(at)?.begin_reads(channel),
+        }
     }
 
     fn end_reads(&mut self, channel: ChannelId) {
-        if let Route::Shm(channel) = route(channel) {
-            self.shm.end_reads(channel);
+        match route(channel) {
+            Route::Shm(channel) => self.shm.end_reads(channel),
+            Route::Tcp(_) => {}
+            Route::Other(at, channel) => {
+                if let Ok(other) = self.other(at) {
+                    other.end_reads(channel);
+                }
+            }
         }
     }
 
     fn while_open(&mut self, channel: ChannelId, work: &mut dyn FnMut()) -> Result<(), PostError> {
-        let Route::Shm(channel) = route(channel) else { return Err(PostError::RemoteAccess) };
-        self.shm.while_open(channel, work)
+        match route(channel) {
+            Route::Shm(channel) => self.shm.while_open(channel, work),
+            Route::Tcp(_) => Err(PostError::RemoteAccess),
+            Route::Other(at, channel) => self.other(at)?.while_open(channel, work),
+        }
     }
 
     fn flush(&mut self) {
         self.shm.flush();
         self.tcp.flush();
-        self.verbs.iter_mut().for_each(VerbsQueue::flush);
+        self.others.iter_mut().for_each(|other| other.queue.flush());
     }
 
     #[inline]
@@ -319,24 +378,26 @@ impl CompletionQueue for LaneQueue {
         for completion in &mut completions[first..] {
             completion.channel = of_tcp(completion.channel);
         }
-        let first = completions.len();
-        if let Some(verbs) = self.verbs.as_mut().filter(|verbs| verbs.has_channels()) {
-            verbs.poll(completions);
-        }
-        for completion in &mut completions[first..] {
-            completion.channel = of_verbs(completion.channel);
+        for (at, other) in self.others.iter_mut().enumerate() {
+            let first = completions.len();
+            if other.queue.has_channels() {
+                other.queue.poll(completions);
+            }
+            for completion in &mut completions[first..] {
+                completion.channel = of_other(at, completion.channel);
+            }
         }
     }
 
     fn moved(&self) -> bool {
-        self.tcp.moved()
+        self.tcp.moved() || self.others.iter().any(|other| other.queue.moved())
     }
 
     fn close(&mut self, channel: ChannelId) -> Fence {
         match route(channel) {
             Route::Shm(channel) => self.shm.close(channel),
             Route::Tcp(channel) => self.tcp.close(channel),
-            Route::Verbs(channel) => self.verbs.as_mut().map_or(Fence::Done, |verbs| verbs.close(channel)),
+            Route::Other(at, channel) => self.other(at).map_or(Fence::Done, |other| other.close(channel)),
         }
     }
 
@@ -344,13 +405,13 @@ impl CompletionQueue for LaneQueue {
         match route(channel) {
             Route::Shm(channel) => self.shm.fence(channel),
             Route::Tcp(_) => Fence::Done,
-            Route::Verbs(channel) => self.verbs.as_mut().map_or(Fence::Done, |verbs| verbs.fence(channel)),
+            Route::Other(at, channel) => self.other(at).map_or(Fence::Done, |other| other.fence(channel)),
         }
     }
 
     fn caps(&self) -> Caps {
         let all =
-            [self.shm.caps(), self.tcp.caps()].into_iter().chain(self.verbs.iter().map(VerbsQueue::caps));
+            [self.shm.caps(), self.tcp.caps()].into_iter().chain(self.others.iter().map(|o| o.queue.caps()));
         let most = Caps { gather_max: usize::MAX, send_depth: self.send_depth, order: Order::Posted };
         all.fold(most, |least, caps| Caps {
             gather_max: least.gather_max.min(caps.gather_max),

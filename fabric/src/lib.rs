@@ -39,8 +39,12 @@ mod tcp;
 mod verbs;
 mod work;
 
-pub use device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, Fence, Order, PendingOffer};
+pub use device::{
+    Caps, ChannelSetup, CompletionQueue, CqHandle, Device, Fence, Order, PendingOffer, Transport,
+    TransportQueue,
+};
 pub use devices::{Devices, DevicesConfig};
+pub use drivers::Driver;
 pub use error::{FabricError, PostError};
 pub use host::{host_identity, memory_bytes};
 pub use journal::{JournalReader, JournalWriter, RECORD_WORDS, Record, Records, journal};

@@ -323,7 +323,10 @@ fn the_driver_is_chosen_with_a_reason_or_as_required() {
     let without_verbs = || MachineConfig { verbs: None, ..config(None) };
     let (here, there) = (Machine::open(&without_verbs()).unwrap(), Machine::open(&without_verbs()).unwrap());
     let choice = here.choice(there.endpoint(), SOON).unwrap();
-    assert_eq!((choice.driver, choice.why.as_str()), (Driver::Shm, "the first choice, and both can"));
+    assert_eq!(
+        (choice.driver, choice.why.as_str()),
+        (Driver::Shm, "shm: first choice, available on both sides")
+    );
     let tcp = open(Driver::Tcp);
     let choice = here.choice(tcp.endpoint(), SOON).unwrap();
     assert_eq!(choice.driver, Driver::Tcp);

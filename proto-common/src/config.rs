@@ -290,9 +290,12 @@ impl Settings {
         self.security.validate()?;
         let memory = &self.memory;
         within("memory.inbox_slots", memory.inbox_slots, INBOX_SLOTS_MIN, INBOX_SLOTS_MAX as u32)?;
-        if memory.huge_pages && self.transport.of(Driver::Shm) != Policy::Off {
-            let fix =
-                "it requires transport.shm = \"off\", because peers on the same host cannot map huge pages";
+        let is_used = |driver: &Driver| driver.shares_memory() && self.transport.of(*driver) != Policy::Off;
+        if memory.huge_pages
+            && let Some(driver) = Driver::ALL.into_iter().find(is_used)
+        {
+            let why = "because peers on the same host cannot map huge pages";
+            let fix = format!("it requires {} = \"off\", {why}", driver.setting());
             return wrong("memory.huge_pages", true, fix);
         }
         within("memory.operations", memory.operations, 1, 1 << 20)?;
@@ -327,7 +330,7 @@ impl Settings {
             return wrong(
                 "transport",
                 "several transports",
-                "set at most one of transport.shm, transport.tcp and transport.verbs to require",
+                format!("set at most one of {} to require", Driver::list(Driver::setting, "and")),
             );
         }
         Ok(())
@@ -539,7 +542,7 @@ mod tests {
         let mut settings = Settings::default();
         settings.memory.huge_pages = true;
         assert_eq!(settings.validate().err().map(|e| e.key), Some("memory.huge_pages"));
-        settings.transport.shm = Policy::Off;
+        settings.transport = Policies::only(Driver::Tcp);
         assert_eq!(settings.validate(), Ok(()));
     }
 

@@ -154,15 +154,14 @@ fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
             planned(fixed, why)
         };
     }
-    let over_shm = facts.drivers.iter().all(|driver| *driver == Driver::Shm);
-    if home_of(subject.key).is_some() && !over_shm {
+    let shm = facts.drivers.iter().all(|driver| driver.shares_memory());
+    if home_of(subject.key).is_some() && !shm {
         return planned(Placement::Slot, "rows are sent in batches");
     }
     if subject.is_dynamic() {
         return planned(Placement::RendezvousRead, "its length may change between operations");
     }
-    if !facts.drivers.contains(&Driver::Verbs) {
-        let shm = facts.drivers.iter().all(|driver| *driver == Driver::Shm);
+    if !facts.drivers.iter().any(|driver| driver.is_device()) {
         if shm && subject.bytes_max().is_some_and(|bytes| bytes >= IN_PLACE_BYTES_MIN) {
             return planned(Placement::RendezvousRead, "over shm, servers reduce it in the worker's memory");
         }

@@ -1,5 +1,9 @@
-//! Selection of the transport between two peers, from both sides' policies and capabilities, with the reason.
+//! The policies for transports, and how contributions travel over them. Which transport two peers use follows from both sides'
+//! policies and capabilities by the rules of the crate `drivers`, which has the table of transports.
 
+pub use drivers::{Choice, Driver, UnknownDriver};
+
+use drivers::Side;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use thiserror::Error;
@@ -66,33 +70,6 @@ impl PlacementPolicy {
     }
 }
 
-/// A transport.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Driver {
-    /// Shared memory between processes of one host and one user.
-    Shm,
-    /// RDMA verbs.
-    Verbs,
-    /// TCP.
-    Tcp,
-}
-
-impl Driver {
-    /// All transports in order of preference.
-    pub const ALL: [Self; 3] = [Self::Shm, Self::Verbs, Self::Tcp];
-}
-
-impl fmt::Display for Driver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Shm => "shm",
-            Self::Verbs => "verbs",
-            Self::Tcp => "tcp",
-        })
-    }
-}
-
 /// The policy for one transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -106,56 +83,62 @@ pub enum Policy {
     Off,
 }
 
-/// The policies for all transports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields, default)]
-pub struct Policies {
-    /// Shared memory, between processes of one host and one user.
-    pub shm: Policy,
-    /// RDMA verbs.
-    pub verbs: Policy,
-    /// TCP.
-    pub tcp: Policy,
-    /// Protect payloads with a CRC32C checksum on every transport except shared memory. Servers verify the checksum before
-    /// they reduce, and corrupted payloads are sent again. Costs one pass over the bytes at each end. Headers always have a
-    /// checksum. With it, all tensors use placement `slot`. A setting of workers.
-    pub payload_checksum: bool,
-    /// How contributions are transferred: `auto` selects a placement per tensor; `slot`, `static`, `rendezvous-read` or
-    /// `rendezvous-write` applies to all tensors. A setting of workers.
-    #[cfg_attr(test, schemars(with = "String"))]
-    pub placement: PlacementPolicy,
+macro_rules! policies {
+    ($($(#[doc = $about:literal])+ $name:ident => $driver:ident: $medium:ident,)+) => {
+        /// The policies for all transports.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[cfg_attr(test, derive(schemars::JsonSchema))]
+        #[serde(deny_unknown_fields, default)]
+        pub struct Policies {
+            $($(#[doc = $about])+ pub $name: Policy,)+
+            /// Protect payloads with a CRC32C checksum on every transport except shared memory. Servers verify the checksum
+            /// before they reduce, and corrupted payloads are sent again. Costs one pass over the bytes at each end. Headers
+            /// always have a checksum. With it, all tensors use placement `slot`. A setting of workers.
+            pub payload_checksum: bool,
+            /// How contributions are transferred: `auto` selects a placement per tensor; `slot`, `static`, `rendezvous-read`
+            /// or `rendezvous-write` applies to all tensors. A setting of workers.
+            #[cfg_attr(test, schemars(with = "String"))]
+            pub placement: PlacementPolicy,
+        }
+
+        impl Default for Policies {
+            fn default() -> Self {
+                Self { $($name: Policy::Prefer,)+ payload_checksum: false, placement: PlacementPolicy::Auto }
+            }
+        }
+
+        impl Policies {
+            /// Requires one transport and turns the others off.
+            #[must_use]
+            pub fn only(driver: Driver) -> Self {
+                let policy = |each| if each == driver { Policy::Require } else { Policy::Off };
+                Self { $($name: policy(Driver::$driver),)+ ..Self::default() }
+            }
+
+            /// The policy for one transport.
+            #[must_use]
+            pub fn of(&self, driver: Driver) -> Policy {
+                match driver {
+                    $(Driver::$driver => self.$name,)+
+                }
+            }
+        }
+    };
 }
 
-impl Default for Policies {
-    fn default() -> Self {
-        Self {
-            shm: Policy::Prefer,
-            verbs: Policy::Prefer,
-            tcp: Policy::Prefer,
-            payload_checksum: false,
-            placement: PlacementPolicy::Auto,
-        }
-    }
-}
+drivers::for_each_driver!(policies);
 
 impl Policies {
-    /// Requires one transport and turns the others off.
+    /// The transport besides which none is used.
     #[must_use]
-    pub fn only(driver: Driver) -> Self {
-        let policy = |d| if d == driver { Policy::Require } else { Policy::Off };
-        let [shm, verbs, tcp] = [Driver::Shm, Driver::Verbs, Driver::Tcp].map(policy);
-        Self { shm, verbs, tcp, ..Self::default() }
+    pub fn required(&self) -> Option<Driver> {
+        Driver::ALL.into_iter().find(|driver| self.of(*driver) == Policy::Require)
     }
 
-    /// The policy for one transport.
+    /// Whether payloads over this transport have a checksum. Nothing is on the way between processes that share memory.
     #[must_use]
-    pub fn of(&self, driver: Driver) -> Policy {
-        match driver {
-            Driver::Shm => self.shm,
-            Driver::Verbs => self.verbs,
-            Driver::Tcp => self.tcp,
-        }
+    pub fn sums_over(&self, driver: Driver) -> bool {
+        self.payload_checksum && !driver.shares_memory()
     }
 }
 
@@ -172,15 +155,6 @@ pub struct Offer {
     pub missing: Vec<(Driver, String)>,
 }
 
-/// The selected transport and the reason.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Choice {
-    /// The transport.
-    pub driver: Driver,
-    /// Why this transport was selected, and why preferred ones were not.
-    pub why: String,
-}
-
 /// No transport satisfies both sides' policies.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[error(
@@ -191,49 +165,46 @@ pub struct NoTransport {
     pub reasons: String,
 }
 
+/// One side's offer, with what reasons call that side.
+struct Offering<'a>(&'static str, &'a Offer);
+
+impl Side for Offering<'_> {
+    fn name(&self) -> &str {
+        self.0
+    }
+
+    fn place(&self) -> (&str, u32) {
+        (&self.1.host, self.1.uid)
+    }
+
+    fn required(&self) -> Option<Driver> {
+        self.1.policies.required()
+    }
+
+    fn obstacle(&self, driver: Driver) -> Option<String> {
+        if self.1.policies.of(driver) == Policy::Off {
+            return Some(format!("turned off in {}'s settings", self.0));
+        }
+        let missing = self.1.missing.iter().find(|(missing, _)| *missing == driver);
+        missing.map(|(_, reason)| reason.clone())
+    }
+}
+
+fn both<'a>(worker: &'a Offer, server: &'a Offer) -> (Offering<'a>, Offering<'a>) {
+    (Offering("the worker", worker), Offering("the server", server))
+}
+
 /// Selects the transport between a worker (`a`) and a server (`b`).
 pub fn choose(a: &Offer, b: &Offer) -> Result<Choice, NoTransport> {
-    let mut ruled_out: Vec<String> = Vec::new();
-    for driver in Driver::ALL {
-        match obstacle(driver, a, b) {
-            None => {
-                let why = match ruled_out.is_empty() {
-                    true => format!("{driver}: first choice, available on both sides"),
-                    false => format!("{driver}: {}", ruled_out.join("; ")),
-                };
-                return Ok(Choice { driver, why });
-            }
-            Some(reason) => ruled_out.push(format!("no {driver} ({reason})")),
-        }
-    }
-    Err(NoTransport { reasons: ruled_out.join("; ") })
+    let (worker, server) = both(a, b);
+    drivers::choose(&worker, &server).map_err(|reasons| NoTransport { reasons })
 }
 
 /// Why a worker (`a`) and a server (`b`) cannot use a transport; `None` if they can.
 #[must_use]
 pub fn obstacle(driver: Driver, a: &Offer, b: &Offer) -> Option<String> {
-    // A requirement explains more than an "off" that goes with it.
-    for (side, offer) in [("worker", a), ("server", b)] {
-        let required = Driver::ALL.iter().find(|d| offer.policies.of(**d) == Policy::Require);
-        if let Some(other) = required.filter(|d| **d != driver) {
-            return Some(format!("{other} is required by the {side}"));
-        }
-    }
-    for (side, offer) in [("worker", a), ("server", b)] {
-        if offer.policies.of(driver) == Policy::Off {
-            return Some(format!("turned off in the {side}'s settings"));
-        }
-        if let Some((_, reason)) = offer.missing.iter().find(|(d, _)| *d == driver) {
-            return Some(reason.clone());
-        }
-    }
-    if driver == Driver::Shm && a.host != b.host {
-        return Some("different hosts".into());
-    }
-    if driver == Driver::Shm && a.uid != b.uid {
-        return Some("different users".into());
-    }
-    None
+    let (worker, server) = both(a, b);
+    drivers::obstacle(driver, &worker, &server)
 }
 
 #[cfg(test)]

@@ -103,6 +103,11 @@ fn nothing_that_is_shipped_breaks_rules() {
 }
 
 #[test]
+fn transports_are_told_apart_in_their_tables_only() {
+    holds(architecture::transports);
+}
+
+#[test]
 fn all_packages_share_one_lint_table() {
     holds(architecture::lint_table);
 }

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::Args;
 use fabric::{
     Access, ChannelId, Completion, CompletionKind, CompletionQueue as _, Device as _, Devices, DevicesConfig,
-    LaneQueue, PeerWritable, PostError, RemoteKey, RemoteSpan, VerbsConfig, VerbsDevice, Write,
+    Driver, LaneQueue, PeerWritable, PostError, RemoteKey, RemoteSpan, VerbsConfig, VerbsDevice, Write,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Deserialize, Serialize};
@@ -75,10 +75,15 @@ impl End {
             advertise: address.to_string(),
             unix_sockets: false,
             encrypt: false,
-            verbs: Some(VerbsConfig::default()),
+            wanted: vec![Driver::Verbs],
+            verbs: VerbsConfig::default(),
         };
         let (devices, missing) = Devices::open(&config);
-        missing.map_or(Ok(()), Err).context("this benchmark needs an RDMA device")?;
+        missing
+            .into_iter()
+            .map(|(_, error)| Err(error))
+            .collect::<Result<(), _>>()
+            .context("this benchmark needs an RDMA device")?;
         let queue = devices.lane(DEPTH)?;
         Ok(Self {
             devices,
@@ -90,7 +95,7 @@ impl End {
     }
 
     fn device(&self) -> anyhow::Result<&VerbsDevice> {
-        self.devices.verbs.as_ref().context("there is no RDMA device")
+        self.devices.verbs().context("there is no RDMA device")
     }
 
     /// Polls until a completion is there.

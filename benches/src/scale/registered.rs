@@ -51,7 +51,6 @@ pub(crate) fn server_bytes(shape: &Shape) -> anyhow::Result<u64> {
 
 /// Bytes that S servers can address at one worker, its tensors' buffers apart.
 pub(crate) fn worker_bytes(shape: &Shape) -> anyhow::Result<u64> {
-    let settings = shape.settings();
     let net = SimNet::new(1, SimFaults::default());
     let (node, peer) = (net.node("worker"), net.node("servers"));
     let engine = WorkerEngine {

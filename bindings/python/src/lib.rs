@@ -40,7 +40,7 @@ mod _native {
     #[pymodule_export]
     use crate::rows::Table;
     #[pymodule_export]
-    use crate::settings::{enable_logging, settings_reference};
+    use crate::settings::{enable_logging, settings_reference, transports};
     #[pymodule_export]
     use crate::tensor::{Tensor, key_of_name};
 

@@ -4,6 +4,7 @@ use crate::error::{Failure, Kind};
 use daemon::settings::{Loaded, Override, load_settings};
 use proto_common::config::LogSettings;
 use proto_common::ids::Role;
+use proto_common::transport::Driver;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
@@ -21,6 +22,12 @@ pub(crate) fn load(config: Option<PathBuf>, given: &[(String, String)]) -> Resul
 pub(crate) fn settings_reference() -> Vec<(String, String, String)> {
     let lines = daemon::settings::reference().into_iter();
     lines.map(|line| (line.key, line.variable, line.default)).collect()
+}
+
+/// The names of all transports, in order of preference.
+#[pyfunction]
+pub(crate) fn transports() -> Vec<&'static str> {
+    Driver::ALL.map(Driver::name).to_vec()
 }
 
 /// Writes the logs of the library to standard error, filtered by level and module, for example "info" or

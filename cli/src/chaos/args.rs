@@ -4,9 +4,10 @@ use super::schedule::{Kind, Menu};
 use crate::common::role;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use daemon::settings::Transport;
+use daemon::settings::driver_words;
 use proto_common::ids::Role;
 use proto_common::limits::{SERVERS_MAX, WORKERS_MAX};
+use proto_common::transport::Driver;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -71,8 +72,8 @@ pub(crate) struct ChaosArgs {
     #[arg(long)]
     pub(super) double: bool,
     /// Transport that all processes must use.
-    #[arg(long, value_name = "NAME", default_value = "shm")]
-    pub(super) transport: Transport,
+    #[arg(long, value_name = "NAME", value_parser = driver_words(), default_value_t = Driver::Shm)]
+    pub(super) transport: Driver,
     /// Number of workers.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     pub(super) workers: u32,
@@ -189,7 +190,7 @@ impl ChaosArgs {
         let names = |words: Vec<String>| words.join(",");
         let roles = names(self.roles.iter().map(Role::to_string).collect());
         let faults = names(self.faults.iter().map(|fault| name_of(*fault)).collect());
-        let (transport, expect) = (name_of(self.transport), name_of(self.expect));
+        let (transport, expect) = (self.transport, name_of(self.expect));
         // Whom a soak spares is a matter of time.
         let how_long = match self.minutes {
             Some(minutes) => format!("--minutes {minutes}"),
@@ -264,7 +265,7 @@ mod tests {
         assert_eq!((again.seed, again.kills, again.kills_per_run), (11, 3, Some(3)));
         assert_eq!((&again.roles, &again.faults, &again.set), (&args.roles, &args.faults, &args.set));
         assert_eq!((&again.train, again.replicas, again.away_ms), (&args.train, 0, 10));
-        assert_eq!((again.transport, again.double), (Transport::Tcp, true));
+        assert_eq!((again.transport, again.double), (Driver::Tcp, true));
         assert_eq!((again.patience, again.hash), (9, Some("0a".repeat(32))));
     }
 

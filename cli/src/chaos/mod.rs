@@ -18,7 +18,6 @@ use anyhow::Context as _;
 use args::Expect;
 use cluster::Cluster;
 use daemon::exit::{Failure, WithCode as _};
-use daemon::settings::Transport;
 use proto_common::error::ExitCode;
 use proto_common::ids::Role;
 use report::{Report, RunReport, times};
@@ -67,7 +66,7 @@ fn check(args: &ChaosArgs) -> Result<(), Failure> {
             "--double needs --replicas 1 and --expect same: the job would end with the first fault",
         );
     }
-    if args.faults.contains(&Kind::Partition) && args.transport == Transport::Shm {
+    if args.faults.contains(&Kind::Partition) && args.transport.shares_memory() {
         return wrong("hosts share no memory: --faults partition needs --transport tcp or verbs");
     }
     if args.expect == Expect::End && args.replicas > 0 && args.menu().roles.contains(&Role::Server) {

@@ -128,7 +128,7 @@ fn opening(opened: Result<&Devices, String>, settings: &Settings, is_usable: boo
         // What is required and lacking was told above, unless only opening it shows it.
         Err(reason) => return is_usable.then(|| Check::fail(what, ExitCode::Transport, reason, "")),
     };
-    let device = devices.verbs.as_ref().filter(|_| is_usable)?;
+    let device = devices.verbs().filter(|_| is_usable)?;
     Some(match device.queue(DEPTH) {
         Ok(_) => Check::good(what, "a completion queue can be opened"),
         Err(error) => unserved(what, error.to_string(), "", settings),

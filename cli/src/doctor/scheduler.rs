@@ -86,8 +86,9 @@ async fn ask(
 
 fn answered(seen: String, address: SocketAddr, settings: &Settings) -> Check {
     let is_alone = settings.node.bind.parse::<IpAddr>().is_ok_and(|bind| bind.is_loopback());
-    let uses_tcp = transport::unused(Driver::Tcp, &settings.transport).is_none();
-    if is_alone && !address.ip().is_loopback() && uses_tcp {
+    let is_used = |driver: &Driver| transport::unused(*driver, &settings.transport).is_none();
+    let uses_sockets = Driver::ALL.iter().filter(|driver| driver.uses_sockets()).any(is_used);
+    if is_alone && !address.ip().is_loopback() && uses_sockets {
         let fix = "set node.bind to an address that the other hosts reach";
         return Check::warn(WHAT, format!("{seen}; this process would listen on loopback only"), fix);
     }

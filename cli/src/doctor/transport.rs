@@ -6,18 +6,13 @@ use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::transport::{Driver, Policies, Policy};
 
-/// The driver besides which none is used.
-pub(super) fn required(policies: &Policies) -> Option<Driver> {
-    Driver::ALL.into_iter().find(|driver| policies.of(*driver) == Policy::Require)
-}
-
 /// Why a driver is not used whatever this host has; none where it may be.
 pub(super) fn unused(driver: Driver, policies: &Policies) -> Option<String> {
     // Who asks for one driver turns the others off with it: "off" says less.
     if policies.of(driver) == Policy::Off {
         return Some(format!("off by transport.{driver}"));
     }
-    let other = required(policies).filter(|required| *required != driver)?;
+    let other = policies.required().filter(|required| *required != driver)?;
     Some(format!("not used: transport.{other} is required"))
 }
 
@@ -31,15 +26,13 @@ pub(super) fn without_verbs(policies: &Policies) -> Level {
 
 /// What carries a job without RDMA.
 pub(super) fn instead_of_verbs(policies: &Policies) -> Option<String> {
-    told(&[Driver::Shm, Driver::Tcp].map(|driver| (driver, unused(driver, policies).is_none())))
+    told(|driver| !driver.is_device() && unused(driver, policies).is_none())
 }
 
-fn told(drivers: &[(Driver, bool)]) -> Option<String> {
-    let there: Vec<_> = drivers.iter().filter(|(_, is_left)| *is_left).collect();
-    let each = there.iter().map(|(driver, _)| match driver {
-        Driver::Shm => "shm between processes of one user on one host",
-        Driver::Verbs => "verbs",
-        Driver::Tcp => "tcp",
+fn told(is_left: impl Fn(Driver) -> bool) -> Option<String> {
+    let each = Driver::ALL.into_iter().filter(|driver| is_left(*driver)).map(|driver| {
+        let where_ = if driver.shares_memory() { " between processes of one user on one host" } else { "" };
+        format!("{driver}{where_}")
     });
     let each = each.collect::<Vec<_>>().join(", then ");
     (!each.is_empty()).then_some(each)
@@ -51,13 +44,17 @@ pub(super) fn check(settings: &Settings, has_verbs: bool) -> Option<Check> {
     let policies = &settings.transport;
     if Driver::ALL.iter().all(|driver| policies.of(*driver) == Policy::Off) {
         let fix = "set transport.tcp = \"prefer\" (and transport.shm for processes on one host)";
-        return Some(Check::fail(what, ExitCode::Transport, "shm, verbs and tcp are all off", fix));
+        return Some(Check::fail(
+            what,
+            ExitCode::Transport,
+            format!("{} are all off", Driver::list(Driver::name, "and")),
+            fix,
+        ));
     }
-    let left = |driver| unused(driver, policies).is_none() && (driver != Driver::Verbs || has_verbs);
-    let left = Driver::ALL.map(|driver| (driver, left(driver)));
-    let used = told(&left)?;
-    let is_shm_alone = left.iter().all(|(driver, is_left)| *is_left == (*driver == Driver::Shm));
-    if is_shm_alone && required(policies).is_none() {
+    let left = |driver| unused(driver, policies).is_none() && (!driver.is_device() || has_verbs);
+    let used = told(left)?;
+    let is_shm_alone = !Driver::ALL.into_iter().any(|driver| left(driver) && !driver.shares_memory());
+    if is_shm_alone && policies.required().is_none() {
         let fix = "for a job of several hosts or users set transport.tcp = \"prefer\"";
         return Some(Check::warn(what, used, fix));
     }
@@ -69,7 +66,8 @@ mod tests {
     use super::*;
 
     fn with(shm: Policy, verbs: Policy, tcp: Policy) -> Settings {
-        let transport = Policies { shm, verbs, tcp, ..Policies::default() };
+        // Further transports are off.
+        let transport = Policies { shm, verbs, tcp, ..Policies::only(Driver::Tcp) };
         Settings { transport, ..Settings::default() }
     }
 

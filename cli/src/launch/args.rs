@@ -3,8 +3,9 @@
 
 use super::dmlc::DmlcArgs;
 use clap::{Arg, Args, Command};
-use daemon::settings::{PLACEMENTS, Transport};
+use daemon::settings::{PLACEMENTS, driver_words};
 use proto_common::limits::{SERVERS_MAX, WORKERS_MAX};
+use proto_common::transport::Driver;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -76,8 +77,8 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     pub(super) local_size: Option<u32>,
     /// Require this transport and turn the others off. By default the fastest available one is used.
-    #[arg(long, value_name = "NAME")]
-    pub(super) transport: Option<Transport>,
+    #[arg(long, value_name = "NAME", value_parser = driver_words())]
+    pub(super) transport: Option<Driver>,
     /// How contributions of workers travel to the servers. With auto, a plan chooses for each tensor (see gradwire plan).
     #[arg(long, value_name = "NAME", value_parser = PLACEMENTS)]
     pub(super) placement: Option<String>,

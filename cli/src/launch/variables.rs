@@ -13,6 +13,7 @@ use daemon::process::DIE_WITH_PARENT;
 use daemon::settings::{load_settings, split_pair, variable_of};
 use proto_common::error::ExitCode;
 use proto_common::ids::{JobId, MemberId, Role};
+use proto_common::transport::Driver;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
@@ -266,7 +267,7 @@ pub(super) fn common(
     if !env.iter().any(|(name, _)| name == UNBUFFERED) {
         common.push((UNBUFFERED.into(), "1".into()));
     }
-    for (key, value) in args.transport.iter().flat_map(|transport| transport.settings()) {
+    for (key, value) in args.transport.into_iter().flat_map(Driver::settings) {
         common.push((variable_of(key), value.to_owned()));
     }
     if let Some(placement) = &args.placement {

@@ -4,9 +4,9 @@
 mod input;
 
 use crate::common::{environment_of_no_role, print};
-use clap::{Args, ValueEnum as _};
+use clap::Args;
 use daemon::exit::Failure;
-use daemon::settings::{Override, PLACEMENTS, SettingsError, Transport, load_settings};
+use daemon::settings::{Override, PLACEMENTS, SettingsError, driver_words, load_settings};
 use input::Listed;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
@@ -58,8 +58,8 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX))]
     chunk_bytes: Option<u64>,
     /// Transport between workers and servers.
-    #[arg(long, value_name = "NAME", value_enum, default_value_t = Transport::Verbs)]
-    driver: Transport,
+    #[arg(long, value_name = "NAME", value_parser = driver_words(), default_value_t = Driver::Verbs)]
+    driver: Driver,
     /// Placement for all tensors [default: transport.placement]
     #[arg(long, value_name = "NAME", value_parser = PLACEMENTS)]
     placement: Option<String>,
@@ -106,7 +106,7 @@ fn read(path: &Path) -> Result<String, Failure> {
 
 fn facts(args: &PlanArgs) -> Result<Facts, SettingsError> {
     let Settings { cluster, memory, transport, .. } = settings(args)?;
-    let driver = args.driver.driver();
+    let driver = args.driver;
     // As workers reckon it.
     let lent_bytes = (memory.spill_bytes / 2).saturating_mul(u64::from(cluster.lanes));
     Ok(Facts {
@@ -117,7 +117,7 @@ fn facts(args: &PlanArgs) -> Result<Facts, SettingsError> {
         budget_bytes: args.budget.unwrap_or(lent_bytes),
         spent_bytes: 0,
         drivers: vec![driver],
-        checksums: transport.payload_checksum && driver != Driver::Shm,
+        checksums: transport.sums_over(driver),
         policy: transport.placement,
     })
 }
@@ -176,8 +176,7 @@ fn table(listed: &[Listed], planned: &[Planned], facts: &Facts) -> String {
             listed.name, listed.shape
         );
     }
-    let driver = Transport::value_variants().iter().find(|t| facts.drivers.contains(&t.driver()));
-    let driver = driver.map_or_else(String::new, |driver| format!(" over {}", driver.driver()));
+    let driver = facts.drivers.first().map_or_else(String::new, |driver| format!(" over {driver}"));
     let (used, budget) = (size(used(planned)), size(facts.budget_bytes));
     let _ = write!(text, "\n{used} of {budget} for key buffers at each server{driver}");
     text

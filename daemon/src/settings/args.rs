@@ -2,11 +2,12 @@
 //! `proto_common::config`.
 
 use super::{
-    Loaded, Override, PLACEMENTS, SettingsError, Transport, load_settings, split_address, split_pair,
+    Loaded, Override, PLACEMENTS, SettingsError, driver_words, load_settings, split_address, split_pair,
 };
 use clap::Args;
 use proto_common::config::shown;
 use proto_common::ids::Role;
+use proto_common::transport::Driver;
 use std::path::PathBuf;
 
 /// Flags that every daemon has. Flags override the environment (GRADWIRE_SECTION__NAME, then DMLC_* names),
@@ -24,8 +25,8 @@ pub struct CommonArgs {
     #[arg(long, value_name = "ID")]
     pub job: Option<u64>,
     /// Require this transport and turn the others off. Default: the best transport that both peers have.
-    #[arg(long, value_name = "NAME")]
-    pub transport: Option<Transport>,
+    #[arg(long, value_name = "NAME", value_parser = driver_words())]
+    pub transport: Option<Driver>,
     /// How contributions of workers are transferred: auto selects a placement for each tensor (see gradwire plan).
     #[arg(long, value_name = "NAME", value_parser = PLACEMENTS)]
     pub placement: Option<String>,
@@ -83,7 +84,7 @@ impl CommonArgs {
             list.push(Override::new("--scheduler", "scheduler.host", host));
             list.push(Override::new("--scheduler", "scheduler.port", port.to_string()));
         }
-        for (key, value) in self.transport.iter().flat_map(|transport| transport.settings()) {
+        for (key, value) in self.transport.into_iter().flat_map(Driver::settings) {
             list.push(Override::new("--transport", key, value));
         }
         let http = self.http.as_ref().map(|http| if http == "off" { String::new() } else { http.clone() });

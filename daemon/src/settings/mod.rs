@@ -16,7 +16,9 @@ pub use args::CommonArgs;
 pub use env::{CONFIG_VARIABLE, PREFIX};
 pub use error::SettingsError;
 pub use layer::{split_address, split_pair};
-pub use words::{PLACEMENTS, Transport};
+pub use words::PLACEMENTS;
+#[cfg(any(test, feature = "cli"))]
+pub use words::driver_words;
 
 use crate::logging::ALWAYS;
 use crate::small_file;

@@ -1,36 +1,16 @@
-//! The words that flags and variables share: transports and placements. It knows no command line.
+//! The words that flags share: transports and placements.
 
+#[cfg(any(test, feature = "cli"))]
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+#[cfg(any(test, feature = "cli"))]
 use proto_common::transport::Driver;
 
-/// A driver on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(any(test, feature = "cli"), derive(clap::ValueEnum))]
-pub enum Transport {
-    /// Shared memory, between processes of one host and one user.
-    Shm,
-    /// TCP.
-    Tcp,
-    /// RDMA.
-    Verbs,
-}
-
-impl Transport {
-    /// The driver.
-    #[must_use]
-    pub fn driver(self) -> Driver {
-        match self {
-            Self::Shm => Driver::Shm,
-            Self::Tcp => Driver::Tcp,
-            Self::Verbs => Driver::Verbs,
-        }
-    }
-
-    /// The settings that require this driver and turn the others off, as (name, value).
-    #[must_use]
-    pub fn settings(self) -> [(&'static str, &'static str); 3] {
-        [("transport.shm", Self::Shm), ("transport.verbs", Self::Verbs), ("transport.tcp", Self::Tcp)]
-            .map(|(setting, driver)| (setting, if driver == self { "require" } else { "off" }))
-    }
+/// Reads a transport's name on a command line.
+#[cfg(any(test, feature = "cli"))]
+#[must_use]
+pub fn driver_words() -> impl TypedValueParser<Value = Driver> {
+    let word = |driver: Driver| PossibleValue::new(driver.name()).help(driver.about());
+    PossibleValuesParser::new(Driver::ALL.map(word)).try_map(|name| name.parse::<Driver>())
 }
 
 /// Words of --placement.

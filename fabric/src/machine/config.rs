@@ -1,9 +1,9 @@
 //! The configuration of a machine: the paper's three arguments, and others with defaults.
 
-use super::choice::Driver;
 use crate::devices::DevicesConfig;
 use crate::error::FabricError;
 use crate::verbs::VerbsConfig;
+use drivers::Driver;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ pub struct MachineConfig {
     pub num_cqs: u16,
     /// Queue pairs (channels) with each peer.
     pub num_qps_per_peer: u16,
-    /// Only this driver, if set; otherwise the first of shm, verbs and tcp that both sides have.
+    /// Only this driver, if set; otherwise the first in the order of preference that both sides have.
     pub driver: Option<Driver>,
     /// The RDMA device, if it is to be used.
     pub verbs: Option<VerbsConfig>,
@@ -125,13 +125,16 @@ impl MachineConfig {
     }
 
     pub(super) fn devices(&self) -> DevicesConfig {
-        let may_be_used = self.driver.is_none_or(|driver| driver == Driver::Verbs);
+        let has_settings = |driver| driver != Driver::Verbs || self.verbs.is_some();
+        let may_be_used = |driver: &Driver| self.driver.is_none_or(|required| required == *driver);
+        let wanted = Driver::ALL.into_iter().filter(|driver| may_be_used(driver) && has_settings(*driver));
         DevicesConfig {
             bind: self.endpoint.ip(),
             advertise: self.endpoint.ip().to_string(),
             unix_sockets: true,
             encrypt: false,
-            verbs: self.verbs.clone().filter(|_| may_be_used),
+            wanted: wanted.collect(),
+            verbs: self.verbs.clone().unwrap_or_default(),
         }
     }
 }

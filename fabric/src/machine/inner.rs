@@ -1,13 +1,14 @@
 //! What a machine shares with its threads: settings, devices, polling threads, published regions, and peers' connections. It
 //! must not know what a peer asks.
 
-use super::choice::{Driver, Means};
+use super::choice::Means;
 use super::config::MachineConfig;
 use super::poller::Poller;
 use super::published::{Published, locked};
 use crate::device::Device;
 use crate::devices::Devices;
 use crate::error::FabricError;
+use drivers::Driver;
 use std::collections::HashMap;
 use std::net::TcpStream;
 use std::sync::Mutex;
@@ -42,14 +43,8 @@ impl Inner {
     }
 
     pub(super) fn device(&self, driver: Driver) -> Result<&dyn Device, FabricError> {
-        match driver {
-            Driver::Shm => Ok(&self.devices.shm),
-            Driver::Tcp => Ok(&self.devices.tcp),
-            Driver::Verbs => self
-                .devices
-                .verbs()
-                .ok_or_else(|| FabricError::Misuse("no RDMA device is in use here".into())),
-        }
+        let device = self.devices.device(driver);
+        device.ok_or_else(|| FabricError::Misuse(format!("{driver} is not in use here")))
     }
 
     /// Records a connection, to be ended with the machine; none if there are too many.

@@ -11,7 +11,7 @@
 //!
 //! As in the paper, a machine has several completion queues with one polling thread each (`poller`), and the queue
 //! pairs of its peers are spread over them round-robin. A polling thread spins briefly, then sleeps. The driver is the
-//! first of shared memory, verbs and tcp that both machines have, or the requested one; [`Machine::choice`] returns it
+//! first of the table of the crate `drivers` that both machines have, or the requested one; [`Machine::choice`] returns it
 //! with the reason.
 //!
 //! The connecting side owns the channel; if both sides ask for one, each has its own. On set-up connections (`words`,
@@ -61,9 +61,9 @@ mod reception;
 mod words;
 
 pub use channel::Channel;
-pub use choice::{Choice, Driver};
 pub use config::{MachineConfig, Secret};
 pub use copy::{CopyError, Copying, Direction, RemoteRegion};
+pub use drivers::{Choice, Driver};
 
 use crate::devices::Devices;
 use crate::error::FabricError;
@@ -100,18 +100,10 @@ impl Machine {
     /// Opens a machine: its devices, its completion queues with their threads, and its endpoint.
     pub fn open(config: &MachineConfig) -> Result<Self, FabricError> {
         config.check()?;
-        let (devices, lacking) = Devices::open(&config.devices());
-        let no_verbs = match (&devices.verbs, lacking) {
-            (Some(_), _) => None,
-            (None, Some(error)) => Some(error.to_string()),
-            (None, None) => Some("not requested".into()),
-        };
-        if let (Some(Driver::Verbs), Some(why)) = (config.driver, &no_verbs) {
-            return Err(FabricError::Misuse(format!("verbs is required but not available: {why}")));
-        }
+        let (devices, missing) = open_devices(config)?;
         let host = host_identity().map_err(|e| FabricError::os("reading this host's identity", e))?;
         let uid = rustix::process::geteuid().as_raw();
-        let means = Means { host, uid, required: config.driver, no_verbs };
+        let means = Means { host, uid, required: config.driver, missing };
         let listener = TcpListener::bind(config.endpoint).map_err(|e| {
             FabricError::os(format!("listening on {} (is it a free port of this host?)", config.endpoint), e)
         })?;
@@ -227,6 +219,21 @@ impl Machine {
         };
         work(&mut locked(&peer), &self.inner)
     }
+}
+
+/// The devices, and why others are not open. One that is required and missing is an error.
+fn open_devices(config: &MachineConfig) -> Result<(Devices, Vec<(Driver, String)>), FabricError> {
+    let (devices, failed) = Devices::open(&config.devices());
+    let closed = Driver::ALL.into_iter().filter(|driver| devices.device(*driver).is_none());
+    let why = |driver: Driver| {
+        let error = failed.iter().find(|(failed, _)| *failed == driver);
+        (driver, error.map_or_else(|| "not requested".to_owned(), |(_, error)| error.to_string()))
+    };
+    let missing: Vec<_> = closed.map(why).collect();
+    if let Some((driver, why)) = missing.iter().find(|(driver, _)| config.driver == Some(*driver)) {
+        return Err(FabricError::Misuse(format!("{driver} is required but not available: {why}")));
+    }
+    Ok((devices, missing))
 }
 
 impl Drop for Machine {

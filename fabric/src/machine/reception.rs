@@ -1,7 +1,7 @@
 //! The side of a machine that others connect to: a thread that takes set-up connections, and one for each of them that
 //! answers its questions. What a connection has brought about, its channels, ends with it.
 
-use super::choice::{Driver, choose};
+use super::choice::choose;
 use super::copy::check_name;
 use super::inner::Inner;
 use super::poller::{Attached, Order, ask_poller};
@@ -9,6 +9,7 @@ use super::words::{Answer, Question, VERSION, receive, send, tune};
 use crate::device::ChannelSetup;
 use crate::error::{FabricError, PostError};
 use crate::memory::Region;
+use drivers::Driver;
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;

@@ -1,8 +1,9 @@
 //! What machines say to each other over a set-up connection, a question and an answer at a time: the paper's plain RPC,
 //! by which addresses of memory are told. Bounded frames with deadlines; nothing of a copy's bytes travels here.
 
-use super::choice::{Driver, Means};
+use super::choice::Means;
 use crate::error::FabricError;
+use drivers::Driver;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use socket2::{SockRef, TcpKeepalive};
@@ -16,8 +17,9 @@ const FRAME_BYTES_MAX: usize = 64 << 10;
 pub(super) const NAME_BYTES_MAX: usize = 256;
 /// A silent connection is asked whether its other end is there.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Of this protocol; peers of another one are refused. 1: the first. 2: who connects says the secret.
-pub(super) const VERSION: u32 = 2;
+/// Of this protocol; peers of another one are refused. 1: the first. 2: who connects says the secret. 3: each driver that is missing
+/// is told with its reason, not verbs alone.
+pub(super) const VERSION: u32 = 3;
 
 /// A question, by the machine that connected.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

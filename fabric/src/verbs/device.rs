@@ -12,11 +12,12 @@ use super::setup::{VerbsHandle, VerbsSetup};
 use super::sys::{self, Context, Domain, Path, QueuePair};
 use super::watch::Watch;
 use super::words::{Endpoint, Remote, decode_offer, encode_offer};
-use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};
+use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind, Transport, TransportQueue};
 use crate::error::FabricError;
 use crate::memory::{Access, Span};
 use crate::random;
 use crate::tcp::TcpDevice;
+use drivers::Driver;
 use socket2::Socket;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
@@ -52,7 +53,7 @@ impl Prepared {
     fn connected(self, socket: Socket, theirs: &Endpoint) -> ChannelSetup {
         let Self { owner, queue_pair, flags, .. } = self;
         let flags = flags.zip(theirs.flags).map(|(ours, theirs)| ours.towards(theirs));
-        ChannelSetup { kind: SetupKind::Verbs(Box::new(VerbsSetup { queue_pair, socket, owner, flags })) }
+        ChannelSetup::of(Driver::Verbs, "RDMA device", VerbsSetup { queue_pair, socket, owner, flags })
     }
 }
 
@@ -231,7 +232,7 @@ fn mtu_code(bytes: u32, of_port: u32, device: &str) -> Result<u32, FabricError> 
 
 fn handle_of(queue: &CqHandle) -> Result<VerbsHandle, FabricError> {
     let missing = || FabricError::Misuse("a queue without verbs was given to the verbs driver".into());
-    queue.verbs.clone().ok_or_else(missing)
+    queue.of().cloned().ok_or_else(missing)
 }
 
 struct Pending {
@@ -284,6 +285,32 @@ impl Device for VerbsDevice {
         let socket = tcp_socket(self.tcp.connect(tcp_offer, index, queue, deadline)?)?;
         endpoint::tell(&socket, &prepared.endpoint, deadline)?;
         Ok(prepared.connected(socket, &theirs))
+    }
+}
+
+impl Transport for VerbsDevice {
+    fn driver(&self) -> Driver {
+        Driver::Verbs
+    }
+
+    fn open_queue(&self, send_depth: usize) -> Result<Box<dyn TransportQueue>, FabricError> {
+        Ok(Box::new(self.queue(send_depth)?))
+    }
+
+    fn prepare(&self, span: &Span) -> Result<(), FabricError> {
+        Self::prepare(self, span)
+    }
+
+    fn release_unused(&self) {
+        Self::release_unused(self);
+    }
+
+    fn kept_objects(&self) -> u64 {
+        Self::kept_objects()
+    }
+
+    fn registered_bytes(&self) -> u64 {
+        Self::registered_bytes(self)
     }
 }
 

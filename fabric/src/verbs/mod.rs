@@ -35,4 +35,3 @@ pub use info::{DeviceInfo, Gid, PortInfo};
 #[doc(hidden)]
 pub use queue::Forged;
 pub use queue::VerbsQueue;
-pub(crate) use setup::{VerbsHandle, VerbsSetup};

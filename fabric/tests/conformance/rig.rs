@@ -233,7 +233,7 @@ impl Rig for VerbsFlags {
     }
 
     fn queue(place: Place, send_depth: usize) -> Result<LaneQueue, FabricError> {
-        LaneQueue::new(send_depth)?.with_verbs(&Self::open(place))
+        LaneQueue::new(send_depth)?.with(&Self::open(place))
     }
 }
 
@@ -252,7 +252,7 @@ impl Rig for VerbsLane {
     }
 
     fn queue(place: Place, send_depth: usize) -> Result<LaneQueue, FabricError> {
-        LaneQueue::new(send_depth)?.with_verbs(&Verbs::open(place, None))
+        LaneQueue::new(send_depth)?.with(&Verbs::open(place, None))
     }
 }
 

@@ -1,5 +1,8 @@
 //! What each setting means, for `gradwire env`, manual pages and samples of settings files. The text is the documentation of the
 //! setting's field in this module; `meanings.tsv` is a copy of it, because programs do not carry their sources. A test compares both.
+//! The meaning of a transport's policy is in the table of transports.
+
+use crate::transport::Driver;
 
 /// One line a setting: its dotted name, a tab, its meaning.
 const MEANINGS: &str = include_str!("meanings.tsv");
@@ -7,10 +10,9 @@ const MEANINGS: &str = include_str!("meanings.tsv");
 /// What a setting or section means, by its dotted name; none for an unknown name.
 #[must_use]
 pub fn meaning(key: &str) -> Option<&'static str> {
-    MEANINGS
-        .lines()
-        .find_map(|line| line.split_once('\t').filter(|(name, _)| *name == key))
-        .map(|(_, text)| text)
+    let copied = MEANINGS.lines().find_map(|line| line.split_once('\t').filter(|(name, _)| *name == key));
+    let of_transport = || Driver::ALL.into_iter().find(|driver| driver.setting() == key).map(Driver::about);
+    copied.map(|(_, text)| text).or_else(of_transport)
 }
 
 #[cfg(test)]
@@ -31,7 +33,10 @@ mod tests {
             let text = schema.get("description").and_then(Value::as_str).unwrap_or_default();
             // Links of the documentation have no target outside it.
             let text = text.replace("[`", "`").replace("`]", "`").replace(['\n', '\t'], " ");
-            writeln!(lines, "{key}\t{text}").unwrap();
+            match Driver::ALL.into_iter().find(|driver| driver.setting() == key) {
+                Some(driver) => assert_eq!(driver.about(), text),
+                None => writeln!(lines, "{key}\t{text}").unwrap(),
+            }
             walk(&key, schema, lines);
         }
     }

@@ -262,7 +262,7 @@ fn start_lanes(
         let config = LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes, space };
         let mut lane = DataLane::new(queue, config)?;
         lane.limit_calls(settings.memory.call_bytes)?;
-        if devices.verbs.is_some() {
+        if devices.register_memory() {
             lane.register_replies();
         }
         lane.limit_tables(table_bytes(settings, &shape));
@@ -295,7 +295,7 @@ fn table_bytes(settings: &Settings, shape: &ClusterShape) -> u64 {
 /// As many slots as are set, or as may be registered with a RDMA device beside everything else.
 fn inbox_slots(settings: &Settings, shape: &ClusterShape, devices: &Devices) -> u32 {
     let (memory, wanted) = (&settings.memory, settings.memory.inbox_slots);
-    if devices.verbs.is_none() {
+    if !devices.register_memory() {
         return wanted;
     }
     let limit = Limit::of(memory, fabric::memlock::limit_bytes());

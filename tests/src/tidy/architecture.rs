@@ -1,5 +1,6 @@
 //! Who may know whom: dependencies between the workspace's crates, the one lint table, pure engines.
 
+use super::source::words;
 use super::{Finding, Repo};
 use std::collections::BTreeSet;
 
@@ -17,6 +18,38 @@ const PURE: &str = "#![deny(clippy::disallowed_methods, clippy::disallowed_types
 const KNOWS_SABOTAGE: [&str; 2] = ["server/Cargo.toml", "tests/Cargo.toml"];
 /// Crates that may be depended on by no shipped crate: they see everything.
 const SEE_ALL: [&str; 2] = ["tests", "benches"];
+
+/// What may tell transports apart: the table of their names, and that of how they are opened.
+const TRANSPORT_TABLES: [&str; 2] = ["fabric/drivers/src/lib.rs", "fabric/src/devices.rs"];
+
+/// No other code has a branch for each transport. If it had, a new transport would have to be added there, too.
+#[must_use]
+pub fn transports(repo: &Repo) -> Vec<Finding> {
+    let is_branch = |code: &str, at: usize| {
+        let Some(variant) = code[at..].strip_prefix("Driver::") else { return false };
+        let length = variant.find(|c: char| !c.is_alphanumeric()).unwrap_or(variant.len());
+        let is_variant =
+            variant.starts_with(|c: char| c.is_uppercase()) && !variant[length..].starts_with('(');
+        let rest = variant[length..].trim_start_matches(')').trim_start();
+        is_variant
+            && ["=>", "|", "if "].iter().any(|after| rest.starts_with(after) && !rest.starts_with("||"))
+    };
+    let others = repo.sources.iter().filter(|source| !TRANSPORT_TABLES.contains(&source.path.as_str()));
+    let mut findings = Vec::new();
+    for source in others {
+        for (line, code) in source.production() {
+            if words(code, "Driver").any(|at| is_branch(code, at)) {
+                findings.push(Finding {
+                    path: source.path.clone(),
+                    line: line + 1,
+                    what: "a branch for one transport".into(),
+                    fix: "ask the driver (`shares_memory`, `is_device`, `uses_sockets`), or add a fact to its table",
+                });
+            }
+        }
+    }
+    findings
+}
 
 /// Roles never use one another; what they share lies in crates below them.
 #[must_use]
@@ -194,6 +227,30 @@ mod tests {
     fn a_renamed_workspace_dependency_is_recognised() {
         let findings = strangers(&house("", "[dependencies]\nfabric.workspace = true\n"));
         assert_eq!(paths(findings), ["proto-common/Cargo.toml"]);
+    }
+
+    #[test]
+    fn transports_are_told_apart_in_their_tables_only() {
+        let found = |path: &str, text: &str| transports(&fake(&[(path, text)])).len();
+        for branch in [
+            "match d { Driver::Shm => 1 }",
+            "match d { Some(Driver::Shm) => 1 }",
+            "matches!(d, Driver::Shm | Driver::Tcp)",
+            "match d { Driver::Shm if a => 1 }",
+        ] {
+            assert_eq!(found("worker/src/a.rs", branch), 1, "{branch}");
+            assert_eq!(found("fabric/src/devices.rs", branch), 0);
+            assert_eq!(found("worker/tests/a.rs", branch), 0);
+        }
+        for other in [
+            "d == Driver::Shm || a",
+            "LaneDriver::New => 1",
+            "match d { Driver::New(a) => 1 }",
+            "Driver::new(); match a { _ => 1 }",
+            "let x = [Driver::Shm, Driver::Tcp];",
+        ] {
+            assert_eq!(found("worker/src/a.rs", other), 0, "{other}");
+        }
     }
 
     #[test]

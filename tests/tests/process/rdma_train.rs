@@ -225,7 +225,7 @@ mod two_devices {
 fn without_a_device_others_are_used_and_what_is_required_ends_it_with_the_reason() {
     let nowhere = ["--set", "verbs.device=nowhere"];
     let (_cluster, server_of_any) = server(Place::default(), &nowhere);
-    let line = server_of_any.expect_line("no RDMA device; using other transports", PATIENCE);
+    let line = server_of_any.expect_line("no verbs; using other transports", PATIENCE);
     assert!(line.contains("nowhere"), "{line}");
     let (_cluster, mut strict) =
         server(Place::default(), &[&nowhere[..], &["--set", "transport.verbs=require"]].concat());

@@ -64,7 +64,7 @@ impl Client {
             lanes: shape.lanes,
             budget_bytes,
             spent_bytes: self.0.planned_bytes.load(Ordering::Relaxed),
-            checksums: settings.transport.payload_checksum && drivers.iter().any(|d| *d != Driver::Shm),
+            checksums: drivers.iter().any(|driver| settings.transport.sums_over(*driver)),
             drivers,
             policy: settings.transport.placement,
         }

@@ -99,13 +99,12 @@ fn open(
     let deadline = Instant::now() + limit;
     let (ours, carriers) =
         attach_lanes(connector, (server, number), &offer, deadline).map_err(Unreached::io)?;
-    if offer.choice.driver == Driver::Tcp {
+    if offer.choice.driver.uses_sockets() {
         // Which kind of socket it is shows only now; the status tells it with the reason.
         offer.choice.why.push_str(&format!("; over {carriers}"));
     }
     let theirs = runtime.block_on(reach::exchange(link, ours, connector.lanes.len(), limit))?;
-    // Between processes that share memory nothing is on the way.
-    let sums = connector.offer.policies.payload_checksum && offer.choice.driver != Driver::Shm;
+    let sums = connector.offer.policies.sums_over(offer.choice.driver);
     if sums {
         offer.choice.why.push_str(", payload checksums");
     }

@@ -51,8 +51,8 @@ impl Links {
 
     fn flag(&self, all: &[(Rank, Choice)]) {
         let any = |found: fn(Driver) -> bool| all.iter().any(|(_, choice)| found(choice.driver));
-        self.elsewhere.store(any(|driver| driver != Driver::Shm), Ordering::Release);
-        self.over_device.store(any(|driver| driver == Driver::Verbs), Ordering::Release);
+        self.elsewhere.store(any(|driver| !driver.shares_memory()), Ordering::Release);
+        self.over_device.store(any(Driver::is_device), Ordering::Release);
     }
 
     /// The first connections are all there.

@@ -4,7 +4,7 @@ from typing import Any, Optional, final
 
 import numpy as np
 
-__all__ = ["Client", "ELEMENTS", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "__version__", "enable_logging", "key_of_name", "settings_reference"]
+__all__ = ["Client", "ELEMENTS", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "__version__", "enable_logging", "key_of_name", "settings_reference", "transports"]
 
 __version__: str
 
@@ -16,6 +16,9 @@ def key_of_name(name: str) -> int:
 
 def settings_reference() -> list[tuple[str, str, str]]:
     """Returns all settings, each as dotted name, environment variable and default."""
+
+def transports() -> list[str]:
+    """Returns the names of all transports, in order of preference."""
 
 def enable_logging(filter: str = "info", json: bool = False) -> None:
     """Writes the logs of the library to standard error, filtered by level and module, for example "info" or

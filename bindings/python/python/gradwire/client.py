@@ -31,7 +31,7 @@ from .tables import Table, Uniform
 
 Shape = Union[int, Sequence[int]]
 _KEYS = 1 << 64
-_DRIVERS = ("shm", "tcp", "verbs")
+_DRIVERS = tuple(_native.transports())
 
 
 class Link(NamedTuple):

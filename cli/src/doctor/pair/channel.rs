@@ -4,7 +4,7 @@
 use super::Host;
 use super::exchange::{End, Patience, Side};
 use super::words::Trial;
-use fabric::{ChannelSetup, Device, FabricError, LaneQueue, PendingOffer};
+use fabric::{ChannelSetup, Devices, FabricError, LaneQueue, PendingOffer};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
@@ -26,26 +26,21 @@ impl Host {
     }
 
     fn queue(&self, trial: Trial) -> Result<LaneQueue, String> {
-        let lane = LaneQueue::new(DEPTH).map_err(|error| explain(&error, trial))?;
-        match (&self.devices.verbs, trial) {
-            (Some(device), Trial::Verbs) => lane.with_verbs(device).map_err(|error| explain(&error, trial)),
-            _ => Ok(lane),
-        }
+        self.devices.lane_over(trial.driver, DEPTH).map_err(|error| explain(&error, trial))
     }
 
-    fn device(&self, trial: Trial) -> Result<Box<dyn Device>, String> {
-        Ok(match trial {
-            Trial::Shm => Box::new(self.devices.shm.clone()),
-            Trial::Unix => Box::new(self.devices.tcp.clone().with_unix(self.unix_sockets)),
-            Trial::Tcp => Box::new(self.devices.tcp.clone().with_unix(false)),
-            Trial::Verbs => Box::new(self.devices.verbs.clone().ok_or("there is no RDMA device in use")?),
-        })
+    /// The device that a trial is about; of sockets with this kind of them.
+    fn devices(&self, trial: Trial) -> Devices {
+        let mut devices = self.devices.clone();
+        devices.tcp = devices.tcp.with_unix(trial.is_unix && self.unix_sockets);
+        devices
     }
 
     /// The listener's side: what the visitor connects to.
     pub(super) fn invite(&self, trial: Trial) -> Result<(Vec<u8>, Invitation), String> {
         let queue = self.queue(trial)?;
-        let offered = self.device(trial)?.offer(&[queue.handle()]);
+        let devices = self.devices(trial);
+        let offered = daemon::devices::of(&devices, trial.driver)?.offer(&[queue.handle()]);
         let (offer, pending) = offered.map_err(|error| explain(&error, trial))?;
         Ok((offer, Invitation { queue, pending }))
     }
@@ -61,7 +56,9 @@ impl Host {
     /// The visitor's side.
     pub(super) fn join(&self, trial: Trial, offer: &[u8]) -> Result<End, String> {
         let queue = self.queue(trial)?;
-        let connected = self.device(trial)?.connect(offer, 0, &queue.handle(), Instant::now() + self.step);
+        let (devices, deadline) = (self.devices(trial), Instant::now() + self.step);
+        let device = daemon::devices::of(&devices, trial.driver)?;
+        let connected = device.connect(offer, 0, &queue.handle(), deadline);
         let setup = connected.map_err(|error| explain(&error, trial))?;
         is_meant(trial, &setup)?;
         End::new(queue, setup, Side::Visitor, self.while_used())
@@ -70,7 +67,7 @@ impl Host {
 
 /// The tcp driver uses TCP where a unix socket cannot be reached; that is another trial.
 fn is_meant(trial: Trial, setup: &ChannelSetup) -> Result<(), String> {
-    match trial == Trial::Unix && setup.carrier() != "unix socket" {
+    match trial.is_unix && setup.carrier() != "unix socket" {
         true => {
             Err("the peer's unix socket cannot be reached (is node.unix_sockets off there?); TCP is used"
                 .into())
@@ -81,7 +78,7 @@ fn is_meant(trial: Trial, setup: &ChannelSetup) -> Result<(), String> {
 
 /// The error with what to do, where it does not say so itself.
 fn explain(error: &FabricError, trial: Trial) -> String {
-    let over_network = matches!(trial, Trial::Tcp | Trial::Verbs);
+    let over_network = trial.is_over_network();
     let fix = match error {
         FabricError::Deadline { .. } if over_network => {
             "; a firewall drops packets: data connections use TCP ports of the system's choice \
@@ -98,14 +95,14 @@ fn explain(error: &FabricError, trial: Trial) -> String {
 
 /// What a channel that is connected and carries nothing lacks.
 pub(super) fn hint(trial: Trial) -> &'static str {
-    match trial {
-        Trial::Verbs => {
+    match trial.is_over_network() {
+        true if trial.driver.is_device() => {
             "; RoCEv2 packets are UDP to port 4791: open it between the hosts, and see whether both devices' addresses \
              reach each other (ping)"
         }
-        Trial::Tcp => {
+        true => {
             "; small packets pass and large ones do not where the MTU differs on the way (ping -M do -s 1472 PEER)"
         }
-        Trial::Shm | Trial::Unix => "",
+        false => "",
     }
 }

@@ -9,6 +9,7 @@ use daemon::security::Security;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::transport::Driver;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -133,7 +134,7 @@ async fn until_closed(mut stream: TcpStream) {
 
 #[tokio::test]
 async fn a_visitor_that_never_connects_its_channel_costs_a_step() {
-    for trial in Trial::ALL {
+    for trial in Trial::all() {
         let here = host(200);
         let said = hello(&here);
         let served = served(here, async |stream| {
@@ -161,11 +162,12 @@ async fn a_visitor_may_not_try_without_end() {
         link.send_within(&said, SOON).await.unwrap();
         link.receive_within::<FromListener>(SOON).await.unwrap();
         // There is no device: each trial is over at once.
-        while link.send_within(&ToListener::Try(Trial::Verbs), SOON).await.is_ok() {
+        let verbs = Trial { driver: Driver::Verbs, is_unix: false };
+        while link.send_within(&ToListener::Try(verbs), SOON).await.is_ok() {
             let Ok(Some(_)) = link.receive_within::<FromListener>(SOON).await else { break };
         }
     });
-    assert_eq!(served.await, Ok(8));
+    assert_eq!(served.await, Ok(2 * Trial::all().count()));
 }
 
 #[tokio::test]
@@ -177,7 +179,9 @@ async fn both_sides_together_find_what_works() {
     assert_eq!(visit.code(), ExitCode::Ok, "{visit:?}");
     let works = |row: &&super::Row| matches!(row.outcome, Outcome::Works { .. });
     let names: Vec<_> = visit.rows.iter().filter(works).map(|row| row.trial.as_str()).collect();
-    assert_eq!(names, ["shm", "tcp (unix)", "tcp"]);
+    for name in ["shm", "tcp (unix)", "tcp"] {
+        assert!(names.contains(&name), "{name} is not among {names:?}");
+    }
     let seen = serving.await.unwrap().unwrap();
     assert!(seen.iter().all(|(_, result)| result.is_ok()), "{seen:?}");
 }

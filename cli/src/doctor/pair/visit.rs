@@ -133,7 +133,7 @@ async fn try_all(host: &Host, peer: &str, visit: &mut Visit) -> Result<(), Broke
         choice.why = tame(&choice.why);
         choice
     });
-    for trial in Trial::ALL {
+    for trial in Trial::all() {
         let outcome = match skipped(host, &theirs, trial) {
             Some(why) => Outcome::Skipped { why: tame(&why) },
             None => match attempt(host, &mut link, trial).await? {
@@ -143,7 +143,7 @@ async fn try_all(host: &Host, peer: &str, visit: &mut Visit) -> Result<(), Broke
                 Err(why) => Outcome::Fails { why: tame(&why) },
             },
         };
-        visit.rows.push(Row { trial: trial.to_string(), driver: trial.driver(), outcome });
+        visit.rows.push(Row { trial: trial.to_string(), driver: trial.driver, outcome });
     }
     Ok(())
 }
@@ -191,13 +191,12 @@ async fn ask(link: &mut Connection, message: &ToListener, within: Duration) -> R
 /// Why a trial makes no sense between these two.
 fn skipped(host: &Host, theirs: &Offer, trial: Trial) -> Option<String> {
     let ours = &host.offer;
-    let by_driver = obstacle(trial.driver(), ours, theirs);
-    let by_trial = || match trial {
-        Trial::Unix if !host.unix_sockets => Some("off by node.unix_sockets"),
-        Trial::Unix if ours.host != theirs.host => Some("different hosts"),
-        Trial::Unix if ours.uid != theirs.uid => Some("different users"),
-        Trial::Verbs if host.devices.verbs.is_none() => Some("there is no RDMA device in use here"),
-        _ => None,
+    let by_driver = obstacle(trial.driver, ours, theirs);
+    let by_trial = || match trial.is_unix {
+        true if !host.unix_sockets => Some("off by node.unix_sockets"),
+        true if ours.host != theirs.host => Some("different hosts"),
+        true if ours.uid != theirs.uid => Some("different users"),
+        _ => host.devices.device(trial.driver).is_none().then_some("it is not in use here"),
     };
     by_driver.or_else(|| by_trial().map(str::to_owned))
 }

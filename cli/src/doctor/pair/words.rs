@@ -8,38 +8,50 @@ use std::fmt;
 /// Characters of a peer's own words that are shown.
 const SHOWN_MAX: usize = 500;
 
-/// A way between two processes that is tried by itself.
+/// A way between two processes that is tried by itself: a driver, which over sockets is tried with both kinds of them. In messages
+/// it is a place among [`Trial::all`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Trial {
-    Shm,
-    Verbs,
-    /// The tcp driver over a unix socket.
-    Unix,
-    /// The tcp driver over TCP.
-    Tcp,
+#[serde(try_from = "u32", into = "u32")]
+pub(super) struct Trial {
+    pub(super) driver: Driver,
+    /// Over a unix socket.
+    pub(super) is_unix: bool,
 }
 
 impl Trial {
     /// In the order in which they are tried.
-    pub(super) const ALL: [Self; 4] = [Self::Shm, Self::Verbs, Self::Unix, Self::Tcp];
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        Driver::ALL.into_iter().flat_map(|driver| {
+            let unix = driver.uses_sockets().then_some(Self { driver, is_unix: true });
+            unix.into_iter().chain([Self { driver, is_unix: false }])
+        })
+    }
 
-    pub(super) fn driver(self) -> Driver {
-        match self {
-            Self::Shm => Driver::Shm,
-            Self::Verbs => Driver::Verbs,
-            Self::Unix | Self::Tcp => Driver::Tcp,
-        }
+    /// Packets pass a network, with its firewalls.
+    pub(super) fn is_over_network(self) -> bool {
+        !self.driver.shares_memory() && !self.is_unix
+    }
+}
+
+impl From<Trial> for u32 {
+    fn from(trial: Trial) -> Self {
+        // Invariant: `all` has each trial, and there are few.
+        Trial::all().position(|each| each == trial).unwrap_or_default() as Self
+    }
+}
+
+impl TryFrom<u32> for Trial {
+    type Error = String;
+
+    fn try_from(place: u32) -> Result<Self, String> {
+        Self::all().nth(place as usize).ok_or_else(|| format!("there is no trial {place}"))
     }
 }
 
 impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Shm => "shm",
-            Self::Verbs => "verbs",
-            Self::Unix => "tcp (unix)",
-            Self::Tcp => "tcp",
-        })
+        let kind = if self.is_unix { " (unix)" } else { "" };
+        f.pad(&format!("{}{kind}", self.driver))
     }
 }
 
@@ -81,6 +93,16 @@ proto_common::control_messages!(FromListener, ToListener);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_numbers_of_trials_are_frozen() {
+        let names: Vec<_> = Trial::all().map(|trial| trial.to_string()).collect();
+        assert_eq!(names[..4], ["shm", "verbs", "tcp (unix)", "tcp"]);
+        for (place, trial) in (0..).zip(Trial::all()) {
+            assert_eq!((u32::from(trial), Trial::try_from(place)), (place, Ok(trial)));
+        }
+        assert!(Trial::try_from(names.len() as u32).is_err());
+    }
 
     #[test]
     fn a_peer_s_words_cannot_move_the_cursor_or_flood_the_screen() {

@@ -1,7 +1,7 @@
 //! Peers' values as values of our settings: seconds in milliseconds, levels by other names. Text in, text out; what
 //! makes no sense is an error that says what would.
 
-use crate::settings::Transport;
+use proto_common::transport::Driver;
 
 /// Settings by name, with their values as text.
 pub(super) type Pairs = Vec<(&'static str, String)>;
@@ -84,15 +84,15 @@ pub(super) fn asynchronous(text: &str) -> Converted {
     if is_on(text)? { one("cluster.mode", "async") } else { Ok(Vec::new()) }
 }
 
-fn require(transport: Transport) -> Pairs {
-    transport.settings().into_iter().map(|(setting, value)| (setting, value.to_owned())).collect()
+fn require(driver: Driver) -> Pairs {
+    driver.settings().into_iter().map(|(setting, value)| (setting, value.to_owned())).collect()
 }
 
 /// The fork takes a van's name as well as a switch.
 pub(super) fn rdma(text: &str) -> Converted {
     match text {
         "0" | "false" | "zmq" => Ok(Vec::new()),
-        "1" | "true" | "ibverbs" => Ok(require(Transport::Verbs)),
+        "1" | "true" | "ibverbs" => Ok(require(Driver::Verbs)),
         _ => Err(
             "use 1 or ibverbs for RDMA, 0 or zmq for the best transport that both sides have; others do not exist here",
         ),
@@ -102,7 +102,7 @@ pub(super) fn rdma(text: &str) -> Converted {
 pub(super) fn van(text: &str) -> Converted {
     match text {
         "zmq" | "p3" | "0" => Ok(Vec::new()),
-        "ibverbs" | "1" => Ok(require(Transport::Verbs)),
+        "ibverbs" | "1" => Ok(require(Driver::Verbs)),
         _ => Err(
             "use ibverbs for RDMA, zmq or p3 for the best transport that both sides have; others do not exist here",
         ),

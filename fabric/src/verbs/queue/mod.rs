@@ -19,7 +19,9 @@ use super::registrar::{Extent, Registrar};
 use super::setup::{Shared, VerbsHandle, VerbsSetup};
 use super::sys::{Completions, Context, POLLED_MAX, Receives, Work, ibv_sge, place};
 use super::watch::{Alarm, Watch};
-use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, Order, SetupKind};
+use crate::device::{
+    Caps, ChannelSetup, CompletionQueue, CqHandle, Fence, Order, TRANSPORT_CHANNEL_IDS, TransportQueue,
+};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Access, Region, Span};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
@@ -28,6 +30,7 @@ use plan::RECEIVES_MAX;
 pub(super) use plan::{OWN_REQUESTS, Plan};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use std::any::Any;
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,8 +47,6 @@ const POLLS_PER_LOOK_WAITING: u32 = 16;
 const SOCKETS: usize = 32;
 /// Extents whose keys a lane remembers.
 const KNOWN_MAX: usize = 1 << 16;
-/// Channels that a lane may have in its life: their numbers are below the bits that tell drivers apart.
-const IDS: u32 = 1 << 30;
 /// The completion channel's mark in the epoll set; no channel has it.
 const COMPLETIONS: u64 = u64::MAX;
 /// That of the device's events, and of those that another lane has read.
@@ -136,11 +137,7 @@ impl VerbsQueue {
     /// What connecting a channel to this queue needs.
     #[must_use]
     pub fn handle(&self) -> CqHandle {
-        CqHandle { shm: None, verbs: Some(self.verbs_handle()) }
-    }
-
-    pub(crate) fn verbs_handle(&self) -> VerbsHandle {
-        VerbsHandle(Arc::clone(&self.shared))
+        CqHandle { shm: None, transports: vec![self.shared()] }
     }
 
     /// Lets the channel's peer address a dmabuf, for as long as the channel lives; repeating it is cheap. Must come before a
@@ -160,42 +157,6 @@ impl VerbsQueue {
         if self.arm() {
             self.look_at_sockets(timeout);
         }
-    }
-
-    /// Readable when an armed queue may have something to do.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-
-    /// One whose end has not been told yet counts: a lane does not poll a queue without channels.
-    pub(crate) fn has_channels(&self) -> bool {
-        !self.channels.is_empty() || !self.ready.is_empty()
-    }
-
-    /// Before a sleep: asks for an event with the next completion. False: there is something to do already.
-    pub(crate) fn arm(&mut self) -> bool {
-        if self.channels.iter().any(|channel| channel.flags.is_some()) {
-            // A flag wakes nobody.
-            std::thread::yield_now();
-            return false;
-        }
-        if !self.is_armed {
-            // The event of an earlier time, if one came; there is never more than one.
-            self.shared.completions.take_events();
-            if let Err(error) = self.shared.completions.arm() {
-                tracing::error!(%error, "a completion queue cannot be waited for");
-                return false;
-            }
-            self.is_armed = true;
-        }
-        // What came before it was armed tells nobody. A request of which nobody is told made room: whoever waits for
-        // that is not to sleep either.
-        !self.take_work() && self.ready.is_empty()
-    }
-
-    /// After a sleep: takes what the sockets and the device have told.
-    pub(crate) fn settle(&mut self) {
-        self.look_at_sockets(Duration::ZERO);
     }
 
     /// Room for the completions of one more channel.
@@ -349,18 +310,15 @@ impl VerbsQueue {
 
 impl CompletionQueue for VerbsQueue {
     fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError> {
-        let SetupKind::Verbs(setup) = setup.kind else {
-            return Err(FabricError::Misuse("a channel of another driver was given to a verbs queue".into()));
-        };
-        let VerbsSetup { queue_pair, socket, owner, flags } = *setup;
+        let VerbsSetup { queue_pair, socket, owner, flags } = setup.take()?;
         if !Arc::ptr_eq(&owner.0, &self.shared) {
             return Err(FabricError::Misuse("a channel was connected for another queue than this".into()));
         }
         self.make_room()?;
         self.watch.check()?;
-        if self.next_id == IDS {
+        if self.next_id == TRANSPORT_CHANNEL_IDS {
             return Err(FabricError::Misuse(format!(
-                "this lane has had {IDS} verbs channels and has no number for one more; restart the process"
+                "this lane has had {TRANSPORT_CHANNEL_IDS} verbs channels and has no number for one more; restart the process"
             )));
         }
         let id = ChannelId(self.next_id);
@@ -476,6 +434,46 @@ impl CompletionQueue for VerbsQueue {
     fn caps(&self) -> Caps {
         // Reliable connections keep it.
         Caps { gather_max: POST_SPANS_MAX, send_depth: self.shared.plan.depth, order: Order::Posted }
+    }
+}
+
+impl TransportQueue for VerbsQueue {
+    fn shared(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::new(VerbsHandle(Arc::clone(&self.shared)))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// One whose end has not been reported yet counts.
+    fn has_channels(&self) -> bool {
+        !self.channels.is_empty() || !self.ready.is_empty()
+    }
+
+    /// Asks for an event with the next completion.
+    fn arm(&mut self) -> bool {
+        if self.channels.iter().any(|channel| channel.flags.is_some()) {
+            // A flag wakes nobody.
+            std::thread::yield_now();
+            return false;
+        }
+        if !self.is_armed {
+            // The event of an earlier time, if one came; there is never more than one.
+            self.shared.completions.take_events();
+            if let Err(error) = self.shared.completions.arm() {
+                tracing::error!(%error, "a completion queue cannot be waited for");
+                return false;
+            }
+            self.is_armed = true;
+        }
+        // What came before it was armed tells nobody. A request of which nobody is told made room: whoever waits for
+        // that is not to sleep either.
+        !self.take_work() && self.ready.is_empty()
+    }
+
+    fn settle(&mut self) {
+        self.look_at_sockets(Duration::ZERO);
     }
 }
 

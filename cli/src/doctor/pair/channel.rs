@@ -31,8 +31,9 @@ impl Host {
 
     /// The device that a trial is about; of sockets with this kind of them.
     fn devices(&self, trial: Trial) -> Devices {
-        let unix = trial.is_unix && self.unix_sockets;
-        Devices { tcp: self.devices.tcp.clone().with_unix(unix), ..self.devices.clone() }
+        let mut devices = self.devices.clone();
+        devices.tcp = devices.tcp.with_unix(trial.is_unix && self.unix_sockets);
+        devices
     }
 
     /// The listener's side: what the visitor connects to.

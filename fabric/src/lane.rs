@@ -215,7 +215,7 @@ fn of_tcp(channel: ChannelId) -> ChannelId {
 
 /// `at`: below [`OTHERS_MAX`].
 fn of_other(at: usize, channel: ChannelId) -> ChannelId {
-    ChannelId(channel.0 | at as u32 * TRANSPORT_CHANNEL_IDS | OTHER_BIT)
+    ChannelId(OTHER_BIT | (at as u32 * TRANSPORT_CHANNEL_IDS) | channel.0)
 }
 
 impl CompletionQueue for LaneQueue {
@@ -418,5 +418,27 @@ impl CompletionQueue for LaneQueue {
             send_depth: least.send_depth.min(caps.send_depth),
             order: least.order.max(caps.order),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_leads_to_the_queue_that_gave_it() {
+        let last = ChannelId(OTHER_BIT - 1);
+        assert!(matches!(route(last), Route::Shm(id) if id == last));
+        assert!(matches!(route(of_tcp(last)), Route::Tcp(id) if id == last));
+        for place in [0, 1, OTHERS_MAX - 1] {
+            for id in [0, TRANSPORT_CHANNEL_IDS - 1] {
+                let id = ChannelId(id);
+                let route = route(of_other(place, id));
+                assert!(
+                    matches!(route, Route::Other(at, own) if (at, own) == (place, id)),
+                    "{place}, {id:?}"
+                );
+            }
+        }
     }
 }

@@ -31,8 +31,8 @@ pub(super) fn instead_of_verbs(policies: &Policies) -> Option<String> {
 
 fn told(is_left: impl Fn(Driver) -> bool) -> Option<String> {
     let each = Driver::ALL.into_iter().filter(|driver| is_left(*driver)).map(|driver| {
-        let where_ = if driver.shares_memory() { " between processes of one user on one host" } else { "" };
-        format!("{driver}{where_}")
+        let between = if driver.shares_memory() { " between processes of one user on one host" } else { "" };
+        format!("{driver}{between}")
     });
     let each = each.collect::<Vec<_>>().join(", then ");
     (!each.is_empty()).then_some(each)
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_fails_without_a_device_only_where_nothing_else_is_left() {
+    fn a_job_fails_without_a_device_only_betweennothing_else_is_left() {
         use Policy::{Off, Prefer, Require};
         for (settings, expected) in [
             (with(Prefer, Prefer, Prefer), Level::Warn),

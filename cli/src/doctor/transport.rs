@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_fails_without_a_device_only_betweennothing_else_is_left() {
+    fn a_job_fails_without_a_device_only_where_nothing_else_is_left() {
         use Policy::{Off, Prefer, Require};
         for (settings, expected) in [
             (with(Prefer, Prefer, Prefer), Level::Warn),

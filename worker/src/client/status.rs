@@ -342,7 +342,9 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     fn late(links: Links) -> (Arc<Late>, Arc<RegistrationCache>) {
-        let cache = Arc::new(RegistrationCache::new(&MemorySettings::default(), None));
+        // Either of two buffers has room, and not both.
+        let settings = MemorySettings { registration_cache_bytes: 16, ..MemorySettings::default() };
+        let cache = Arc::new(RegistrationCache::new(&settings, None));
         let (devices, _) = daemon::devices::open(&Settings::default()).unwrap();
         let flight = Flight::embedded(Role::Worker, &Settings::default());
         (Arc::new(Late::new(cache.clone(), Arc::new(links), PortWatch::new(&devices), flight)), cache)
@@ -402,7 +404,7 @@ mod tests {
         let (late, cache) = late(Links::default());
         let metrics = WorkerMetrics::new(late.clone()).unwrap();
         let (first, second): (UserBuffer, UserBuffer) = (vec![1.0; 4].into(), vec![1.0; 2].into());
-        for buffer in [&first, &second, &second, &second] {
+        for buffer in [&first, &first, &second, &second, &second] {
             cache.look_up(buffer);
         }
         let families = metrics.collect();
@@ -412,7 +414,7 @@ mod tests {
         };
         let names = ["hits_total", "copies_total", "evictions_total"];
         let counts = names.map(|name| value(&format!("gradwire_worker_registration_{name}")));
-        assert_eq!((counts, value("gradwire_worker_registration_cache_bytes")), ([2.0, 2.0, 1.0], 8.0));
+        assert_eq!((counts, value("gradwire_worker_registration_cache_bytes")), ([3.0, 2.0, 1.0], 8.0));
         assert_eq!(late.status()["registered_bytes"], 8);
         late.reported.set("loss", 0.5).unwrap();
         let families = metrics.collect();

@@ -81,8 +81,7 @@ impl End {
         let (devices, missing) = Devices::open(&config);
         missing
             .into_iter()
-            .map(|(_, error)| Err(error))
-            .collect::<Result<(), _>>()
+            .try_for_each(|(_, error)| Err(error))
             .context("this benchmark needs an RDMA device")?;
         let queue = devices.lane(DEPTH)?;
         Ok(Self {

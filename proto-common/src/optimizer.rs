@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 mod bounds;
 pub mod elements;
+mod name;
+mod own;
 mod real;
 mod rule;
 pub mod rules;
@@ -14,6 +16,8 @@ mod schedule;
 mod tests;
 
 pub use bounds::{OptimizerError, Range};
+pub use name::{NameError, ShortName};
+pub use own::{OWN_ARRAYS_MAX, OWN_RULES_MAX, OwnError, OwnKind, OwnKindError, OwnParameter};
 pub use real::Real;
 pub use rule::{CONSTANTS_MAX, Constant, Constants, Factors, Form, Parameter, UpdateRule, Values};
 pub use rules::*;
@@ -115,10 +119,22 @@ impl Optimizer {
         self.rule.arrays(self.form).len()
     }
 
-    /// Whether a rule can continue with the state of another one.
+    /// Whether a rule can continue with the state of another one. Of a program's own rule only the same one can.
     #[must_use]
     pub fn continues(&self, before: &Self) -> bool {
-        self.rule.arrays(self.form) == before.rule.arrays(before.form)
+        let has_its_names = match (&self.rule, &before.rule) {
+            (Rule::Own(own), Rule::Own(other)) => own.name == other.name,
+            _ => true,
+        };
+        has_its_names && self.rule.arrays(self.form) == before.rule.arrays(before.form)
+    }
+
+    /// The same with what the scheduler adds to a rule of a server's program: see [`Own::settled`].
+    pub fn settled(&self, kinds: &[OwnKind]) -> Result<Self, OwnError> {
+        Ok(match &self.rule {
+            Rule::Own(own) => Self { rule: own.settled(kinds)?.into(), ..*self },
+            _ => *self,
+        })
     }
 
     /// The values for one round, counted from 1, with this number of contributors.

@@ -7,7 +7,7 @@ use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key, Lane};
 use crate::limits::{LANES_MAX, WORKERS_MAX};
 use crate::mode::Mode;
-use crate::optimizer::{Optimizer, OptimizerError};
+use crate::optimizer::{Optimizer, OptimizerError, Rule, RuleName};
 use crate::shard_map::lane_of;
 use crate::tensor::TensorSpec;
 pub use crate::tensor::{HOMES, home_of};
@@ -114,6 +114,11 @@ pub enum TableError {
     /// A rule that cannot be applied to a single row.
     #[error("table {0}: lamb needs the norms of a whole tensor; use another rule")]
     Norms(u32),
+    /// A rule of the servers' program.
+    #[error(
+        "table {0}: update rule {1} is one of the servers' program, which has tensors only; use a rule of Gradwire"
+    )]
+    OwnRule(u32, RuleName),
 }
 
 impl TableSpec {
@@ -147,6 +152,9 @@ impl TableSpec {
         }
         if self.optimizer.needs_norms() {
             return Err(TableError::Norms(key));
+        }
+        if let Rule::Own(own) = &self.optimizer.rule {
+            return Err(TableError::OwnRule(key, own.name));
         }
         self.optimizer.validate().map_err(|source| TableError::Optimizer { key, source })
     }
@@ -441,5 +449,7 @@ mod tests {
         refused(TableSpec { optimizer: Optimizer::sgd(-1.0, 0.0, 0.0), ..spec() }, "learning_rate");
         let lamb = Optimizer::mean(crate::optimizer::Lamb::default(), 0.1);
         refused(TableSpec { optimizer: lamb, ..spec() }, "lamb");
+        let own = Optimizer::mean(crate::optimizer::Own::new("clipped", &[]).unwrap(), 0.1);
+        refused(TableSpec { optimizer: own, ..spec() }, "update rule clipped");
     }
 }

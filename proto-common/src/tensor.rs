@@ -142,6 +142,11 @@ pub fn with_labels(text: &str, name_of: impl Fn(Key) -> Option<String>) -> Strin
     named
 }
 
+/// Bytes of a declared tensor in a message apart from its name, and of what a program's own rule adds; a little more than the
+/// codec needs.
+const TENSOR_BYTES: usize = 112;
+const OWN_RULE_BYTES: usize = 240;
+
 /// A part of a tensor: chunk number, byte offset, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkSpan {
@@ -195,6 +200,13 @@ impl TensorSpec {
     #[must_use]
     pub fn unsupported(&self, what: String) -> TensorError {
         TensorError::Unsupported { key: self.key, name: self.name.clone(), what }
+    }
+
+    /// Bytes of its declaration in a message; a little more than the codec needs.
+    #[must_use]
+    pub fn message_bytes(&self) -> usize {
+        let own = if matches!(self.optimizer.rule, Rule::Own(_)) { OWN_RULE_BYTES } else { 0 };
+        TENSOR_BYTES + own + self.name.len()
     }
 
     /// Bytes of the whole tensor. For validated tensors this cannot overflow; for others it saturates.
@@ -257,6 +269,15 @@ impl TensorSpec {
             return unsupported(format!(
                 "dtype {dtype} is summed exactly, and takes the rules sum and assign without average; use one of them, \
                  or f32"
+            ));
+        }
+        if let Rule::Own(own) = &self.optimizer.rule
+            && self.dtype.of_sums() != Dtype::F32
+        {
+            let (dtype, name) = (self.dtype, own.name);
+            return unsupported(format!(
+                "update rule {name} is one of the servers' program, which computes in f32: dtype {dtype} cannot have it; \
+                 declare f32, f16 or bf16"
             ));
         }
         if self.optimizer.needs_norms() && self.chunk_count(chunk_bytes) > NORM_CHUNKS_MAX {

@@ -8,10 +8,15 @@ pub mod app;
 mod checkpoint;
 pub mod engine;
 pub mod kernel;
+pub mod own;
+mod program;
 pub mod runtime;
 pub mod space;
 pub mod storage;
 pub mod tables;
 
 pub use app::{App, Apps, Call, Reply, ReplyBody, ReplyError};
+pub use own::{Block, OwnRule, OwnStep, Range, Rules};
+pub use program::Program;
+pub use proto_common::optimizer::OwnKind;
 pub use runtime::Server;

@@ -11,7 +11,8 @@ mod numbers;
 mod rule;
 
 use crate::engine::{Addend, ChunkSpec, Onto, Source, Verdict};
-use crate::kernel::{self, Squares};
+use crate::kernel::{self, Change, Squares};
+use crate::own::{Applied, Found, OwnRuleError, OwnStep, Rules, caught};
 use crate::space::Space;
 use coded::Decoder;
 use fabric::{Exclusive, FabricError, OutOfBounds, PeerWritable, Pool, PoolError, Region, Span, View};
@@ -21,7 +22,7 @@ use proto_common::batch::payload_checksum;
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::ids::Rank;
-use proto_common::optimizer::Optimizer;
+use proto_common::optimizer::{Optimizer, Rule};
 use rule::CurrentRule;
 use std::ops::Range;
 use std::sync::Arc;
@@ -60,6 +61,9 @@ pub enum StorageError {
     /// A buffer that is not a whole number of elements: a bug.
     #[error("internal error: chunk bytes are not whole elements")]
     Elements,
+    /// A rule that the program does not have, or that failed.
+    #[error(transparent)]
+    OwnRule(#[from] OwnRuleError),
 }
 
 #[derive(Debug)]
@@ -70,6 +74,8 @@ struct Stored {
     dtype: Dtype,
     codec: Codec,
     rule: CurrentRule,
+    /// Where that is one of the program's: itself.
+    own: Found,
     /// Where the rule needs norms: this chunk's share, and what they make of the whole tensor's rate.
     squares: Squares,
     trust: f64,
@@ -128,6 +134,8 @@ pub struct Storage {
     sent: Pool,
     scratch: Box<[u8]>,
     decoder: Decoder,
+    /// Of the server's program.
+    rules: Rules,
 }
 
 /// Memory that peers write, cut into cells of one size: the inbox's slots, or the spill area's blocks.
@@ -182,7 +190,21 @@ impl Storage {
         let scratch = vec![0; SUM_BYTES].into_boxed_slice();
         let sent = Pool::new(space.copies_bytes(), "gradwire-copies")?;
         let (records, decoder) = (Vec::new(), Decoder::default());
-        Ok(Self { pool, chunks: Vec::new(), inbox, spill, records, sent, scratch, decoder })
+        let rules = Rules::default();
+        Ok(Self { pool, chunks: Vec::new(), inbox, spill, records, sent, scratch, decoder, rules })
+    }
+
+    /// Update rules of the server's program.
+    pub(crate) fn set_rules(&mut self, rules: Rules) {
+        self.rules = rules;
+    }
+
+    /// Can a chunk have this rule here?
+    fn check_rule(&self, optimizer: &Optimizer) -> Result<(), OwnRuleError> {
+        match &optimizer.rule {
+            Rule::Own(own) => self.rules.find(own).map(drop),
+            _ => Ok(()),
+        }
     }
 
     /// Adds a chunk of zeros under the next index.
@@ -206,6 +228,7 @@ impl Storage {
         if !bytes.is_multiple_of(spec.dtype.bytes()) {
             return Err(StorageError::Elements);
         }
+        self.check_rule(&spec.optimizer)?;
         let elements = bytes / spec.dtype.bytes();
         let numbers = zeros(spec.dtype, elements, spec.optimizer.state_arrays());
         let mut weights = [self.pool.allocate(spec.bytes)?, self.pool.allocate(spec.bytes)?];
@@ -215,8 +238,8 @@ impl Storage {
         let (rule, squares, trust) = (CurrentRule::new(spec.optimizer), Squares::default(), 1.0);
         let codec = spec.codec;
         self.decoder.reserve(&self.pool, codec, elements)?;
-        let (dtype, now) = (spec.dtype, bytes);
-        Ok(Made(Stored { bytes, now, dtype, codec, rule, squares, trust, numbers, weights }))
+        let (dtype, now, own) = (spec.dtype, bytes, Found::default());
+        Ok(Made(Stored { bytes, now, dtype, codec, rule, own, squares, trust, numbers, weights }))
     }
 
     /// Gives a chunk that was made its index: the next one, or one that was given up.
@@ -307,7 +330,7 @@ impl Storage {
 
     /// Applies the update rule; a last contribution is added in the same pass. Says whether the values fit.
     pub fn finish(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<Verdict, StorageError> {
-        let Self { chunks, inbox, spill, records, decoder, .. } = self;
+        let Self { chunks, inbox, spill, records, decoder, rules, .. } = self;
         let stored = stored_of(chunks, chunk)?;
         let mut step = stored.rule.step(round, &mut *stored.numbers);
         if stored.rule.needs_norms() {
@@ -317,7 +340,22 @@ impl Storage {
             Some(last) => Some(plain((inbox, spill, records), decoder, stored, last, views)?),
             None => None,
         };
-        stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
+        let Stored { numbers, weights, now, own: found, .. } = stored;
+        let Rule::Own(own) = &step.rule else {
+            return numbers.finish(Change::Listed(&step), round, last, weights, *now);
+        };
+        let (values, factors) = (own.parameters.values(), step.factors);
+        let applied = Applied {
+            rule: found.of(rules, own)?,
+            step: OwnStep {
+                round: round.number,
+                rate: factors.rate as f32,
+                decay: factors.decay as f32,
+                parameters: &values[..own.parameters.pairs().count()],
+            },
+            scale: factors.scale,
+        };
+        caught(own.name, || numbers.finish(Change::Own(applied), round, last, weights, *now))?
     }
 
     /// A round of a chunk whose tensor's norms count is complete: its step, and its share of them. `finish` follows.
@@ -343,6 +381,7 @@ impl Storage {
 
     /// Chunks of one tensor get another rule, each from a round on: all of them, or none on error.
     pub fn change_rule(&mut self, chunks: &[(u32, u64)], to: Optimizer) -> Result<(), StorageError> {
+        self.check_rule(&to)?;
         for &(chunk, from_round) in chunks {
             self.stored(chunk)?.rule.has_room(from_round)?;
         }
@@ -448,5 +487,7 @@ fn plain<'a>(
     if matches!(addend.from, Source::Record { .. }) { Ok(found) } else { decoder.plain(stored, found) }
 }
 
+#[cfg(test)]
+mod own_tests;
 #[cfg(test)]
 mod tests;

@@ -134,6 +134,7 @@ fn register(role: Role, number: u64) -> Register {
         host: None,
         pid: 0,
         offer: Offer { host: String::new(), uid: 0, policies, missing: Vec::new() },
+        rules: Vec::new(),
         resume: None,
     }
 }

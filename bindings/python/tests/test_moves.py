@@ -299,6 +299,8 @@ def test_rules_are_applied_by_servers(one: Client) -> None:
     assert (one.push_pull(summed, gradient).wait() == 1).all()
     assert one.change_rule(summed, gradwire.SGD(0.25)) == 2
     assert (one.push_pull(summed, gradient).wait() == 0.75).all()
+    with pytest.raises(gradwire.DeclareError, match="no update rule"):
+        one.declare("own", 10, optimizer=gradwire.Own("none", {"clip": 1.0}))
 
 
 def test_adam_is_adam(one: Client) -> None:

@@ -78,6 +78,7 @@ async fn ask(
         host: None,
         pid: std::process::id(),
         offer: daemon::host::offer(settings.transport, Vec::new())?,
+        rules: Vec::new(),
         resume: None,
     };
     link.send_within(&ToScheduler::Register(register), within).await?;

@@ -31,6 +31,7 @@ fn register() -> Register {
         host: None,
         pid: 1,
         offer: host::offer(Policies::default(), Vec::new()).unwrap(),
+        rules: Vec::new(),
         resume: None,
     }
 }

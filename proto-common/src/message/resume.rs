@@ -7,18 +7,17 @@ use crate::config::ClusterShape;
 use crate::ids::{Epoch, Incarnation, Rank};
 use crate::limits::{FIRST_FRAME_BYTES_MAX, NAME_BYTES_MAX};
 use crate::shard_map::{KeyRange, MapUpdate};
+use crate::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Approximate bytes of a part. A single tensor's ranges stay together.
 const PART_BYTES: usize = 1 << 20;
-/// Bytes of a member with its addresses, of a barrier or tensor without its name, and of a range: slightly more than
-/// the codec needs.
+/// Bytes of a member with its addresses, of a barrier without its name, and of a range: slightly more than the codec needs.
 const MEMBER_BYTES: usize = 2 * NAME_BYTES_MAX + 64;
 const RANK_BYTES: usize = 4;
 const INCARNATION_BYTES: usize = 9;
 const BARRIER_BYTES: usize = 32;
-const TENSOR_BYTES: usize = 112;
 const RANGE_BYTES: usize = 34;
 /// Bytes of a map that is sent with the other lists; of a larger one only the digest is.
 const MAP_BYTES_MAX: usize = FIRST_FRAME_BYTES_MAX;
@@ -68,7 +67,7 @@ impl Resume {
     #[must_use]
     pub fn apart(self) -> (Self, Option<Self>) {
         let MapUpdate { tensors, ranges, .. } = &self.map;
-        let names: usize = tensors.iter().map(|spec| TENSOR_BYTES + spec.name.len()).sum();
+        let names: usize = tensors.iter().map(TensorSpec::message_bytes).sum();
         if names + ranges.len() * RANGE_BYTES <= MAP_BYTES_MAX {
             return (self, None);
         }
@@ -107,7 +106,7 @@ impl Resume {
         }
         for spec in self.map.tensors {
             let ranges = ranges.remove(&spec.key).unwrap_or_default();
-            let part = cut.room(TENSOR_BYTES + spec.name.len() + ranges.len() * RANGE_BYTES);
+            let part = cut.room(spec.message_bytes() + ranges.len() * RANGE_BYTES);
             part.map.tensors.push(spec);
             part.map.ranges.extend(ranges);
         }

@@ -6,6 +6,7 @@ use super::resume::Resume;
 use super::rounds::RoundsPart;
 use super::wait::Wait;
 use crate::ids::{Epoch, Incarnation, JobId, Rank, Role};
+use crate::optimizer::OwnKind;
 use crate::tensor::{RuleChange, TensorSpec};
 use crate::transport::{Driver, Offer};
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,8 @@ pub struct Register {
     pub pid: u32,
     /// The drivers that it offers.
     pub offer: Offer,
+    /// Servers: update rules that their program has registered.
+    pub rules: Vec<OwnKind>,
     /// It was a member before, with the same incarnation, and its scheduler has failed: its knowledge. Rank and epoch
     /// are here; the rest follows as `Resuming`, because the first message of an unknown peer is short.
     pub resume: Option<Resume>,

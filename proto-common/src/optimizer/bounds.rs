@@ -1,5 +1,6 @@
 //! The ranges of a rule's numbers, and the errors about them. It must not know rules.
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// Why an update rule cannot be used.
@@ -23,7 +24,7 @@ pub enum OptimizerError {
 }
 
 /// The values that a number of a rule may have. All are finite.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Range {
     /// Every finite number.
     Any,
@@ -50,7 +51,9 @@ impl Range {
         }
     }
 
-    pub(super) fn check(self, name: &'static str, value: f32) -> Result<(), OptimizerError> {
+    /// Whether a number may have this value.
+    #[must_use]
+    pub fn holds(self, value: f32) -> bool {
         let is_inside = match self {
             Self::Any => true,
             Self::NotNegative => value >= 0.0,
@@ -59,7 +62,11 @@ impl Range {
             Self::Share => (0.0..1.0).contains(&value),
             Self::UpToOne => (0.0..=1.0).contains(&value),
         };
-        if is_inside && value.is_finite() {
+        is_inside && value.is_finite()
+    }
+
+    pub(super) fn check(self, name: &'static str, value: f32) -> Result<(), OptimizerError> {
+        if self.holds(value) {
             return Ok(());
         }
         Err(OptimizerError::OutOfRange { name, value, range: self.words() })

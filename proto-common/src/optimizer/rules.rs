@@ -15,6 +15,7 @@ mod exchange;
 mod ftrl;
 mod lamb;
 mod moments;
+mod own;
 mod rms_prop;
 mod sgd;
 mod sum;
@@ -27,6 +28,7 @@ pub use exchange::Exchange;
 pub use ftrl::Ftrl;
 pub use lamb::Lamb;
 pub use moments::Moments;
+pub use own::{Given, Own, ParameterName, RuleName};
 pub use rms_prop::RmsProp;
 pub use sgd::Sgd;
 pub use sum::Sum;
@@ -152,6 +154,7 @@ registry! {
     "lamb" => Lamb(Lamb),
     "ftrl" => Ftrl(Ftrl),
     "exchange" => Exchange(Exchange),
+    "own" => Own(Own),
 }
 
 /// What is the same of all rules of one kind: see [`UpdateRule`] and [`Constants`].

@@ -72,7 +72,8 @@ fn a_step_has_the_round_s_rate_and_corrections() {
 fn the_bytes_of_each_rule_are_frozen() {
     let moments = Moments { beta1: 0.8, beta2: 0.95, epsilon: 1e-6 };
     let (shown, binary) = (r#"{"beta1":0.8,"beta2":0.95,"epsilon":0.000001}"#, "cdcc4c3f3333733fbd378635");
-    let frozen: [(Rule, String, String); 10] = [
+    let own = Own { arrays: 2, ..Own::new("dc", &[("clip", 0.5)]).expect("names") };
+    let frozen: [(Rule, String, String); 11] = [
         (Sum {}.into(), "00000000".into(), r#""sum""#.into()),
         (Assign {}.into(), "01000000".into(), r#""assign""#.into()),
         (
@@ -99,6 +100,13 @@ fn the_bytes_of_each_rule_are_frozen() {
             r#"{"ftrl":{"beta":1.0,"l1":0.5,"l2":0.25}}"#.into(),
         ),
         (Exchange { array: 1 }.into(), "0900000001".into(), r#"{"exchange":{"array":1}}"#.into()),
+        (
+            own.into(),
+            "0a00000002000000000000006463010000000000000004000000000000\
+             00636c69700000003f02"
+                .into(),
+            r#"{"own":{"name":"dc","parameters":{"clip":0.5},"arrays":2}}"#.into(),
+        ),
     ];
     for (rule, binary, json) in frozen {
         let optimizer = Optimizer { weight_decay: 0.5, form: Form::Mxnet, ..Optimizer::mean(rule, 0.125) };
@@ -131,6 +139,7 @@ fn the_registry_has_each_rule_once_in_the_order_of_the_wire() {
 #[test]
 fn arrays_are_kept_by_rules_that_keep_the_same() {
     let momentum = |momentum, nesterov| Optimizer::mean(Sgd { momentum, nesterov }, 0.1);
+    let own = |name| Own { arrays: 2, ..Own::new(name, &[]).expect("a name") };
     let kinds = [
         vec![Optimizer::sum(), Optimizer::assign(), momentum(0.0, true)],
         vec![momentum(0.9, false), momentum(0.5, true)],
@@ -139,6 +148,8 @@ fn arrays_are_kept_by_rules_that_keep_the_same() {
         vec![Optimizer::mean(RmsProp { decay: 0.9, epsilon: 1e-6 }, 0.1)],
         vec![Optimizer::mean(Adam::default(), 0.1), Optimizer::mean(AdamW::default(), 0.2)],
         vec![Optimizer::mean(Ftrl::default(), 0.1)],
+        vec![Optimizer::mean(own("a"), 0.1), Optimizer::mean(own("a"), 0.2)],
+        vec![Optimizer::mean(own("b"), 0.1)],
     ];
     for (at, kind) in kinds.iter().enumerate() {
         for (other_at, other) in kinds.iter().enumerate() {

@@ -3,7 +3,7 @@
 
 use super::command::{Command, deadline_ms, send};
 use super::member::ConnectionId;
-use super::shards::{RANGE_BYTES, Servers, Shards, TENSOR_BYTES};
+use super::shards::{RANGE_BYTES, Servers, Shards};
 use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
 use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, TENSORS_MAX};
 use proto_common::message::{ClusterShape, DeclareError, FromScheduler, NotTaken, Resume};
@@ -550,7 +550,7 @@ fn fits_a_message<'a>(
     specs: impl Iterator<Item = &'a TensorSpec>,
     ranges: usize,
 ) -> Result<(), DeclareError> {
-    let names: usize = specs.map(|spec| spec.name.len() + TENSOR_BYTES).sum();
+    let names: usize = specs.map(TensorSpec::message_bytes).sum();
     if names + ranges * RANGE_BYTES > CONTROL_FRAME_BYTES_MAX {
         let what = "the declaration is too large for one message; declare fewer tensors at once";
         return Err(DeclareError::NotNow(what.into()));

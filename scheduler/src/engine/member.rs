@@ -5,6 +5,7 @@ use super::pace::Pace;
 use daemon::status::FailedStatus;
 use proto_common::ids::{Incarnation, Key, MemberId, Rank, Role};
 use proto_common::message::{self, ClusterShape, MemberReport, Register, RoundsSoFar};
+use proto_common::optimizer::OwnKind;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// All places of a cluster, servers first, by rank.
@@ -34,6 +35,8 @@ pub(super) struct Member {
     pub(super) host: Option<String>,
     /// Tells its host from others, whatever they call themselves.
     pub(super) host_identity: Option<String>,
+    /// A server's: update rules of its program.
+    pub(super) rules: Vec<OwnKind>,
     /// When it last said anything.
     pub(super) heard_ms: u64,
     pub(super) report: MemberReport,
@@ -64,6 +67,7 @@ impl Member {
             http_address: register.http_address,
             host: register.host,
             host_identity: Some(register.offer.host),
+            rules: register.rules,
             heard_ms: now_ms,
             ..Self::default()
         }
@@ -203,6 +207,7 @@ mod tests {
             host: None,
             pid: 1,
             offer,
+            rules: Vec::new(),
             resume: None,
         };
         let mut member = Member::new(ConnectionId(1), register, 0);

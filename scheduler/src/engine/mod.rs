@@ -14,6 +14,7 @@ mod losses;
 mod member;
 mod moves;
 mod ordered;
+mod own_rules;
 mod pace;
 mod posts;
 mod queued;
@@ -344,8 +345,8 @@ impl Engine {
                 out.push(send(from, FromScheduler::HeartbeatAck));
             }
             ToScheduler::LinksReady => member.links_ready = true,
-            ToScheduler::Declare { request, tensors, timeout_ms } => {
-                let step = match self.may_declare(id) {
+            ToScheduler::Declare { request, mut tensors, timeout_ms } => {
+                let step = match self.may_declare(id).and_then(|()| self.settle_rules(&mut tensors)) {
                     Ok(()) => {
                         let who = Asker::new(from, request, now_ms, timeout_ms);
                         self.declarations.declare(who, tensors, &self.servers(), &mut self.epoch)
@@ -355,8 +356,8 @@ impl Engine {
                 self.follow(from, request, step, out);
             }
             ToScheduler::ChangeRule { request, change, timeout_ms } => {
-                let step = match self.may_declare(id) {
-                    Ok(()) => {
+                let step = match self.may_declare(id).and_then(|()| self.settle_change(change)) {
+                    Ok(change) => {
                         let who = Asker::new(from, request, now_ms, timeout_ms);
                         self.declarations.change(who, change, &self.servers(), &mut self.epoch)
                     }

@@ -187,6 +187,7 @@ impl Engine {
             return misplaced("the job is ending: restart this process later");
         }
         check_texts(register)?;
+        self.has_the_rules(register)?;
         if self.dead.holds(register.incarnation) {
             return misplaced(DECLARED_DEAD);
         }

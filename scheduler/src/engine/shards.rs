@@ -9,8 +9,7 @@ use proto_common::shard_map::{KeyRange, MapChange, MapError, MapUpdate, ShardMap
 use proto_common::tensor::TensorSpec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bytes of a tensor in a message apart from its name, and of a range; a little more than the codec needs.
-pub(super) const TENSOR_BYTES: usize = 112;
+/// Bytes of a range in a message; a little more than the codec needs.
 pub(super) const RANGE_BYTES: usize = 34;
 /// Bytes of a message about shards that are there already: others wait behind it.
 const CHANGE_BYTES_MAX: usize = CONTROL_FRAME_BYTES_MAX / 4;

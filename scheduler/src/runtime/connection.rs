@@ -468,6 +468,7 @@ mod tests {
             host: None,
             pid: 1,
             offer: daemon::host::offer(Policies::default(), Vec::new()).unwrap(),
+            rules: Vec::new(),
             resume: None,
         })
     }

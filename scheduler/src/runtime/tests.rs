@@ -59,6 +59,7 @@ fn register(role: Role) -> Register {
         host: None,
         pid: std::process::id(),
         offer: daemon::host::offer(Policies::default(), Vec::new()).unwrap(),
+        rules: Vec::new(),
         resume: None,
     }
 }

@@ -16,7 +16,7 @@ pub use integers::{Integer, add_integers, fold_integers, write_integers};
 pub use norms::{Squares, direction, trust};
 pub use proto_common::optimizer::Real;
 pub use real::{Bf16, Element, F16};
-pub use rules::update;
+pub use rules::{Change, update};
 pub use weights::Weights;
 
 /// One operand of a rule, element by element, wherever it lies.

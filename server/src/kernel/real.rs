@@ -1,8 +1,10 @@
 //! The types of tensors' elements, and the types that they are summed in.
 
+use crate::own::Applied;
 use fabric::Number;
 use proto_common::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use proto_common::optimizer::Real;
+use proto_common::optimizer::elements::Block;
 use std::fmt::Debug;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -18,10 +20,14 @@ pub trait Element: Copy + Debug + Send + FromBytes + IntoBytes + Immutable + Kno
     fn widen(self) -> Self::Sum;
     /// The element nearest to a sum; ties go to the even one.
     fn round(sum: Self::Sum) -> Self;
+    /// A program's own rule over a block, of elements that are sums. Such rules compute in f32: declarations of other types with
+    /// one are refused.
+    #[inline]
+    fn own(_rule: Applied<'_>, _block: Block<'_, Self>) {}
 }
 
 macro_rules! exact {
-    ($($real:ty)*) => {
+    ($($real:ty { $($own:tt)* })*) => {
         $(impl Element for $real {
             type Sum = Self;
             type Bits = Self;
@@ -37,11 +43,20 @@ macro_rules! exact {
             fn round(sum: Self) -> Self {
                 sum
             }
+            $($own)*
         })*
     };
 }
 
-exact!(f32 f64);
+exact! {
+    f32 {
+        #[inline]
+        fn own(Applied { rule, step, .. }: Applied<'_>, block: Block<'_, Self>) {
+            rule.update(&step, block);
+        }
+    }
+    f64 {}
+}
 
 /// The bits of an IEEE 754 binary16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

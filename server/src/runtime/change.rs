@@ -2,6 +2,7 @@
 //! rounds are open, each chunk changes with its next one.
 
 use super::lane::{DataLane, LaneError};
+use crate::own::Rules;
 use fabric::{CompletionQueue, oneshot};
 use proto_common::ids::{Epoch, Key, Rank};
 use proto_common::message::NotTaken;
@@ -51,6 +52,11 @@ impl Changed {
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
+    /// Update rules of the server's program.
+    pub fn set_rules(&mut self, rules: Rules) {
+        self.storage.set_rules(rules);
+    }
+
     /// As [`DataLane::change_rule`], answered at once where it failed, and else when it is wherever the tensor is copied. Who asks
     /// waits no longer than it says.
     pub(super) fn take_change(&mut self, change: &RuleChange, reply: oneshot::Sender<Result<(), NotTaken>>) {

@@ -2,6 +2,7 @@
 
 use super::run::run_with;
 use crate::app::{App, Apps, RegisterError, StuckHandler};
+use crate::program::Program;
 use daemon::embed::{self, Embedded, Ready};
 use daemon::exit::Failure;
 use daemon::flight::Flight;
@@ -50,18 +51,20 @@ impl Server {
     /// Joins the cluster that the settings name, and returns when the scheduler has assigned a rank. Handlers may be
     /// registered from then on; earlier calls wait for their handler.
     pub fn start(settings: Settings) -> Result<Self, StartError> {
-        Self::start_with(settings, Apps::default())
+        Self::start_with(settings, Program::default())
     }
 
-    /// As [`Server::start`], with handlers that are registered before the first call.
-    pub fn start_with(settings: Settings, apps: Apps) -> Result<Self, StartError> {
+    /// As [`Server::start`], with handlers that are registered before the first call, or with update rules of the program's own
+    /// ([`Rules`](crate::Rules)).
+    pub fn start_with(settings: Settings, program: impl Into<Program>) -> Result<Self, StartError> {
+        let program = program.into();
         let deadlines = &settings.deadlines;
         // The scheduler is sought that long, and a registration answered.
         let within = Duration::from_millis(deadlines.connect_ms.saturating_add(deadlines.handshake_ms))
             + Duration::from_secs(1);
         let scheduler = format!("{}:{}", settings.scheduler.host, settings.scheduler.port);
         let posts = Posts::start()?;
-        let own = (apps.clone(), posts.clone());
+        let (apps, own) = (program.apps.clone(), (program, posts.clone()));
         let started =
             Embedded::start("server", within, move |shutdown, ready: Ready<(Rank, ClusterShape)>| {
                 serve(settings, own, shutdown, |rank, shape| ready.tell((rank, shape)))
@@ -142,14 +145,14 @@ impl Drop for Server {
 
 async fn serve(
     settings: Settings,
-    (apps, posts): (Apps, Posts),
+    (program, posts): (Program, Posts),
     shutdown: Shutdown,
     tell: impl FnOnce(Rank, ClusterShape),
 ) -> anyhow::Result<()> {
     let http = daemon::http::bind(&settings.node.http).await?;
     let listener = listen(&settings).await?;
     let told = (Notify::default(), Flight::embedded(Role::Server, &settings));
-    run_with(listener, http, settings, shutdown, (apps, posts, tell), told).await
+    run_with(listener, http, settings, shutdown, (program, posts, tell), told).await
 }
 
 /// Binds the address that workers connect to.

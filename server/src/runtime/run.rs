@@ -8,10 +8,10 @@ use super::serving::{Serving, SharedMember, Work, lock};
 use super::standing::Standing;
 use super::status::{Sources, collect, metrics, report};
 use super::thread::{LaneMessage, spawn_lane};
-use crate::app::Apps;
 use crate::checkpoint::{Progress, Restorer, Saver};
 use crate::engine::EngineConfig;
 use crate::engine::member::{Member, MemberConfig, Peers};
+use crate::program::Program;
 use crate::space::Space;
 use daemon::Later;
 use daemon::control::{LinkError, STRANGERS_MAX, SchedulerLink, patience};
@@ -63,18 +63,18 @@ pub fn run(
     let scheduler = &settings.scheduler;
     notify.status(&format!("looking for the scheduler at {}:{}", scheduler.host, scheduler.port));
     Box::pin(async {
-        let program = (Apps::default(), Posts::start()?, |_, _| {});
+        let program = (Program::default(), Posts::start()?, |_, _| {});
         run_with(listener, http, settings, shutdown, program, (notify, flight)).await
     })
 }
 
-/// As [`run`], with handlers for workers' calls, and somebody to tell rank and shape to.
+/// As [`run`], with handlers for workers' calls and own update rules, and somebody to tell rank and shape to.
 pub(super) async fn run_with(
     listener: TcpListener,
     http: Option<TcpListener>,
     settings: Settings,
     mut shutdown: Shutdown,
-    (apps, posts, tell): (Apps, Posts, impl FnOnce(Rank, ClusterShape)),
+    (program, posts, tell): (Program, Posts, impl FnOnce(Rank, ClusterShape)),
     (notify, flight): (Notify, Flight),
 ) -> anyhow::Result<()> {
     let incarnation = daemon::host::new_incarnation()?;
@@ -84,7 +84,8 @@ pub(super) async fn run_with(
     let report_of = |sources: &Sources| report(&collect(sources), sources.port.lately());
     let heartbeat = move || for_report.get().map_or_else(MemberReport::default, report_of);
     let (mut devices, missing) = daemon::devices::open(&settings)?;
-    let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
+    let mut register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
+    register.rules = program.rules.kinds();
     let mut offer = register.offer.clone();
     let member: Arc<OnceLock<SharedMember>> = Arc::default();
     let (known, passed) = (member.clone(), posts.passed().clone());
@@ -106,7 +107,7 @@ pub(super) async fn run_with(
     let board = Board::default();
     let saves = checkpoints(&settings, &welcome, incarnation, &late)?;
     let threads = (&failed, &board, &flight);
-    let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, threads, &saves)?;
+    let lanes = start_lanes(&settings, (incarnation, &program), &welcome, &devices, threads, &saves)?;
     posts.attach_link(link.sender());
     tell(welcome.rank, welcome.shape);
     let (rank, shape) = (welcome.rank, welcome.shape);
@@ -137,7 +138,7 @@ pub(super) async fn run_with(
     posts.lose("the server has left the job");
     stop(lanes);
     // What failed before is the reason; else it is that a handler of the program's is left behind.
-    let returned = apps.end().map_err(|stuck| Failure::new(ExitCode::Deadline, stuck));
+    let returned = program.apps.end().map_err(|stuck| Failure::new(ExitCode::Deadline, stuck));
     ended.and(returned.map_err(Into::into))
 }
 
@@ -192,6 +193,7 @@ fn register(
         host: daemon::host::name(),
         pid: std::process::id(),
         offer: daemon::host::offer(settings.transport, missing)?,
+        rules: Vec::new(),
         resume: None,
     })
 }
@@ -233,7 +235,7 @@ fn checkpoints(
 
 fn start_lanes(
     settings: &Settings,
-    (incarnation, apps): (Incarnation, &Apps),
+    (incarnation, Program { apps, rules }): (Incarnation, &Program),
     welcome: &Welcome,
     devices: &Devices,
     (failed, board, flight): (&mpsc::Sender<LaneError>, &Board, &Flight),
@@ -268,6 +270,7 @@ fn start_lanes(
         lane.limit_tables(table_bytes(settings, &shape));
         lane.set_checkpoints(saver.lane(index), restorer.clone());
         lane.set_flight(flight, index);
+        lane.set_rules(rules.clone());
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.

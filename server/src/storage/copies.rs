@@ -83,12 +83,13 @@ impl Storage {
         changes: &[(u64, Optimizer)],
         after: u64,
     ) -> Result<(), StorageError> {
+        changes.iter().try_for_each(|(_, optimizer)| self.check_rule(optimizer))?;
         let stored = self.stored_mut(chunk)?;
         let mut rule = stored.rule.clone();
         for (from_round, optimizer) in changes.iter().filter(|(from_round, _)| *from_round > after) {
             rule.change(*from_round, *optimizer)?;
         }
-        if !rule.is_sound(stored.dtype.is_integer()) {
+        if !rule.is_sound(stored.dtype) {
             return Err(ImageError::Rule.into());
         }
         stored.rule = rule;

@@ -183,7 +183,10 @@ impl Storage {
         if (got, got_bytes) != (want, want_bytes) || !kept || image.master.len() != array(want.is_half()) {
             return Err(ImageError::Shape { got, got_bytes, want, want_bytes }.into());
         }
-        if image.rule.is_sound(want.is_integer()) { Ok(()) } else { Err(ImageError::Rule.into()) }
+        if !image.rule.is_sound(want) {
+            return Err(ImageError::Rule.into());
+        }
+        Ok(image.rule.rules().try_for_each(|rule| self.check_rule(rule))?)
     }
 
     /// The chunk becomes what an image says: weights go to buffer `into`, and those before to the other one, unless somebody

@@ -4,7 +4,7 @@ use super::array::{Array, Sum};
 use super::numbers::{Place, Typed};
 use super::{Round, StorageError};
 use crate::engine::{Addend, Onto, Verdict};
-use crate::kernel::{Integer, add_integers, fold_integers, write_integers};
+use crate::kernel::{Change, Integer, add_integers, fold_integers, write_integers};
 use fabric::{Exclusive, OutOfBounds};
 use proto_common::optimizer::{Rule, Step};
 use std::marker::PhantomData;
@@ -44,7 +44,7 @@ impl<N: Integer> Typed for Integers<N> {
     /// Integers have two rules: what others do to the sum is refused when a tensor is declared.
     fn finish(
         &mut self,
-        step: &Step,
+        change: Change<'_>,
         round: &Round,
         last: Option<Addend<Place<'_>>>,
         buffers: &mut [Exclusive; 2],
@@ -60,9 +60,9 @@ impl<N: Integer> Typed for Integers<N> {
         let [a, b] = buffers;
         let (into, other) = if round.into == 0 { (a, b) } else { (b, a) };
         let new = <[N]>::mut_from_bytes(&mut into[..bytes]).map_err(|_| StorageError::Elements)?;
-        let fits = match step.rule {
-            Rule::Sum if round.into == round.old => add_integers(sum, new),
-            Rule::Sum => {
+        let fits = match change {
+            Change::Listed(Step { rule: Rule::Sum, .. }) if round.into == round.old => add_integers(sum, new),
+            Change::Listed(Step { rule: Rule::Sum, .. }) => {
                 let old = <[N]>::ref_from_bytes(&other[..bytes]).map_err(|_| StorageError::Elements)?;
                 write_integers(sum, Some(old), new)
             }

@@ -5,7 +5,9 @@ use super::array::{Array, Sum};
 use super::integers::Integers;
 use super::{Round, StorageError};
 use crate::engine::{Addend, Onto, Verdict};
-use crate::kernel::{self, Bf16 as bf16, Both, Contribution, Element, F16 as f16, Real, Squares, Weights};
+use crate::kernel::{
+    self, Bf16 as bf16, Both, Change, Contribution, Element, F16 as f16, Real, Squares, Weights,
+};
 use fabric::{Exclusive, Number, Numbers, OutOfBounds, PeerWritable, View};
 use proto_common::element::Dtype;
 use proto_common::optimizer::Step;
@@ -67,7 +69,7 @@ pub(super) trait Typed: fmt::Debug + Send {
     /// Applies the update rule to so many bytes of weights; a last contribution is added in the same pass.
     fn finish(
         &mut self,
-        step: &Step,
+        change: Change<'_>,
         round: &Round,
         last: Option<Addend<Place<'_>>>,
         buffers: &mut [Exclusive; 2],
@@ -179,7 +181,7 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
 
     fn update<E: Element<Sum = T>>(
         &mut self,
-        step: &Step,
+        change: Change<'_>,
         last: Option<Addend<Place<'_>>>,
         weights: Weights<'_, E>,
     ) -> Result<(), OutOfBounds> {
@@ -188,17 +190,17 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
         let Self { sum, state: [first, second] } = self;
         let (sum, state) = (&sum[..elements], [&mut first[..], &mut second[..]]);
         let Some(Addend { from, onto }) = last else {
-            kernel::update(step, sum, weights, state);
+            kernel::update(change, sum, weights, state);
             return Ok(());
         };
         let from = contribution::<E>(from, bytes)?;
         // One addition commutes to the last bit (but for two NaNs), so it does not matter which comes first.
         match onto {
-            Onto::Nothing => kernel::update(step, from, weights, state),
+            Onto::Nothing => kernel::update(change, from, weights, state),
             Onto::First(first) => {
-                kernel::update(step, Both(from, contribution::<E>(first, bytes)?), weights, state);
+                kernel::update(change, Both(from, contribution::<E>(first, bytes)?), weights, state);
             }
-            Onto::Sum => kernel::update(step, Both(from, sum), weights, state),
+            Onto::Sum => kernel::update(change, Both(from, sum), weights, state),
         }
         Ok(())
     }
@@ -211,13 +213,13 @@ impl<T: Real + Element<Sum = T>> Typed for Sums<T> {
 
     fn finish(
         &mut self,
-        step: &Step,
+        change: Change<'_>,
         round: &Round,
         last: Option<Addend<Place<'_>>>,
         buffers: &mut [Exclusive; 2],
         bytes: usize,
     ) -> Result<Verdict, StorageError> {
-        self.update(step, last, weights_of::<T>(buffers, round, bytes).ok_or(StorageError::Elements)?)?;
+        self.update(change, last, weights_of::<T>(buffers, round, bytes).ok_or(StorageError::Elements)?)?;
         Ok(Verdict::Fits)
     }
 
@@ -269,7 +271,7 @@ impl<E: Element> Typed for Master<E> {
 
     fn finish(
         &mut self,
-        step: &Step,
+        change: Change<'_>,
         round: &Round,
         last: Option<Addend<Place<'_>>>,
         buffers: &mut [Exclusive; 2],
@@ -278,7 +280,7 @@ impl<E: Element> Typed for Master<E> {
         let new = <[E]>::mut_from_bytes(&mut buffers[usize::from(round.into & 1)][..bytes])
             .map_err(|_| StorageError::Elements)?;
         let weights = Weights::Rounded { master: &mut self.weights[..new.len()], new };
-        self.sums.update(step, last, weights)?;
+        self.sums.update(change, last, weights)?;
         Ok(Verdict::Fits)
     }
 

@@ -2,7 +2,8 @@
 
 use super::numbers::Typed;
 use super::{Round, StorageError};
-use proto_common::optimizer::{Optimizer, Step};
+use proto_common::element::Dtype;
+use proto_common::optimizer::{Optimizer, Rule, Step};
 use serde::{Deserialize, Serialize};
 
 /// Changes that may wait for their round. Workers name rounds that they have not contributed to, which are few ahead.
@@ -50,15 +51,24 @@ impl CurrentRule {
     }
 
     /// Is it one that a chunk can have? An image comes from outside.
-    pub(super) fn is_sound(&self, integers: bool) -> bool {
-        let rules =
-            [&self.optimizer, &self.kept].into_iter().chain(self.changes.iter().map(|(_, rule)| rule));
-        let sound = |rule: &Optimizer| rule.validate().is_ok() && (!integers || rule.is_exact());
+    pub(super) fn is_sound(&self, dtype: Dtype) -> bool {
+        let sound = |rule: &Optimizer| {
+            let computes = match rule.rule {
+                Rule::Own(_) => dtype.of_sums() == Dtype::F32,
+                _ => !dtype.is_integer() || rule.is_exact(),
+            };
+            computes && rule.validate().is_ok()
+        };
         let ordered = self.changes.is_sorted_by(|a, b| a.0 < b.0);
         // A rule that needs norms has its tensor on one lane from the start: no change makes or ends one.
         let mut norms = self.changes.iter().map(|(_, rule)| rule).chain([&self.kept]);
         let alike = norms.all(|rule| rule.is_exchange() || rule.needs_norms() == self.kept.needs_norms());
-        rules.into_iter().all(sound) && ordered && alike && self.changes.len() <= CHANGES_MAX
+        self.rules().all(sound) && ordered && alike && self.changes.len() <= CHANGES_MAX
+    }
+
+    /// All that the chunk has, or will have.
+    pub(super) fn rules(&self) -> impl Iterator<Item = &Optimizer> {
+        [&self.optimizer, &self.kept].into_iter().chain(self.changes.iter().map(|(_, rule)| rule))
     }
 
     /// Those of rounds to come.
@@ -94,7 +104,6 @@ impl CurrentRule {
 mod tests {
     use super::*;
     use crate::storage::numbers::zeros;
-    use proto_common::element::Dtype;
     use proto_common::optimizer::{Adam, Exchange};
 
     fn round(number: u64) -> Round {

@@ -59,6 +59,7 @@ pub fn registration(role: Role, rank: Option<u32>) -> Register {
         host: None,
         pid: std::process::id(),
         offer: offer(Driver::Tcp),
+        rules: Vec::new(),
         resume: None,
     }
 }

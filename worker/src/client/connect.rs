@@ -144,6 +144,7 @@ fn control_start(
         host: daemon::host::name(),
         pid: std::process::id(),
         offer: offer.clone(),
+        rules: Vec::new(),
         resume: None,
     };
     let for_report = late.clone();

@@ -5,10 +5,11 @@ of contributors unless `average=False`."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Union
 
-__all__ = ["CosineDecay", "ExponentialDecay", "LinearDecay", "Optimizer", "Schedule", "StepDecay"]
+__all__ = ["CosineDecay", "ExponentialDecay", "LinearDecay", "Optimizer", "Own", "Schedule", "StepDecay"]
 
 Json = dict[str, Any]
 
@@ -88,6 +89,25 @@ class Optimizer:
             "weight_decay": getattr(self, "weight_decay", 0.0),
             "average": getattr(self, "average", False),
         }
+
+
+@dataclass(frozen=True)
+class Own(Optimizer):
+    """An update rule that the program of the servers has registered under this name. Parameters that are not given have the
+    rule's usual values. The declaration is refused if the servers do not have the rule, with the list of those that they
+    have."""
+
+    name: str
+    parameters: Mapping[str, float] | None = None
+    learning_rate: float = 0.01
+    weight_decay: float = 0.0
+    schedule: Schedule = CONSTANT
+    average: bool = True
+
+    _name = "own"
+
+    def _rule(self) -> Any:
+        return {self._name: {"name": self.name, "parameters": dict(self.parameters or {})}}
 
 
 # From here on, this file is written by: cargo run -p gradwire-proto-common --example rules

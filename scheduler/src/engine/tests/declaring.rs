@@ -3,11 +3,11 @@
 use super::super::command::TIMEOUT_MS_MAX;
 use super::*;
 use crate::engine::declarations::CHANGES_MAX;
-use crate::engine::shards::TENSOR_BYTES;
 use proto_common::codec::{Codec, Compression};
+use proto_common::element::Dtype;
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
 use proto_common::message::NotTaken;
-use proto_common::optimizer::{Decay, Lamb, Schedule};
+use proto_common::optimizer::{Decay, Lamb, Own, Range, Schedule};
 use proto_common::shard_map::SharedUpdate;
 use proto_common::tensor::RuleChange;
 
@@ -99,11 +99,68 @@ fn a_mode_that_is_not_said_is_the_cluster_s_and_the_same_as_the_one_said() {
 #[test]
 fn a_tensor_is_counted_with_all_its_bytes() {
     let schedule = Schedule { warmup_rounds: 1, decay: Decay::Cosine { rounds: 2, last: 0.5 } };
-    let optimizer = Optimizer { schedule, ..Optimizer::mean(Lamb::default(), 0.1) };
     let compression = Compression::of(Codec::TopK { share: 0.1 });
-    let spec = TensorSpec { optimizer, compression, ..tensor(1).in_mode(Mode::Bounded(1)) };
-    let bytes = proto_common::message::to_bytes(&spec).unwrap().len() - spec.name.len();
-    assert!((TENSOR_BYTES - 16..=TENSOR_BYTES).contains(&bytes), "{bytes}");
+    let names: Vec<String> = (0..8).map(|at| format!("parameter_{at:02}")).collect();
+    let parameters: Vec<(&str, f32)> = names.iter().map(|name| (name.as_str(), 1.0)).collect();
+    let own = Own::new("the_longest_name_of_rule", &parameters).unwrap();
+    for optimizer in [Optimizer::mean(Lamb::default(), 0.1), Optimizer::mean(own, 0.1)] {
+        let optimizer = Optimizer { schedule, ..optimizer };
+        let spec = TensorSpec { optimizer, compression, ..tensor(1).in_mode(Mode::Bounded(1)) };
+        let (bytes, most) = (proto_common::message::to_bytes(&spec).unwrap().len(), spec.message_bytes());
+        assert!((most - 36..=most).contains(&bytes), "{bytes} {most}");
+    }
+}
+
+fn declares_own(request: u64, key: u64, name: &str, parameters: &[(&str, f32)]) -> ToScheduler {
+    let own = Own::new(name, parameters).unwrap();
+    declare(request, vec![TensorSpec::f32(key, 8, Optimizer::mean(own, 0.1))])
+}
+
+fn clipped() -> OwnKind {
+    OwnKind::new("clipped").parameter("clip", Range::Positive, 1.0).keeps(2)
+}
+
+#[test]
+fn a_rule_of_the_servers_program_is_settled_by_what_they_have_registered() {
+    let mut rig = Rig::running_with(2, 1, &[clipped()]);
+    let update = assignment(&rig.say(worker(0), declares_own(1, 1, "clipped", &[])));
+    let settled = update.tensors[0].optimizer;
+    assert_eq!((settled.state_arrays(), settled.rule.values()[0]), (2, 1.0));
+    for id in [server(0), server(1)] {
+        rig.say(id, assigned(update.epoch));
+    }
+    let (_, same) = answer(&rig.say(worker(0), declares_own(2, 1, "clipped", &[("clip", 1.0)])));
+    assert_eq!(same.unwrap().tensors[0].optimizer, settled, "the usual value, said or not");
+    let refused = |rig: &mut Rig, message| answer(&rig.say(worker(0), message)).1.unwrap_err().to_string();
+    let text = refused(&mut rig, declares_own(3, 2, "other", &[]));
+    assert!(text.contains("no update rule \"other\": they have clipped"), "{text}");
+    let text = refused(&mut rig, declares_own(4, 2, "clipped", &[("clip", 0.0)]));
+    assert!(text.contains("parameter clip = 0 is out of range"), "{text}");
+    let text = refused(&mut rig, declares_own(5, 2, "clipped", &[("clop", 1.0)]));
+    assert!(text.contains("no parameter \"clop\""), "{text}");
+    let own = Optimizer::mean(Own::new("clipped", &[]).unwrap(), 0.1);
+    let text = refused(&mut rig, declare(6, vec![TensorSpec::of(Dtype::F64, 3, 8, own)]));
+    assert!(text.contains("dtype f64 cannot have it"), "{text}");
+    let change = |name| RuleChange {
+        key: Key(1),
+        from_round: 2,
+        optimizer: Optimizer::mean(Own::new(name, &[]).unwrap(), 0.5),
+    };
+    let text =
+        refused(&mut rig, ToScheduler::ChangeRule { request: 7, change: change("other"), timeout_ms: 9 });
+    assert!(text.contains("they have clipped"), "{text}");
+    let out =
+        rig.say(worker(0), ToScheduler::ChangeRule { request: 8, change: change("clipped"), timeout_ms: 9 });
+    let FromScheduler::ChangeRule { change, .. } = only(&out) else { panic!("{out:?}") };
+    assert_eq!(change.optimizer.state_arrays(), 2);
+}
+
+#[test]
+fn no_server_has_a_rule_that_none_has_registered() {
+    let mut rig = Rig::running(1, 1);
+    let (_, refused) = answer(&rig.say(worker(0), declares_own(1, 1, "clipped", &[])));
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("registered none") && text.contains("docs/own-rules.md"), "{text}");
 }
 
 #[test]

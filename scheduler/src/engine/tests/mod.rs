@@ -28,7 +28,7 @@ use proto_common::message::{
     Coming, LinkReport, MemberReport, PortReport, Register, Wait, WaitCause, Welcome,
 };
 use proto_common::mode::Mode;
-use proto_common::optimizer::Optimizer;
+use proto_common::optimizer::{Optimizer, OwnKind};
 use proto_common::shard_map::MapUpdate;
 use proto_common::tensor::TensorSpec;
 use proto_common::transport::{Offer, Policies};
@@ -63,6 +63,7 @@ fn register(role: Role, incarnation: u64) -> Register {
         host: None,
         pid: 1,
         offer: Offer { host: "h".into(), uid: 0, policies: Policies::default(), missing: Vec::new() },
+        rules: Vec::new(),
         resume: None,
     }
 }
@@ -115,12 +116,24 @@ impl Rig {
         rig
     }
 
+    /// The same, with servers whose program has registered these rules.
+    fn running_with(servers: u32, workers: u32, rules: &[OwnKind]) -> Self {
+        let mut rig = Self::new(servers, workers);
+        rig.register_with(rules);
+        rig
+    }
+
     /// All members of the cluster register, each at its own place.
     fn all_register(&mut self) {
+        self.register_with(&[]);
+    }
+
+    fn register_with(&mut self, rules: &[OwnKind]) {
         let places: Vec<MemberId> = self.engine.places().collect();
         for id in places {
             let mut message = register(id.role, connection(id).0 + 1);
             message.wanted_rank = Some(id.rank);
+            message.rules = if id.role == Role::Server { rules.to_vec() } else { Vec::new() };
             self.say(id, ToScheduler::Register(message));
         }
         assert_eq!(self.engine.phase, Phase::Running);

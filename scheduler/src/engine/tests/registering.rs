@@ -204,3 +204,26 @@ fn who_comes_before_the_death_of_its_life_before_is_noticed_may_come_again() {
         FromScheduler::Refused(RefusalReason::Full { .. } | RefusalReason::RankTaken { .. })
     ));
 }
+
+#[test]
+fn a_server_with_other_rules_than_the_others_is_refused() {
+    let mut rig = Rig::new(2, 1);
+    let kind = OwnKind::new("clipped").keeps(2);
+    let with = |life, rules: &[OwnKind]| {
+        ToScheduler::Register(Register { rules: rules.to_vec(), ..register(Role::Server, life) })
+    };
+    rig.say_on(1, with(1, std::slice::from_ref(&kind)));
+    let text = refusal(&rig.say_on(2, with(2, &[])));
+    assert!(
+        text.contains("this one has no update rule \"clipped\"") && text.contains("same program"),
+        "{text}"
+    );
+    let text = refusal(&rig.say_on(3, with(3, &[kind.clone().keeps(1)])));
+    assert!(text.contains("has no parameters, 1 arrays"), "{text}");
+    let text = refusal(&rig.say_on(4, with(4, &[kind.clone(), kind.clone()])));
+    assert!(text.contains("not valid") && text.contains("registered twice"), "{text}");
+    rig.say_on(5, with(5, std::slice::from_ref(&kind)));
+    assert_eq!(rig.engine.member_of(ConnectionId(5)), Some(server(1)));
+    rig.say_on(6, ToScheduler::Register(register(Role::Worker, 6)));
+    assert_eq!(rig.engine.phase, Phase::Running, "a worker has none");
+}

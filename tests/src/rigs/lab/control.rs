@@ -189,6 +189,7 @@ impl Lab {
             host: None,
             pid: 1,
             offer,
+            rules: Vec::new(),
             resume: resume.map(Resume::head),
         }
     }

@@ -24,6 +24,7 @@ mod launched;
 mod mode_train;
 mod modes;
 mod notify;
+mod own_rule;
 mod page;
 mod placement;
 mod posts;

@@ -110,7 +110,7 @@ pub use proto_common::element::Dtype;
 pub use proto_common::ids::{Key, Rank, Version};
 pub use proto_common::message::NodeGroup;
 pub use proto_common::mode::Mode;
-pub use proto_common::optimizer::{Decay, Form, Optimizer, Rule, Schedule, rules};
+pub use proto_common::optimizer::{Decay, Form, Optimizer, Own, Rule, Schedule, rules};
 pub use proto_common::table::{Initial, TableSpec};
 pub use proto_common::tensor::TensorSpec;
 

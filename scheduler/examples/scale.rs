@@ -86,6 +86,7 @@ fn register(seat: &Seat, resume: Option<Resume>) -> ToScheduler {
         host: None,
         pid: 1,
         offer,
+        rules: Vec::new(),
         resume,
     })
 }

@@ -20,9 +20,7 @@ mod rows;
 mod settings;
 mod tensor;
 
-use proto_common::element::Dtype;
 use pyo3::prelude::*;
-use pyo3::types::IntoPyDict;
 
 /// The native half of `gradwire`.
 #[pymodule]
@@ -40,18 +38,14 @@ mod _native {
     #[pymodule_export]
     use crate::rows::Table;
     #[pymodule_export]
-    use crate::settings::{enable_logging, settings_reference, transports};
+    use crate::settings::{elements, enable_logging, settings_reference, transports};
     #[pymodule_export]
     use crate::tensor::{Tensor, key_of_name};
 
-    use super::{Bound, Dtype, IntoPyDict, PyModule, PyModuleMethods, PyResult};
+    use super::{Bound, PyModule, PyModuleMethods, PyResult};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add(
-            "ELEMENTS",
-            Dtype::ALL.map(|dtype| (dtype.numpy_name(), dtype.name())).into_py_dict(module.py())?,
-        )?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

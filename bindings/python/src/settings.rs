@@ -3,6 +3,7 @@
 use crate::error::{Failure, Kind};
 use daemon::settings::{Loaded, Override, load_settings};
 use proto_common::config::LogSettings;
+use proto_common::element::Dtype;
 use proto_common::ids::Role;
 use proto_common::transport::Driver;
 use pyo3::prelude::*;
@@ -22,6 +23,12 @@ pub(crate) fn load(config: Option<PathBuf>, given: &[(String, String)]) -> Resul
 pub(crate) fn settings_reference() -> Vec<(String, String, String)> {
     let lines = daemon::settings::reference().into_iter();
     lines.map(|line| (line.key, line.variable, line.default)).collect()
+}
+
+/// The names of all element types: numpy's (or ml_dtypes') and Gradwire's.
+#[pyfunction]
+pub(crate) fn elements() -> Vec<(&'static str, &'static str)> {
+    Dtype::ALL.map(|dtype| (dtype.numpy_name(), dtype.name())).to_vec()
 }
 
 /// The names of all transports, in order of preference.

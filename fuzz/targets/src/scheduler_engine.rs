@@ -149,6 +149,7 @@ impl Rig {
             host: None,
             pid: 1,
             offer: Offer { host: "h".into(), uid: 0, policies: Policies::default(), missing: Vec::new() },
+            rules: Vec::new(),
             resume: resume.as_ref().map(Resume::head),
         };
         self.say(from, ToScheduler::Register(register));

@@ -6,6 +6,7 @@
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
 use gradwire_tests::rigs::control::ControlPeer;
 use gradwire_tests::rigs::hostile::registration;
+use gradwire_tests::rigs::launching::until;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::{gauge, status};
 use proto_common::error::ExitCode;
@@ -42,11 +43,15 @@ fn trains_on(cluster: &mut Cluster) {
     cluster.assert_no_panic();
 }
 
-/// Where the control port and the server's bootstrap are.
+/// Where the control port and the server's bootstrap are. The status is a copy, which is made after the log line.
 fn ports(cluster: &Cluster) -> [String; 2] {
-    let server = cluster.status().members.remove(0);
-    assert_eq!(server.role, Role::Server);
-    [cluster.control.clone(), server.data_address.unwrap()]
+    let mut address = None;
+    until("the status has a server", || {
+        let mut members = cluster.status().members.into_iter();
+        address = members.find_map(|member| member.data_address.filter(|_| member.role == Role::Server));
+        address.is_some()
+    });
+    [cluster.control.clone(), address.unwrap()]
 }
 
 /// Bytes that are no first message, each with what is wrong.

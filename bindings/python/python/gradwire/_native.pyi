@@ -4,18 +4,18 @@ from typing import Any, Optional, final
 
 import numpy as np
 
-__all__ = ["Client", "ELEMENTS", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "__version__", "enable_logging", "key_of_name", "settings_reference", "transports"]
+__all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "__version__", "elements", "enable_logging", "key_of_name", "settings_reference", "transports"]
 
 __version__: str
-
-#: Gradwire's names of element types by those of numpy (and ml_dtypes).
-ELEMENTS: dict[str, str]
 
 def key_of_name(name: str) -> int:
     """Returns the key of a name: the first 8 bytes of its SHA-256, little-endian, with the highest bit set."""
 
 def settings_reference() -> list[tuple[str, str, str]]:
     """Returns all settings, each as dotted name, environment variable and default."""
+
+def elements() -> list[tuple[str, str]]:
+    """Returns the names of all element types: numpy's (or ml_dtypes') and Gradwire's."""
 
 def transports() -> list[str]:
     """Returns the names of all transports, in order of preference."""

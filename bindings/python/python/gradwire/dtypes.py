@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ._native import ELEMENTS
+from ._native import elements
 from .errors import InputError
 
+#: Gradwire's names of the types of numpy (and ml_dtypes).
+ELEMENTS: dict[str, str] = dict(elements())
 _NAMES = {element: name for name, element in ELEMENTS.items()}
 
 

@@ -90,7 +90,7 @@ pub(super) enum Stage {
     Copies,
     /// The tensor's other chunks, whose norms count.
     Norms,
-    /// All have contributed, but both buffers are being read.
+    /// The round is complete, but no buffer can be written: both are being read, or a checkpoint must copy the chunk first.
     Buffer,
     /// Storage is to say whether the values fit; then this buffer is in force.
     Verdict { into: u8 },
@@ -102,8 +102,8 @@ pub(super) enum Stage {
 pub(super) enum Lineage {
     /// Nobody's: it was never changed.
     Zeros,
-    /// That server's, in that life, and a copy since that decision: what was one before it, and not in between, is of another
-    /// time, also where this server never heard of what came in between.
+    /// Received from this server and incarnation, under the assignment of this epoch. Data of an earlier assignment does not count,
+    /// even if this server missed the decisions in between.
     Of(Rank, Incarnation, Epoch),
     /// This server's own.
     Own,

@@ -317,7 +317,7 @@ impl Copies {
             chunk.begin_applying(Held { rank, round, operation, bytes, from: place, arrived: true });
         }
         chunk.collect(bytes);
-        // Before it is applied: it will be.
+        // Posted before the update is applied, because it will be. Over tcp it is sent at the end of this turn.
         self.judge(from, record.slot, Judgement::Confirmed, out);
         here.chunks[index as usize].size(index, bytes, out);
         let last = is_whole.then_some(Addend { from: place, onto: Onto::Nothing });

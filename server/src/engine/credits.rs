@@ -65,7 +65,8 @@ impl Ledger {
         Err(misuse(entry.generation, grant.generation))
     }
 
-    /// The holder has used, or given back, its grant.
+    /// The holder has used, or given back, its grant. The slot is free before its payload has been read; that is safe because free
+    /// slots are granted only when results are sent, after the commands that read them.
     pub(super) fn redeem(&mut self, from: Rank, grant: SlotGrant) -> Result<(), Misuse> {
         self.check(from, grant)?;
         if let Some(entry) = self.slots.get_mut(grant.slot as usize) {

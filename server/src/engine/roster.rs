@@ -249,8 +249,8 @@ impl Roster {
         (self.generation, round)
     }
 
-    /// Finds whom the round that a chunk collects needs, where that may have changed. What was folded, or is held, counts
-    /// whoever has gone since. True where it was looked for.
+    /// Updates the ranks that a chunk's current round expects, if they may have changed; true if it did so. A contribution that was
+    /// reduced or is held still counts if its worker has left.
     pub(super) fn renew(&self, chunk: &mut Chunk) -> bool {
         let as_of = self.as_of(chunk);
         if chunk.as_of == as_of {
@@ -264,7 +264,7 @@ impl Roster {
             return true;
         }
         chunk.barred = self.barred(key);
-        // Nobody is new in the middle of a round: others that come behind it are folded already.
+        // No rank is added after the first contribution was reduced: it would break the rank order.
         let begun = (chunk.contributed.len() > 0).then(|| chunk.expected.clone());
         chunk.expected.copy(&self.counting);
         for (rank, rounds) in &self.late {

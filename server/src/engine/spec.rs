@@ -52,7 +52,7 @@ impl ChunkSpec {
         home_of(self.id.key).is_some()
     }
 
-    /// Does storage say whether what a round makes is in force?
+    /// True if storage checks a round's values before they are published: of integers, which can overflow, and of rows of tables.
     pub(super) fn is_asked(&self) -> bool {
         self.dtype.is_integer() || self.has_rows()
     }

@@ -405,7 +405,7 @@ impl Streams {
         }
     }
 
-    /// What is sent is what there is to come when it goes out: one that waits says what a second one would.
+    /// A record has all changes that are pending when it is written. If one is queued already, a second one is not needed.
     fn push_rules(&mut self, chunk: u32, keep: &mut Keep) {
         let op = OpKind::CopyRules;
         let Some(stream) = self.stream(keep.to) else { return };

@@ -157,7 +157,8 @@ impl Chunk {
         self.made_by(rank).is_some_and(|made| round > made.saturating_add(under_way))
     }
 
-    /// A worker's life is over: what it contributed, and is not in force yet, is before all that another one does.
+    /// A worker's incarnation has ended. Its contributions that are not applied yet get operation number 0, so that they precede all
+    /// operations of the next incarnation.
     pub(in crate::engine) fn forget_operations(&mut self, rank: Rank) {
         if let Some(tally) = &mut self.tally {
             tally.forget_operation(rank);
@@ -208,7 +209,8 @@ impl Chunk {
         (self.reached() < least).then_some(least)
     }
 
-    /// What a new operation that waits for a version makes worth looking at.
+    /// The version at which a new operation that waits must be looked at. With a tally the answer does not depend on the version
+    /// alone, so it is always looked at.
     pub(in crate::engine) fn first_look(&self, version: u64) -> u64 {
         if self.tally.is_some() { 0 } else { version }
     }

@@ -12,7 +12,7 @@ impl Chunk {
         in_force.into_iter().chain([1 - self.buffer])
     }
 
-    /// The initial value is in force: what it took the place of is nobody's weights.
+    /// The initial value is published: the other buffer has no earlier version.
     pub(in crate::engine) fn forget_before(&mut self) {
         self.before.forget();
     }

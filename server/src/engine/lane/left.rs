@@ -9,8 +9,8 @@ use proto_common::batch::{Block, OpKind, Status};
 use proto_common::ids::{Operation, Rank};
 
 impl LaneEngine {
-    /// Is anything else changed by these roles than what is new, and where more copies are made? Where one is not made any more,
-    /// rounds may be waiting for it.
+    /// True if these roles change more than new chunks and new replicas. A replica that is no longer made counts as a change,
+    /// because a round may wait for it.
     #[must_use]
     pub fn changes_duties(&self, all: &[(ChunkSpec, Role)]) -> bool {
         let known = || all.iter().filter_map(|(spec, role)| Some((*self.index.get(&spec.id)?, *role)));

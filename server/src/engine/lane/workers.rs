@@ -119,8 +119,8 @@ impl LaneEngine {
         }
     }
 
-    /// Whom the round needs that a chunk collects now; rounds before it that nobody is left for are passed, wherever there are
-    /// copies too.
+    /// Updates the ranks that the current round expects. If none is left for it, the round ends without new weights. If the chunk has
+    /// replicas, they get the new state.
     pub(super) fn look_at_expected(&mut self, index: u32) {
         let at = index as usize;
         self.roster.renew(&mut self.chunks[at]);

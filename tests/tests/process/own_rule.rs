@@ -75,6 +75,8 @@ impl Job {
     /// Kills a server in the midst of a round, and starts another one in its place; returns when that has all replicas.
     fn lose(&mut self, victim: usize, (rank, survivor): (u32, usize), to: u64) {
         self.cluster.servers[victim].kill();
+        // Before that, the job has no place for another one.
+        self.cluster.scheduler.expect_line(&format!("server {rank} failed"), PATIENCE);
         self.add_server(None);
         self.train(to);
         let line = format!("the replicas at a server are complete server={rank}");

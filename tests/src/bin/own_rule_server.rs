@@ -1,0 +1,1 @@
+../../../server/examples/dc_asgd.rs

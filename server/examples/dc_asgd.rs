@@ -1,6 +1,8 @@
 //! A server with an update rule of its program, in the place of `gradwire-server`: SGD with momentum whose gradients are clipped
 //! and corrected for their delay, for asynchronous training. docs/own-rules.md shows it.
 
+#![forbid(unsafe_code)]
+
 use clap::Parser;
 use daemon::settings::CommonArgs;
 use gradwire_server::{Block, OwnKind, OwnRule, OwnStep, Range, Rules, Server};

@@ -1,7 +1,7 @@
 //! Streams to servers that have copies of our chunks: what of each chunk is in them, what was confirmed, and in which order
 //! records go out. A round that all have contributed to ends when whoever is to have a copy has confirmed it
 //! (docs/recovery.md). Owns the streams, their slots and queues; where each copy stands is kept with the chunk, in
-//! [`Keep`](super::keep::Keep). It must not know how copies are made of what it sends (that is `copies`), or how rounds end: it
+//! [`Keep`]. It must not know how copies are made of what it sends (that is `copies`), or how rounds end: it
 //! returns the chunk whose round may end now.
 //!
 //! ```text

@@ -229,7 +229,7 @@ impl Chunk {
         }
     }
 
-    /// What an operation still waits for where each contribution is an update of its own, as [`LaneEngine::late`].
+    /// What an operation still waits for where each contribution is an update of its own, as `LaneEngine::late` says.
     pub(in crate::engine) fn loose_late(&self, waiter: &Waiter) -> Option<(Status, Vec<Rank>)> {
         if !self.is_loose() {
             return None;

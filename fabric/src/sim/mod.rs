@@ -1,6 +1,6 @@
 //! A simulated fabric: many processes' completion queues in one thread, in virtual time, under seeded
 //! faults. Role runtimes run over it unchanged, because [`SimQueue`] is a
-//! [`CompletionQueue`](crate::CompletionQueue). Same seed and same calls: same run, on every machine.
+//! [`CompletionQueue`]. Same seed and same calls: same run, on every machine.
 //! It reads no clock, starts no thread, and orders nothing by address or hash.
 //!
 //! ```

@@ -1,4 +1,4 @@
-//! Writes include/gradwire.h anew. Run it after a change of the C functions or of the update rules; a test compares.
+//! Writes include/gradwire.h anew. Run it after a change of the C functions, the update rules or the element types; a test compares.
 
 use proto_common::element::Dtype;
 use proto_common::optimizer::{CONSTANTS_MAX, KINDS, Kind, Parameter};
@@ -46,7 +46,7 @@ typedef union {{
 /// The numbers of all element types, from their table.
 fn dtypes() -> String {
     let numbers =
-        Dtype::ALL.into_iter().map(|dtype| (dtype.name(), dtype as usize, dtype.about().trim().to_owned()));
+        Dtype::ALL.into_iter().map(|dtype| (dtype.name(), dtype as usize, dtype.about().to_owned()));
     enumeration("Dtype", "Element types.", numbers)
 }
 

@@ -71,7 +71,7 @@ macro_rules! dtype {
             /// What C programs are told of it.
             #[must_use]
             pub const fn about(self) -> &'static str {
-                match self { $(Self::$dtype => concat!($($about),*),)* }
+                match self { $(Self::$dtype => concat!($($about),*).trim_ascii(),)* }
             }
 
             /// Bytes of one element.

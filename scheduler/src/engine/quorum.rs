@@ -85,7 +85,6 @@ impl Quorum {
     }
 
     /// Is a proposal still without a majority?
-    #[cfg(test)]
     pub(super) fn has_undecided(&self) -> bool {
         self.proposed.is_some()
     }
@@ -101,6 +100,12 @@ impl Quorum {
 
     fn has(&self, is_there: impl Fn(&Incarnation) -> bool) -> bool {
         self.rosters.iter().all(|roster| is_majority(roster, &self.exited, &is_there))
+    }
+
+    /// How many processes of the rosters in force are neither heard nor known to have exited.
+    fn unheard(&self, is_there: impl Fn(&Incarnation) -> bool) -> usize {
+        let lives: BTreeSet<_> = self.rosters.iter().flatten().collect();
+        lives.into_iter().filter(|life| !self.exited.contains(life) && !is_there(life)).count()
     }
 
     /// The proposal is in force once a majority of each roster has received it. Returns its epoch then.

@@ -46,10 +46,10 @@ static void training(const GradwireClient *client) {
     REQUIRE(spec.optimizer.own == NULL);
     spec.optimizer.learning_rate = 0.25f;
     spec.optimizer.own = &own;
-    FAILS(GRADWIRE_CODE_DECLARE, "clipped", gradwire_declare(client, &spec, 1, &tensor));
+    FAILS(GRADWIRE_CODE_REFUSED, "clipped", gradwire_declare(client, &spec, 1, &tensor));
     own.name = "clipped";
     own.parameter_count = 2;
-    FAILS(GRADWIRE_CODE_DECLARE, "gains", gradwire_declare(client, &spec, 1, &tensor));
+    FAILS(GRADWIRE_CODE_REFUSED, "gains", gradwire_declare(client, &spec, 1, &tensor));
     own.parameter_count = 1;
     WORKS(gradwire_declare(client, &spec, 1, &tensor));
     for (int i = 0; i < COUNT; i++) gradient[i] = i % 2 ? 2.0f : -0.25f;

@@ -19,13 +19,21 @@ impl Engine {
     /// How far a connection has come.
     #[must_use]
     pub fn standing(&self, connection: ConnectionId) -> Standing {
-        if self.connections.contains_key(&connection) || self.rebuild.was_let_in(connection) {
+        if self.connections.contains_key(&connection)
+            || self.rebuild.was_let_in(connection)
+            || self.is_leaving(connection)
+        {
             Standing::Member
         } else if self.rebuild.knows(connection) || self.checkpoints.is_awaited_by(connection) {
             Standing::Waiting
         } else {
             Standing::Stranger
         }
+    }
+
+    /// Does this connection wait for the scheduler, although it is no member's?
+    fn is_heard(&self, connection: ConnectionId) -> bool {
+        self.rebuild.knows(connection) || self.is_leaving(connection)
     }
 
     /// Somebody who is no member says something.
@@ -49,12 +57,13 @@ impl Engine {
             }
             ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
             ToScheduler::Heard { epoch } if self.rebuild.knows(from) => self.voted(now_ms, from, epoch, out),
-            // Who was let in before it was known that there is a cluster takes silence for this scheduler's death.
-            ToScheduler::Heartbeat(_) if self.rebuild.knows(from) => {
+            // A process that was let in before it was known that there is a cluster, and a member whose goodbye is not answered yet, take
+            // silence for a failure of this scheduler.
+            ToScheduler::Heartbeat(_) if self.is_heard(from) => {
                 out.push(send(from, FromScheduler::HeartbeatAck));
             }
-            // It says nothing that counts before it is let in.
-            _ if self.rebuild.knows(from) => {}
+            // Nothing else counts before a process is let in, or after a goodbye.
+            _ if self.is_heard(from) => {}
             ToScheduler::OrderCheckpoint { protocol, timeout_ms } => {
                 self.order_checkpoint(now_ms, from, (protocol, timeout_ms), out);
             }

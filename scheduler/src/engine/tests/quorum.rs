@@ -371,6 +371,10 @@ fn a_goodbye_is_answered_when_the_leaving_is_proposed() {
     let first = say(&mut rig, worker(0), ToScheduler::Goodbye);
     assert!(has_ack(&first));
     assert!(!has_ack(&say(&mut rig, worker(1), ToScheduler::Goodbye)), "the first proposal is not decided");
+    // It was told to register first.
+    let commands = say(&mut rig, worker(1), ToScheduler::Heartbeat(MemberReport::default()));
+    assert_eq!(messages(&commands), [&FromScheduler::HeartbeatAck]);
+    assert_eq!(say(&mut rig, worker(1), ToScheduler::LinksReady), []);
     let Some(FromScheduler::Proposed { epoch, .. }) = messages(&first)
         .into_iter()
         .find(|message| matches!(message, FromScheduler::Proposed { .. }))

@@ -1,9 +1,10 @@
 //! Parts that are not done: which are sent again, because their payload changed on the way or a server could not take them yet; and
 //! what an operation failed of. Names of tensors are added by the handle.
 
-use super::command::Commands;
-use super::lane::{LaneEngine, RETRY_DOUBLINGS_MAX, RETRY_MS};
-use super::part::{CORRUPT_RETRIES_MAX, Part, State, listed};
+use super::LaneEngine;
+use super::answers::listed;
+use crate::engine::command::Commands;
+use crate::engine::part::{Part, State};
 use crate::error::OpError;
 use crate::subject::Subject;
 use proto_common::batch::{Block, Status};
@@ -16,7 +17,7 @@ impl LaneEngine {
         self.stats.retries += 1;
         self.put_back(index, part);
         let Some(part) = self.parts.get_mut(index) else { return };
-        (part.corrupt, part.told_ms) = ((part.corrupt + 1).min(CORRUPT_RETRIES_MAX + 1), None);
+        part.has_changed();
         let (chunk, status) = (part.spec.id, Status::Corrupt);
         if part.is_given_up()
             && let Some(op) = self.ops.get_mut(part.op)
@@ -31,34 +32,24 @@ impl LaneEngine {
     /// them would keep each other from going out.
     pub(super) fn put_back(&mut self, index: u32, part: Part) {
         self.requeue(index, part);
-        let Self { chunks, retries, .. } = self;
-        let chunk = chunks.entry(part.spec.id).or_default();
-        if chunk.server(part.spec.server) != part.spec.server {
-            // Who could not take it is not asked again.
+        if !self.chunks.hold(part.spec.id, part.spec.server, self.now_ms) {
             self.enqueue(part.spec.id);
-        } else if !chunk.held {
-            chunk.held = true;
-            let wait_ms = RETRY_MS << chunk.tries.min(RETRY_DOUBLINGS_MAX);
-            chunk.tries = chunk.tries.saturating_add(1);
-            retries.insert((self.now_ms + wait_ms, part.spec.id));
         }
     }
 
     /// A part that was sent waits again, in its place.
     pub(super) fn requeue(&mut self, index: u32, part: Part) {
-        if let Some(link) = self.links.get_mut(part.spec.server.0 as usize) {
-            link.sent_parts = link.sent_parts.saturating_sub(1);
+        if let Some(link) = self.link(part.spec.server) {
+            link.answered();
         }
         let Self { chunks, parts, .. } = self;
-        let chunk = chunks.entry(part.spec.id).or_default();
+        let chunk = chunks.of.entry(part.spec.id).or_default();
         if let Some(part) = parts.get_mut(index) {
             part.state = State::Queued;
             part.spec.server = chunk.server(part.spec.server);
         }
-        let order = |index: &u32| parts.get(*index).map_or(0, |part| part.order);
-        let at = chunk.waiting.partition_point(|other| order(other) < part.order);
-        chunk.waiting.insert(at, index);
-        chunk.sent = chunk.sent.saturating_sub(1);
+        let order = |index| parts.get(index).map_or(0, |part| part.order);
+        chunk.take_back(index, |other| order(other) < part.order);
     }
 
     /// The error that a server's answer means, if it means one.
@@ -83,8 +74,8 @@ impl LaneEngine {
             }
             Status::Torn => OpError::Torn { subject, chunk, server, version },
             status => {
-                let (since, made) = of.map_or((self.now_ms, 0), |op| (op.since_ms, op.submit.round));
-                let (waited_ms, round) = (self.now_ms.saturating_sub(since), version.saturating_add(1));
+                let (waited_ms, made) = of.map_or((0, 0), |op| (op.waited_ms(self.now_ms), op.submit.round));
+                let round = version.saturating_add(1);
                 let ranks = listed(block, payload);
                 match status {
                     Status::DeadlineWaiting => {

@@ -7,7 +7,6 @@ mod call;
 mod coded;
 mod connect;
 mod declare;
-mod element;
 mod future;
 mod handle;
 mod home;
@@ -25,9 +24,8 @@ mod together;
 mod transfer;
 mod weights;
 
-pub use buffer::{Piece, SharedBuffer, TensorBuffer};
+pub use buffer::{Element, Piece, SharedBuffer, TensorBuffer};
 pub use call::{CallHandle, CallReply, CallRequest, ReplyBody};
-pub use element::Element;
 pub use future::OpFuture;
 pub use handle::{Ended, Handle};
 pub use registrations::RegistrationStats;

@@ -2,18 +2,19 @@
 //! Owns their order. It must not know a link, or what an operation is for.
 //!
 //! ```text
-//!                 queue: it may go           sent                 ended
-//!  waiting ─────────────────────▶ queued ───────────▶ under way ─────────▶
-//!     ▲                              │                    │
-//!     └─── dequeue, or another server┴──── take_back ─────┘
+//!                queue: it may go              sent                  ended
+//!  waiting ──────────────────────▶ queued ───────────▶ under way ───────────▶
+//!     ▲                              │                      │
+//!     ├── dequeue, or another server ┘                      │
+//!     └──────── take_back: it is to be sent again ──────────┘
 //! ```
 //!
-//! Only the first part of `waiting` is queued. It is not while the chunk is
+//! Only the first part that waits is queued, and it is not queued while the chunk is
 //!
-//! - *held*: its server could not take a part, and is asked again after a pause. If what follows that part went out, it would only come
+//! - *held*: its server could not take a part, and is asked again after a pause. If a later part were sent, the server would only send it
 //!   back;
 //! - *asked*: a part is announced, and its server has not said where to write it;
-//! - *leaving*: parts are under way to another server, which may still write their memory.
+//! - *leaving*: parts are under way to another server, which may still read or write their memory.
 
 use super::part::Submit;
 use super::shown_by::ShownBy;

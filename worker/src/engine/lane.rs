@@ -9,12 +9,11 @@
 //!                                                                 ShownBy (views elsewhere) ◀───────────┘
 //! ```
 //!
-//! Files below `lane/`: `flow` sends, `answers` takes answers, `failures` sends again, `routes` follows the map, `calls` is for calls,
-//! and `owed` says who is waited for.
+//! Files below `lane/`: `flow` sends, `answers` takes answers, `routes` follows the map, `calls` is for calls, and `owed` says who is
+//! waited for.
 
 mod answers;
 mod calls;
-mod failures;
 mod flow;
 mod owed;
 mod routes;

@@ -2,7 +2,7 @@
 //! comes back; how it travels is the engine's.
 
 use super::buffer::{Piece, TensorBuffer};
-use super::{Client, lock};
+use super::state::{Client, lock};
 use crate::engine::{Coded, PartSpec, Submit};
 use crate::error::{CallFault, ClientError, OpError};
 use crate::runtime::{
@@ -19,10 +19,9 @@ use proto_common::element::Dtype;
 use proto_common::ids::{Key, Operation, Rank, Version};
 use proto_common::plan::Placement;
 use proto_common::table::{TABLE_APPS, table_of};
-use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A piece of at most so many bytes goes into the frame of a long body, too.
@@ -110,28 +109,6 @@ pub struct CallHandle {
     deadline: Instant,
 }
 
-/// What is known of the calls to one handler of one server.
-#[derive(Debug)]
-pub(super) struct Line {
-    /// The operation that comes next; locked while one is handed over, so that they are in order.
-    next: Mutex<u64>,
-}
-
-/// The calls of a client, by handler and server.
-#[derive(Debug, Default)]
-pub(super) struct Lines(RwLock<HashMap<(u32, Rank), Arc<Line>>>);
-
-impl Lines {
-    fn get(&self, app: u32, server: Rank) -> Arc<Line> {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&(app, server)).cloned();
-        known.unwrap_or_else(|| {
-            let fresh = || Arc::new(Line { next: Mutex::new(1) });
-            let mut lines = self.0.write().unwrap_or_else(PoisonError::into_inner);
-            lines.entry((app, server)).or_insert_with(fresh).clone()
-        })
-    }
-}
-
 /// A request's body on its way: what is in the frame, and what servers read where it lies.
 #[derive(Default)]
 struct Cut {
@@ -177,7 +154,7 @@ impl Client {
             return Err(error.into());
         }
         let CallRequest { head, body, priority, reply_bytes, reply_into, timeout } = request;
-        let line = self.0.calls.get(app, server);
+        let line = self.line(app, server);
         let cut = self.cut(body)?;
         let (frame, frame_bytes) = self.frame(&head, &cut)?;
         let target = self.room(reply_bytes, reply_into);
@@ -203,7 +180,7 @@ impl Client {
         let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         let timeout = Duration::from_millis(u64::from(timeout_ms));
         let lane = self.call_lane(app);
-        let mut next = lock(&line.next);
+        let mut next = lock(&line);
         let submit = Submit {
             op: self.0.next_op.fetch_add(1, Ordering::Relaxed),
             kind: OpKind::Call,
@@ -231,6 +208,15 @@ impl Client {
         let deadline = started + timeout + Duration::from_secs(3);
         let of = Of { app, server, started, bytes: cut.total_bytes };
         Ok(CallHandle { state, states, lane, of, deadline })
+    }
+
+    /// The number of the next call to this handler of this server.
+    fn line(&self, app: u32, server: Rank) -> Arc<Mutex<u64>> {
+        let known = self.0.calls.read().unwrap_or_else(PoisonError::into_inner).get(&(app, server)).cloned();
+        known.unwrap_or_else(|| {
+            let mut lines = self.0.calls.write().unwrap_or_else(PoisonError::into_inner);
+            lines.entry((app, server)).or_insert_with(|| Arc::new(Mutex::new(1))).clone()
+        })
     }
 
     /// Calls of one worker to one handler stay on one lane, which keeps their order; handlers are spread over lanes.

@@ -1,43 +1,13 @@
 //! Contributions to tensors with a codec: encoded on the caller's thread into registered memory that the tensor uses again
 //! and again. An operation owns its encoded bytes until it has ended, so a replay sends the very same.
 
-use super::tensor::Numbers;
+use super::tensor::{CodedTensor, Numbers};
 use super::{Client, Source, Tensor};
-use crate::encoder::{Encoder, not_finite};
-use crate::engine::{Coded, PartSpec};
+use crate::encoder::not_finite;
 use crate::error::ClientError;
-use crate::runtime::{OpBuffers, Spares};
+use crate::runtime::OpBuffers;
 use fabric::{Exclusive, Span};
-use std::sync::Arc;
 use zerocopy::FromBytes;
-
-/// What a tensor with a codec has beside a plain one.
-#[derive(Debug)]
-pub(super) struct CodedTensor {
-    /// Its chunks by lane, as contributions send them.
-    pub(super) lanes: Vec<Arc<[PartSpec]>>,
-    bytes: u64,
-    spares: Spares,
-}
-
-impl CodedTensor {
-    /// The chunks of a plain tensor, and where the encoder puts them.
-    pub(super) fn new(encoder: &Encoder, plain: &[Arc<[PartSpec]>]) -> Self {
-        let codec = encoder.codec().wire_id();
-        let part = |part: &PartSpec| {
-            let place = encoder.place(part.id.chunk);
-            let coded = Coded { codec, offset: place.start as u64, bytes: place.len() as u64 };
-            PartSpec { coded: Some(coded), ..*part }
-        };
-        let lanes = plain.iter().map(|parts| parts.iter().map(part).collect()).collect();
-        Self { lanes, bytes: encoder.bytes() as u64, spares: Spares::default() }
-    }
-
-    /// Bytes of a contribution, encoded.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
 
 impl Client {
     /// As `gather`, of a gradient that is to be encoded: it is looked at where it lies, and room is made.

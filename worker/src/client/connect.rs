@@ -1,9 +1,9 @@
 //! Joining a cluster, step by step.
 
 use super::registrations::RegistrationCache;
+use super::state::{Client, Inner, REPORT_WITHIN, lock};
 use super::status::{Late, WorkerMetrics};
 use super::together::in_flight_max;
-use super::{Client, Inner, lock};
 use crate::engine::EngineConfig;
 use crate::error::{ClientError, OpError};
 use crate::runtime::{
@@ -16,6 +16,7 @@ use daemon::lanes::Reports;
 use daemon::notify::{Notify, Pulse};
 use daemon::port::PortWatch;
 use daemon::security::Security;
+use daemon::settings::load_settings;
 use fabric::{CqHandle, Devices, Pool, oneshot};
 use prometheus::Registry;
 use proto_common::config::Settings;
@@ -37,7 +38,32 @@ const GATHER_MAX: usize = 64;
 /// More than the longest pause between two tries to connect a server.
 const REDIAL_MAX: Duration = Duration::from_secs(5);
 
-pub(super) fn connect(settings: Settings, notify: Notify, flight: Flight) -> Result<Client, ClientError> {
+impl Client {
+    /// Joins the cluster that the settings name: registers with the scheduler, waits until all members have
+    /// registered, and connects to every server. Each step has a deadline (`deadlines.*`), and its error names the
+    /// missing members.
+    pub fn connect(settings: Settings) -> Result<Self, ClientError> {
+        let flight = Flight::embedded(Role::Worker, &settings);
+        connect(settings, Notify::default(), flight)
+    }
+
+    /// As [`Client::connect`], with notifications to the service manager that started this process: registered, alive
+    /// while it has data threads, left. `flight` is the process's recorder.
+    pub fn connect_told(settings: Settings, notify: Notify, flight: Flight) -> Result<Self, ClientError> {
+        connect(settings, notify, flight)
+    }
+
+    /// Joins the cluster that this process's environment names, as [`Client::connect`] does. `gradwire launch` sets that
+    /// environment. Settings come from `./gradwire.toml`, or from the file that `GRADWIRE_CONFIG` names. Variables override the
+    /// file: `GRADWIRE_SECTION__NAME` for the setting `section.name`, and the `DMLC_*` names of ps-lite.
+    pub fn from_env() -> Result<Self, ClientError> {
+        let loaded = load_settings(Role::Worker, &daemon::process::environment(), None, &[])?;
+        loaded.log();
+        Self::connect(loaded.settings)
+    }
+}
+
+fn connect(settings: Settings, notify: Notify, flight: Flight) -> Result<Client, ClientError> {
     settings.validate_member()?;
     let security = Security::open(&settings, Some(Role::Worker))?;
     let incarnation =
@@ -75,7 +101,7 @@ pub(super) fn connect(settings: Settings, notify: Notify, flight: Flight) -> Res
                 devices,
                 lanes: lanes.into(),
                 threads: Mutex::new(threads),
-                reports: Reports::new(super::REPORT_WITHIN),
+                reports: Reports::new(REPORT_WITHIN),
                 posts: control.requests().posts().clone(),
                 control: Mutex::new(Some(control)),
                 declaring: Mutex::default(),

@@ -1,6 +1,7 @@
 //! Handles of operations in flight: wait, ask, or be called back.
 
-use super::{Inner, Tensor, TensorBuffer, Weights};
+use super::state::Inner;
+use super::{Tensor, TensorBuffer, Weights};
 use crate::error::{ClientError, OpError};
 use crate::runtime::{Blocked, LaneHandle, OpBuffers, OpState, OpStates, drive_until};
 use crate::subject::Subject;

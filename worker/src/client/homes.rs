@@ -1,99 +1,20 @@
-//! Where the rows of tables are: their homes, which lie in the shard map as tensors do, and whom to ask about rows. It must not
-//! know what is asked.
+//! Whom to ask about rows of tables: the servers of their homes. It must not know what is asked.
 
 use super::call::{CallHandle, CallReply, CallRequest};
-use super::{Client, Handle, Tensor, lock};
+use super::home::{Home, Homes};
+use super::state::{Client, lock};
+use super::{Handle, Tensor};
 use crate::error::{CallFault, ClientError, OpError};
 use proto_common::batch::OpKind;
-use proto_common::ids::{ChunkId, Lane};
+use proto_common::ids::ChunkId;
 use proto_common::message::Coming;
-use proto_common::table::{PushStep, RowStatus, Spread, home_of, table_app};
+use proto_common::table::{RowStatus, Spread, home_of, table_app};
 use proto_common::tensor::TensorSpec;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Between two questions about rows that nobody serves at the moment.
 const PAUSE: Duration = Duration::from_millis(5);
-
-/// One part's home.
-#[derive(Debug)]
-pub(super) struct Home {
-    pub(super) tensor: Tensor,
-    lane: Lane,
-    /// Contributions that were made, and not seen to end.
-    open: AtomicU64,
-}
-
-impl Home {
-    /// What a request's head names it by.
-    pub(super) fn id(&self) -> ChunkId {
-        ChunkId::new(self.tensor.key().0, 0)
-    }
-
-    /// A contribution is on its way.
-    pub(super) fn begin(&self) {
-        self.open.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// One has ended.
-    pub(super) fn end(&self) {
-        self.open.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// May one be under way?
-    fn is_open(&self) -> bool {
-        self.open.load(Ordering::Acquire) != 0
-    }
-}
-
-/// All homes of a cluster. Tables share them.
-#[derive(Debug)]
-pub(super) struct Homes {
-    pub(super) spread: Spread,
-    pub(super) parts: Vec<Home>,
-    /// Of each table, where its pushes say their step.
-    stepped: Mutex<HashMap<u32, Arc<Mutex<Stepped>>>>,
-}
-
-/// Pushes of one step to a table's rows.
-#[derive(Debug, Default)]
-pub(super) struct Stepped {
-    step: u64,
-    /// How many there were at each home.
-    made: Vec<u32>,
-}
-
-impl Stepped {
-    /// What follows is of this step. Steps only grow: what is of an earlier one would count as a repetition.
-    pub(super) fn begin(&mut self, step: u64, parts: usize) -> Result<(), String> {
-        if step < self.step {
-            let last = self.step;
-            return Err(format!(
-                "step {step} is smaller than step {last}, which was pushed before; use a larger step for each push"
-            ));
-        }
-        if step > self.step || self.made.is_empty() {
-            (self.step, self.made) = (step, vec![0; parts]);
-        }
-        Ok(())
-    }
-
-    /// Which one the next push to a home is.
-    pub(super) fn next(&mut self, rank: u32, part: usize) -> PushStep {
-        let made = &mut self.made[part];
-        let which = PushStep { rank, step: self.step, nth: *made };
-        *made += 1;
-        which
-    }
-}
-
-impl Homes {
-    pub(super) fn stepped(&self, key: u32) -> Arc<Mutex<Stepped>> {
-        lock(&self.stepped).entry(key).or_default().clone()
-    }
-}
 
 impl Client {
     /// The homes, declared with the first table.
@@ -111,10 +32,10 @@ impl Client {
             |tensor: &Tensor| self.0.members.with_map(|map| map.lane_of(ChunkId::new(tensor.key().0, 0)));
         let home = |tensor: Tensor| {
             let lane = lane_of(&tensor).unwrap_or_default();
-            Home { tensor, lane, open: AtomicU64::new(0) }
+            Home::new(tensor, lane)
         };
         let parts = tensors.into_iter().map(home).collect();
-        let homes = Arc::new(Homes { spread, parts, stepped: Mutex::default() });
+        let homes = Arc::new(Homes::new(spread, parts));
         *known = Some(homes.clone());
         Ok(homes)
     }

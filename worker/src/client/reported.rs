@@ -1,16 +1,19 @@
 //! Numbers that a trainer reports by name, such as its loss: few, short and finite, the newest value of each. Heartbeats take
 //! them to the scheduler, scrapes to whoever asks.
 
-use super::{Client, lock};
 use crate::error::ClientError;
 use proto_common::limits::{METRIC_NAME_BYTES_MAX, METRICS_MAX};
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug, Default)]
 pub(super) struct Reported(Mutex<BTreeMap<String, f64>>);
 
 impl Reported {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, f64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn set(&self, name: &str, value: f64) -> Result<(), ClientError> {
         let refused = |reason: String| {
             // What is too long is not repeated.
@@ -26,7 +29,7 @@ impl Reported {
         if !value.is_finite() {
             return refused(format!("invalid value {value}; report only finite numbers"));
         }
-        let mut known = lock(&self.0);
+        let mut known = self.lock();
         if let Some(kept) = known.get_mut(name) {
             *kept = value;
             return Ok(());
@@ -39,16 +42,7 @@ impl Reported {
     }
 
     pub(super) fn all(&self) -> Vec<(String, f64)> {
-        lock(&self.0).iter().map(|(name, value)| (name.clone(), *value)).collect()
-    }
-}
-
-impl Client {
-    /// Reports a value of the training, such as its loss. The newest value of each name travels with heartbeats, and
-    /// is shown by the scheduler's page, `gradwire status --json`, `gradwire top` and this worker's `/metrics`. At
-    /// most 16 names of 48 bytes; names are permanent. It takes a lock, and allocates only for a new name.
-    pub fn report_metric(&self, name: &str, value: f64) -> Result<(), ClientError> {
-        self.0.reported.set(name, value)
+        self.lock().iter().map(|(name, value)| (name.clone(), *value)).collect()
     }
 }
 

@@ -3,8 +3,10 @@
 
 use super::buffer::Piece;
 use super::call::{CallHandle, CallReply, CallRequest};
-use super::homes::{Home, Homes, is_elsewhere};
-use super::{Client, Handle, TensorBuffer, lock};
+use super::home::{Home, Homes};
+use super::homes::is_elsewhere;
+use super::state::{Client, lock};
+use super::{Handle, TensorBuffer};
 use crate::error::{ClientError, OpError};
 use proto_common::ids::{ChunkId, Incarnation};
 use proto_common::message;

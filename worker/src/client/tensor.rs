@@ -1,11 +1,10 @@
 //! A declared tensor as the client holds it: its spec, its chunks by lane, its operation numbers.
 
 use super::Element;
-use super::coded::CodedTensor;
 use crate::encoder::Encoder;
-use crate::engine::PartSpec;
+use crate::engine::{Coded, PartSpec};
 use crate::error::ClientError;
-use crate::runtime::{OpBuffers, Shown, Viewing};
+use crate::runtime::{OpBuffers, Shown, Spares, Viewing};
 use proto_common::batch::OpKind;
 use proto_common::ids::{Incarnation, Key, Operation, Rank};
 use proto_common::plan::Placement;
@@ -82,6 +81,30 @@ impl Numbers {
     }
 }
 
+/// What a tensor with a codec has beside a plain one.
+#[derive(Debug)]
+pub(super) struct CodedTensor {
+    /// Its chunks by lane, as contributions send them.
+    pub(super) lanes: Vec<Arc<[PartSpec]>>,
+    /// Bytes of a contribution, encoded.
+    pub(super) bytes: u64,
+    pub(super) spares: Spares,
+}
+
+impl CodedTensor {
+    /// The chunks of a plain tensor, and where the encoder puts them.
+    fn new(encoder: &Encoder, plain: &[Arc<[PartSpec]>]) -> Self {
+        let codec = encoder.codec().wire_id();
+        let part = |part: &PartSpec| {
+            let place = encoder.place(part.id.chunk);
+            let coded = Coded { codec, offset: place.start as u64, bytes: place.len() as u64 };
+            PartSpec { coded: Some(coded), ..*part }
+        };
+        let lanes = plain.iter().map(|parts| parts.iter().map(part).collect()).collect();
+        Self { lanes, bytes: encoder.bytes() as u64, spares: Spares::default() }
+    }
+}
+
 impl Tensor {
     pub(super) fn new(
         (owner, rank): (Incarnation, Rank),
@@ -128,7 +151,7 @@ impl Tensor {
     /// Bytes of a contribution as it is sent; with a codec fewer than the tensor's.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
-        self.declared.coded.as_ref().map_or(self.bytes(), CodedTensor::bytes)
+        self.declared.coded.as_ref().map_or(self.bytes(), |coded| coded.bytes)
     }
 
     /// The same tensor, with operations that also return the version of each chunk: [`super::Ended::chunk_versions`].

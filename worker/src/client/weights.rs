@@ -1,6 +1,7 @@
 //! Weights as a pull brought them: to be read where they lie in the servers' memory, or landed in this client's.
 
-use super::{Client, Element, Inner, Tensor, TensorBuffer};
+use super::state::{Client, Inner};
+use super::{Element, Tensor, TensorBuffer};
 use crate::error::ClientError;
 use crate::runtime::Shown;
 use fabric::{FabricError, Number, Numbers, OutOfBounds, View};

@@ -1,128 +1,295 @@
-//! The parts of one chunk on a lane: which wait, which are under way, and which servers have shown weights of it. It must not
-//! know a link.
+//! The parts of each chunk on a lane: which wait, how many are under way, and when a part that a server could not take is tried again.
+//! Owns their order. It must not know a link, or what an operation is for.
+//!
+//! ```text
+//!                queue: it may go              sent                  ended
+//!  waiting ──────────────────────▶ queued ───────────▶ under way ───────────▶
+//!     ▲                              │                      │
+//!     ├── dequeue, or another server ┘                      │
+//!     └──────── take_back: it is to be sent again ──────────┘
+//! ```
+//!
+//! Only the first part that waits is queued, and it is not queued while the chunk is
+//!
+//! - *held*: its server could not take a part, and is asked again after a pause. If a later part were sent, the server would only send it
+//!   back;
+//! - *asked*: a part is announced, and its server has not said where to write it;
+//! - *leaving*: parts are under way to another server, which may still read or write their memory.
 
-use super::command::PartBlock;
-use proto_common::batch::{Block, Kept, OpKind, Reading};
-use proto_common::element::Dtype;
+use super::part::Submit;
+use super::shown_by::ShownBy;
+use proto_common::batch::OpKind;
+use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use proto_common::ids::{ChunkId, Operation, Rank};
-use std::collections::VecDeque;
+use proto_common::limits::OPEN_SPAN_MAX;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
+/// Operations of one chunk that may be under way at once. Servers keep contributions this many rounds ahead.
+const SENT_PER_CHUNK_MAX: u32 = 4;
+/// Wait before a part that a server could not take is sent again; doubled each time until one is taken, so
+/// that what the server waits for gets through.
+const RETRY_MS: u64 = 2;
+/// Doublings of it.
+const RETRY_DOUBLINGS_MAX: u32 = 4;
+
+/// One chunk. See the module.
 #[derive(Debug, Default)]
-pub(super) struct ChunkQueue {
-    /// Unsent parts in order; the front one is in its server's queue when `queued`.
-    pub(super) waiting: VecDeque<u32>,
-    pub(super) queued: bool,
-    pub(super) sent: u32,
+pub(super) struct Chunk {
+    /// Unsent parts in order.
+    waiting: VecDeque<u32>,
+    /// The front one is in its server's queue.
+    queued: bool,
+    sent: u32,
     /// The server that has the parts that were sent.
-    pub(super) sent_to: Rank,
+    sent_to: Rank,
     /// The server, where that is not the one that operations were cut for any more.
-    pub(super) route: Option<Rank>,
-    /// The server could not take a part: nothing goes out until that can be tried again.
-    pub(super) held: bool,
-    /// A part is announced: what follows waits for the answer.
-    pub(super) asked: bool,
+    route: Option<Rank>,
+    held: bool,
+    asked: bool,
     /// A grant for the announced part must not be used: the chunk has moved, or may have, since the announcement.
-    pub(super) asked_before: bool,
-    /// How often in a row.
-    pub(super) tries: u32,
-    /// Which views the trainer still reads, from the newest operation. Every block of the chunk carries it, also an older one that
-    /// is sent again.
-    pub(super) reading: Reading,
+    asked_before: bool,
+    /// How often in a row a server could not take a part.
+    tries: u32,
     /// Operations that have not ended, in order.
-    pub(super) open: VecDeque<u64>,
-    /// How often it got another server.
-    pub(super) moves: u32,
-    /// Servers whose weights of it may be read still, where they lie. Its own, and those that had it before and are to be told.
-    pub(super) shown_by: Vec<ShownBy>,
+    open: VecDeque<u64>,
+    /// Servers whose weights of it may be read still, where they lie.
+    pub(super) shown_by: ShownBy,
 }
 
-impl ChunkQueue {
-    /// Is this operation among so many from the oldest on that has not ended?
-    pub(super) fn has_window(&self, operation: u64, most: u64) -> bool {
-        self.open.front().is_none_or(|oldest| operation < oldest.saturating_add(most))
-    }
-
-    /// An operation has ended here.
-    pub(super) fn close(&mut self, operation: Option<u64>) {
-        let at = operation.and_then(|operation| self.open.binary_search(&operation).ok());
-        if let Some(at) = at {
-            self.open.remove(at);
-        }
-    }
-
+impl Chunk {
     /// Where a part of it is to be sent, whose operation was cut when `first` had the chunk.
     pub(super) fn server(&self, first: Rank) -> Rank {
         self.route.unwrap_or(first)
     }
 
-    /// Are parts under way to another server than this one?
-    pub(super) fn is_leaving(&self, server: Rank) -> bool {
-        self.sent > 0 && self.sent_to != server
+    /// An operation has a part on it.
+    pub(super) fn submit(&mut self, part: u32, operation: Operation) {
+        self.waiting.push_back(part);
+        self.open.push_back(operation.0);
     }
 
-    /// True if the trainer may still read a view of this chunk that came from another server, or from this one during an earlier
-    /// assignment.
-    pub(super) fn was_shown_elsewhere(&self, server: Rank) -> bool {
-        self.shown_by.iter().any(|shown| (shown.server, shown.moves) != (server, self.moves))
+    /// The part that could be queued now.
+    pub(super) fn next(&self) -> Option<u32> {
+        self.waiting.front().copied().filter(|_| !self.queued && !self.held && !self.asked)
     }
 
-    /// A server has shown weights to a part of it.
-    pub(super) fn note_shown(&mut self, server: Rank, operation: Operation, version: u64) {
-        let moves = self.moves;
-        let mut known = self.shown_by.iter_mut();
-        match known.find(|shown| (shown.server, shown.moves, shown.is_told) == (server, moves, false)) {
-            Some(shown) => {
-                shown.operation = shown.operation.max(operation);
-                shown.version = shown.version.max(version);
-            }
-            None => self.shown_by.push(ShownBy { server, moves, operation, version, is_told: false }),
+    /// Queues the next part, which is this operation's and for this server, if it may go.
+    pub(super) fn queue(&mut self, submit: &Submit, server: Rank) -> bool {
+        let has_window =
+            |most| self.open.front().is_none_or(|oldest| submit.operation.0 < oldest.saturating_add(most));
+        let may_go = match submit.kind {
+            // What ends a view may be what all that was sent waits for.
+            OpKind::Release => has_window(OPEN_SPAN_MAX),
+            OpKind::Call => has_window(CALLS_IN_FLIGHT_MAX),
+            _ => self.sent < SENT_PER_CHUNK_MAX && has_window(OPEN_SPAN_MAX),
+        };
+        self.queued = may_go && !self.is_leaving(server);
+        self.queued
+    }
+
+    /// Is it its turn to be sent? Not if an earlier one came back since it was queued.
+    pub(super) fn is_next(&self, part: u32) -> bool {
+        !self.held && !self.asked && self.waiting.front() == Some(&part)
+    }
+
+    /// What was queued is not any more.
+    pub(super) fn dequeue(&mut self) {
+        self.queued = false;
+    }
+
+    /// The first part is on its way, announced or as a whole.
+    pub(super) fn sent(&mut self, server: Rank, asked: bool) {
+        self.waiting.pop_front();
+        (self.queued, self.asked, self.sent_to) = (false, asked, server);
+        self.sent += 1;
+    }
+
+    /// A part that was sent waits again, before all that it does not come after.
+    pub(super) fn take_back(&mut self, part: u32, is_before: impl Fn(u32) -> bool) {
+        let at = self.waiting.partition_point(|other| is_before(*other));
+        self.waiting.insert(at, part);
+        self.sent = self.sent.saturating_sub(1);
+    }
+
+    /// A part that was sent has ended, and so has its operation here.
+    pub(super) fn ended(&mut self, operation: Option<Operation>) {
+        self.sent = self.sent.saturating_sub(1);
+        self.tries = 0;
+        let at = operation.and_then(|operation| self.open.binary_search(&operation.0).ok());
+        if let Some(at) = at {
+            self.open.remove(at);
         }
     }
-}
 
-/// Of blocks that are no part of an operation.
-pub(super) const NO_PART: u64 = u64::MAX;
-
-/// A server that has shown weights of a chunk, while the chunk was there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ShownBy {
-    pub(super) server: Rank,
-    /// As of [`ChunkQueue::moves`].
-    pub(super) moves: u32,
-    /// The last operation that was shown some, and their version.
-    operation: Operation,
-    version: u64,
-    pub(super) is_told: bool,
-}
-
-/// Views of a chunk have ended, but for those that the trainer reads as of this operation: the same server may have shown some
-/// again since.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Farewell {
-    pub(super) id: ChunkId,
-    pub(super) reading: Reading,
-}
-
-impl ShownBy {
-    /// Is nothing of it read any more?
-    pub(super) fn is_over(&self, reading: Reading) -> bool {
-        let is_kept = match reading.kept {
-            Kept::None => false,
-            Kept::Version(version) => version.0 <= self.version,
-            Kept::All => true,
-        };
-        self.operation < reading.from && !is_kept
+    /// The oldest operation that has not ended.
+    pub(super) fn first_open(&self) -> Option<Operation> {
+        self.open.front().copied().map(Operation)
     }
 
-    pub(super) fn say_again(&mut self) {
-        self.is_told = false;
+    /// The announced part is answered, with a grant or not.
+    pub(super) fn announced(&mut self, is_grant: bool) {
+        self.asked = false;
+        self.asked_before &= is_grant;
+    }
+
+    /// May this server's grant for the announced part be used? Of a server that has given the chunk up meanwhile it is worth
+    /// nothing, also where the chunk is there again.
+    pub(super) fn takes_grant(&mut self, server: Rank) -> bool {
+        !std::mem::take(&mut self.asked_before) && self.server(server) == server
+    }
+
+    /// A grant for what is announced now is not to be used.
+    pub(super) fn refuse_grant(&mut self) {
+        self.asked_before |= self.asked;
+    }
+
+    /// Another server has it; the parts that wait. None if that has it already.
+    pub(super) fn remap(&mut self, server: Rank) -> Option<impl Iterator<Item = u32> + '_> {
+        if self.route.replace(server) == Some(server) {
+            return None;
+        }
+        self.shown_by.moved();
+        self.refuse_grant();
+        self.begin_anew();
+        Some(self.waiting.iter().copied())
+    }
+
+    /// The channel to this server has ended. Parts that were sent there are to be taken back.
+    pub(super) fn channel_ended(&mut self, server: Rank) {
+        self.asked &= self.is_leaving(server);
+        self.asked_before &= self.asked;
+        self.begin_anew();
+    }
+
+    /// The server's process is gone, and all that waits ends with it.
+    pub(super) fn drop_waiting(&mut self) {
+        self.waiting.clear();
+        self.queued = false;
+    }
+
+    /// A server that could not take a part says nothing of the next one.
+    fn begin_anew(&mut self) {
+        (self.queued, self.held, self.tries) = (false, false, 0);
+    }
+
+    /// Are parts under way to another server than this one?
+    fn is_leaving(&self, server: Rank) -> bool {
+        self.sent > 0 && self.sent_to != server
     }
 }
 
-impl Farewell {
-    pub(super) fn block(self) -> PartBlock {
-        let bare = Block::bare(self.id, OpKind::Release, Dtype::F32, Operation(0));
-        let block = Block { reading: self.reading, token: NO_PART, ..bare };
-        PartBlock { op: NO_PART, offset: 0, block }
+/// All chunks of a lane that operations were for.
+#[derive(Debug, Default)]
+pub(super) struct Chunks {
+    pub(super) of: HashMap<ChunkId, Chunk>,
+    /// Chunks that are held, and until when.
+    retries: BTreeSet<(u64, ChunkId)>,
+}
+
+impl Chunks {
+    /// This server could not take a part of it. False if another one has it by now, and can be asked at once.
+    pub(super) fn hold(&mut self, id: ChunkId, server: Rank, now_ms: u64) -> bool {
+        let chunk = self.of.entry(id).or_default();
+        if chunk.server(server) != server {
+            return false;
+        }
+        if !std::mem::replace(&mut chunk.held, true) {
+            let wait_ms = RETRY_MS << chunk.tries.min(RETRY_DOUBLINGS_MAX);
+            chunk.tries = chunk.tries.saturating_add(1);
+            self.retries.insert((now_ms + wait_ms, id));
+        }
+        true
+    }
+
+    /// A chunk that is not held any more.
+    pub(super) fn release(&mut self, now_ms: u64) -> Option<ChunkId> {
+        self.retries.first().filter(|(due, _)| *due <= now_ms)?;
+        let (_, id) = self.retries.pop_first()?;
+        if let Some(chunk) = self.of.get_mut(&id) {
+            chunk.held = false;
+        }
+        Some(id)
+    }
+
+    /// When the next one is to be released.
+    pub(super) fn next_retry_ms(&self) -> Option<u64> {
+        self.retries.first().map(|(due, _)| *due)
+    }
+
+    /// These have begun anew, and are not held.
+    pub(super) fn forget_retries(&mut self, of: &BTreeSet<ChunkId>) {
+        self.retries.retain(|(_, id)| !of.contains(id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::submit;
+    use super::*;
+    use proto_common::ids::{ChunkIndex, Key};
+
+    const HERE: Rank = Rank(0);
+    const THERE: Rank = Rank(1);
+    const ID: ChunkId = ChunkId { key: Key(1), chunk: ChunkIndex(0) };
+
+    /// A chunk with parts 0 to 5, of the operations 1 to 6.
+    fn chunk() -> Chunk {
+        let mut chunk = Chunk::default();
+        (0..6).for_each(|part| chunk.submit(part, Operation(u64::from(part) + 1)));
+        chunk
+    }
+
+    /// Sends the next part, if it may go.
+    fn send(chunk: &mut Chunk, server: Rank) -> Option<u32> {
+        let part = chunk.next()?;
+        chunk.queue(&submit(OpKind::Push, u64::from(part) + 1), server).then(|| chunk.sent(server, false))?;
+        Some(part)
+    }
+
+    #[test]
+    fn parts_go_in_order_and_so_many_at_once() {
+        let mut chunk = chunk();
+        let sent: Vec<u32> = std::iter::from_fn(|| send(&mut chunk, HERE)).collect();
+        assert_eq!(sent, [0, 1, 2, 3]);
+        chunk.ended(Some(Operation(2)));
+        assert_eq!((send(&mut chunk, HERE), chunk.first_open()), (Some(4), Some(Operation(1))));
+        for part in [3, 0] {
+            chunk.take_back(part, |other| other < part);
+        }
+        assert_eq!((send(&mut chunk, HERE), chunk.is_next(3), chunk.is_next(5)), (Some(0), true, false));
+    }
+
+    #[test]
+    fn what_is_announced_or_under_way_elsewhere_keeps_the_rest() {
+        let mut chunk = chunk();
+        chunk.sent(HERE, true);
+        assert_eq!(chunk.next(), None);
+        assert_eq!(chunk.remap(THERE).map(Iterator::count), Some(5));
+        assert_eq!(chunk.remap(THERE).map(Iterator::count), None);
+        chunk.announced(true);
+        assert!(!chunk.takes_grant(HERE), "it was announced before the move");
+        assert_eq!(send(&mut chunk, THERE), None, "it is leaving");
+        chunk.take_back(0, |_| false);
+        assert_eq!(send(&mut chunk, THERE), Some(0));
+    }
+
+    #[test]
+    fn a_held_chunk_is_released_later_each_time() {
+        let mut chunks = Chunks::default();
+        let mut now_ms = 0;
+        let waits: Vec<u64> = (0..6)
+            .map(|_| {
+                let before_ms = now_ms;
+                assert!(chunks.hold(ID, HERE, now_ms) && chunks.hold(ID, HERE, now_ms + 1));
+                now_ms = chunks.next_retry_ms().expect("it is held once");
+                assert_eq!((chunks.release(now_ms - 1), chunks.release(now_ms)), (None, Some(ID)));
+                now_ms - before_ms
+            })
+            .collect();
+        assert_eq!(waits, [2, 4, 8, 16, 32, 32]);
+        chunks.hold(ID, HERE, now_ms);
+        assert!(chunks.of.entry(ID).or_default().remap(THERE).is_some());
+        chunks.forget_retries(&BTreeSet::from([ID]));
+        assert_eq!((chunks.next_retry_ms(), chunks.hold(ID, HERE, now_ms)), (None, false));
     }
 }

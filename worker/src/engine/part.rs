@@ -1,19 +1,13 @@
-//! Operations and their parts: one part is one chunk's share of one operation.
+//! What is submitted, and its parts: one part is one chunk's share of one operation.
 
-use super::command::{Command, Commands};
-use super::stats::LaneStats;
-use crate::error::{CallFault, OpError};
-use crate::subject::Subject;
 use proto_common::batch::{Block, BlockData, OpKind, Reading, Status};
-use proto_common::call::called;
 use proto_common::element::Dtype;
-use proto_common::ids::{ChunkId, Key, Operation, Rank};
-use proto_common::limits::RANKS_LISTED_MAX;
+use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::plan::Placement;
 use std::cmp::Reverse;
 
 /// How often a part is sent again because its payload changed on the way: a path that does so every time is broken.
-pub(super) const CORRUPT_RETRIES_MAX: u8 = 3;
+const CORRUPT_RETRIES_MAX: u8 = 3;
 
 /// One chunk of an operation, and who holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,41 +73,6 @@ pub struct Submit {
     pub by_chunk: bool,
 }
 
-/// An operation in progress.
-#[derive(Clone, Debug)]
-pub(super) struct Op {
-    pub(super) submit: Submit,
-    pub(super) since_ms: u64,
-    pub(super) remaining: u32,
-    pub(super) version: u64,
-    /// Parts that came too late for their round.
-    pub(super) late: u32,
-    /// Bytes that landed and the newest version, where servers say how many: of dynamic tensors.
-    pub(super) landed: Option<(u64, u64)>,
-    pub(super) failed: bool,
-    /// Why a server could not take a part; most operations never hear of it.
-    pub(super) told: Option<Box<Told>>,
-}
-
-impl Op {
-    /// Reports the operation's first failure; later ones are not reported.
-    pub(super) fn fail(&mut self, error: OpError, stats: &mut LaneStats, out: &mut Commands) {
-        if !std::mem::replace(&mut self.failed, true) {
-            stats.failed += 1;
-            out.list.push(Command::Failed { op: self.submit.op, error });
-        }
-    }
-}
-
-/// A server's last word on why it could not take a part yet.
-#[derive(Clone, Debug)]
-pub(super) enum Told {
-    /// It waits for these ranks: at most [`proto_common::limits::RANKS_LISTED_MAX`].
-    Waits { chunk: ChunkId, missing: Vec<Rank> },
-    /// It does not have the chunk.
-    Elsewhere { chunk: ChunkId, server: Rank },
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Waits for its turn, for a credit, or until it can be tried again.
@@ -132,11 +91,24 @@ pub(super) struct Part {
     /// When the server last said whom it waits for; none where its last word was another one.
     pub(super) told_ms: Option<u64>,
     /// How often its payload changed on the way.
-    pub(super) corrupt: u8,
+    corrupt: u8,
 }
 
 impl Part {
-    /// Has its payload changed on the way too often?
+    pub(super) fn new(op: u32, spec: PartSpec, order: u64) -> Self {
+        Self { op, spec, order, state: State::Queued, told_ms: None, corrupt: 0 }
+    }
+
+    /// Its payload changed on the way.
+    pub(super) fn has_changed(&mut self) {
+        (self.corrupt, self.told_ms) = ((self.corrupt + 1).min(CORRUPT_RETRIES_MAX + 1), None);
+    }
+
+    /// It goes out once more, as its number only.
+    pub(super) fn give_up(&mut self) {
+        self.corrupt = CORRUPT_RETRIES_MAX + 1;
+    }
+
     pub(super) fn is_given_up(&self) -> bool {
         self.corrupt > CORRUPT_RETRIES_MAX
     }
@@ -199,6 +171,11 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    /// Removes all.
+    pub(super) fn take_all(&mut self) -> Vec<T> {
+        (0..self.entries.len()).filter_map(|index| self.remove(index as u32)).collect()
+    }
+
     pub(super) fn get(&self, index: u32) -> Option<&T> {
         self.entries.get(index as usize)?.1.as_ref()
     }
@@ -227,40 +204,4 @@ impl<T> Slab<T> {
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries.iter().enumerate().filter_map(|(i, (_, value))| Some((i as u32, value.as_ref()?)))
     }
-}
-
-/// The error of a call that its server had no room for until its deadline.
-fn crowded(id: ChunkId, waited_ms: u64) -> OpError {
-    let (app, server) = called(id).unwrap_or_default();
-    OpError::Call { app, server, waited_ms, fault: CallFault::Crowded }
-}
-
-/// The error of an operation whose deadline has passed without an answer: what servers reported last, or else the servers that
-/// have not answered. Those in `down` have no channel.
-pub(super) fn late(
-    op: &Op,
-    told: Option<Told>,
-    (key, servers, down): (Key, Vec<Rank>, Vec<Rank>),
-    waited_ms: u64,
-) -> OpError {
-    let subject = Subject::default();
-    match told {
-        Some(Told::Waits { chunk, .. }) if op.submit.kind == OpKind::Call => crowded(chunk, waited_ms),
-        Some(Told::Waits { chunk, missing }) => {
-            OpError::Deadline { subject, chunk, round: op.submit.round, waited_ms, missing }
-        }
-        Some(Told::Elsewhere { chunk, server }) => OpError::Elsewhere { subject, chunk, server, waited_ms },
-        None if !down.is_empty() => OpError::Unconnected { subject, key, servers: down, waited_ms },
-        None => OpError::NoAnswer { subject, key, servers, waited_ms },
-    }
-}
-
-/// The ranks that a result lists, as many as are listed at most.
-pub(super) fn listed(block: &Block, payload: &[u8]) -> Vec<Rank> {
-    let BlockData::Inline { offset } = block.data else { return Vec::new() };
-    let end = offset.saturating_add(block.bytes);
-    let range = usize::try_from(offset).unwrap_or(usize::MAX)..usize::try_from(end).unwrap_or(usize::MAX);
-    let listed = payload.get(range).unwrap_or_default();
-    let ranks = listed.chunks_exact(4).map(|b| Rank(u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
-    ranks.take(RANKS_LISTED_MAX).collect()
 }

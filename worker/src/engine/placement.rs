@@ -1,40 +1,90 @@
-//! How a part's payload travels, and the table of the buffers that servers granted for it: by server and chunk,
-//! for as long as the channel lives. Which placement a tensor is to have is decided elsewhere.
+//! How a part's payload travels, and the buffers that one server granted for it: by chunk, for as long as the channel lives. Which
+//! placement a tensor is to have is decided elsewhere.
+//!
+//! ```text
+//!         granted: with a buffer           occupy: a payload is written
+//!  None ─────────────────────────▶ Granted ────────────────────────────▶ Occupied
+//!   │ ▲                               ▲                                     │ │
+//!   │ │                               └─ settle: to be sent again, or kept ─┘ │
+//!   │ └──────────── settle: otherwise ────────────────────────────────────────┘
+//!   │     granted: without one               the time has passed, and it is asked for again
+//!   └──────────────────────────────▶ Refused ──────────────────────────────────────────────▶ None
+//! ```
+//!
+//! If a deadline has ended an operation, its payload may still lie in the buffer, and what is written over it would be reduced in its
+//! place. So such a buffer is not used again.
 
-use super::lane::LaneEngine;
-use super::link::KeyBuffer;
-use super::part::{Op, Part, PartSpec};
+use super::part::{PartSpec, Submit};
 use proto_common::batch::{BlockData, Landing, Status};
-use proto_common::ids::{ChunkId, Rank};
+use proto_common::ids::ChunkId;
 use proto_common::plan::Placement;
+use std::collections::HashMap;
 
 /// A chunk that got no buffer does not ask again for so long.
 const ASK_AGAIN_MS: u64 = 1_000;
 
-impl LaneEngine {
-    /// From now on payloads to this server travel in slots only, as long as its channel lives.
-    pub fn use_slots_only(&mut self, server: Rank) {
-        if let Some(link) = self.links.get_mut(server.0 as usize) {
-            link.slots_only = true;
+/// What a server gave for a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum KeyBuffer {
+    /// A buffer that may be written: once, or (`keep`) again and again.
+    Granted { landing: Landing, keep: bool },
+    /// It holds a part's payload until that is answered.
+    Occupied { landing: Landing, keep: bool },
+    /// None; payloads travel in slots until then.
+    Refused { until_ms: u64 },
+}
+
+impl KeyBuffer {
+    /// What the answer to an announcement means, or a server's word that it has no room for what a reference names. The error is what
+    /// the server did wrong.
+    pub(super) fn answered(
+        bytes: u64,
+        data: BlockData,
+        landing: Option<Landing>,
+        now_ms: u64,
+    ) -> Result<Self, &'static str> {
+        match (data, landing) {
+            (BlockData::Announced { .. }, Some(landing)) if landing.bytes < bytes => {
+                Err("it granted a buffer that is too short")
+            }
+            (BlockData::Announced { keep }, Some(landing)) => Ok(Self::Granted { landing, keep }),
+            (BlockData::Announced { .. } | BlockData::ByReference { .. }, None) => {
+                Ok(Self::Refused { until_ms: now_ms + ASK_AGAIN_MS })
+            }
+            _ => Err("it granted a buffer that was not requested"),
         }
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct KeyBuffers {
+    of: HashMap<ChunkId, KeyBuffer>,
+    /// All payloads travel in slots: only those have a checksum.
+    slots_only: bool,
+}
+
+impl KeyBuffers {
+    /// From now on payloads travel in slots only.
+    pub(super) fn use_slots_only(&mut self) {
+        self.slots_only = true;
     }
 
     /// Where a part's payload is to be when it is sent now.
-    pub(super) fn way(&self, op: &Op, spec: &PartSpec) -> BlockData {
+    pub(super) fn way(&self, submit: &Submit, spec: &PartSpec, now_ms: u64) -> BlockData {
         let slot = BlockData::Inline { offset: 0 };
-        let Some(link) = self.links.get(spec.server.0 as usize) else { return slot };
         // Servers check what is encoded in slots only.
-        if !op.submit.payload || spec.bytes == 0 || spec.coded.is_some() || link.slots_only {
+        if !submit.payload || spec.bytes == 0 || spec.coded.is_some() || self.slots_only {
             return slot;
         }
-        let keep = match (op.submit.placement, link.buffers.get(&spec.id)) {
+        let keep = match (submit.placement, self.of.get(&spec.id)) {
             // Placed anew: the buffer is asked for once more, for one landing, and is the server's again after that.
             (placement, Some(KeyBuffer::Granted { keep: true, .. })) if placement != Placement::Static => {
                 false
             }
             (_, Some(KeyBuffer::Granted { .. })) => return BlockData::Placed,
             (Placement::Slot, _) => return slot,
-            (_, Some(KeyBuffer::Refused { until_ms })) if self.now_ms < *until_ms => return slot,
+            (_, Some(KeyBuffer::Refused { until_ms })) if now_ms < *until_ms => return slot,
             (Placement::RendezvousRead, _) => {
                 return BlockData::ByReference { region: 0, offset: spec.offset };
             }
@@ -44,69 +94,93 @@ impl LaneEngine {
         BlockData::Announced { keep }
     }
 
-    /// No buffer that was granted is written any more: all are asked for again.
-    pub fn forget_grants(&mut self) {
-        self.links.iter_mut().for_each(|link| link.buffers.clear());
-        self.chunks.values_mut().for_each(|chunk| chunk.asked_before |= chunk.asked);
+    /// The server has answered for a chunk.
+    pub(super) fn granted(&mut self, id: ChunkId, buffer: KeyBuffer) {
+        self.of.insert(id, buffer);
     }
 
     /// A granted buffer is about to be written; where it is.
-    pub(super) fn occupy(&mut self, id: ChunkId, server: Rank) -> Option<Landing> {
-        let buffer = self.links.get_mut(server.0 as usize)?.buffers.get_mut(&id)?;
+    pub(super) fn occupy(&mut self, id: ChunkId) -> Option<Landing> {
+        let buffer = self.of.get_mut(&id)?;
         let KeyBuffer::Granted { landing, keep } = *buffer else { return None };
         *buffer = KeyBuffer::Occupied { landing, keep };
         Some(landing)
     }
 
-    /// A part is answered: an announcement holds its chunk up no more, and a buffer is free again where the server
-    /// has done with what lies in it. Where a deadline ended the operation it may still lie there: such a buffer is
-    /// not ours any more.
-    pub(super) fn settle_buffer(&mut self, part: &Part, data: BlockData, status: Status) {
-        let (id, server) = (part.spec.id, part.spec.server);
-        match data {
-            BlockData::Inline { .. } | BlockData::ByReference { .. } => {}
-            BlockData::Announced { .. } => {
-                if let Some(chunk) = self.chunks.get_mut(&id) {
-                    chunk.asked = false;
-                    chunk.asked_before &= status == Status::Granted;
-                }
-            }
-            BlockData::Placed => {
-                let Some(link) = self.links.get_mut(server.0 as usize) else { return };
-                let Some(KeyBuffer::Occupied { landing, keep }) = link.buffers.remove(&id) else { return };
-                if status == Status::Retry || (matches!(status, Status::Done | Status::Late) && keep) {
-                    link.buffers.insert(id, KeyBuffer::Granted { landing, keep });
-                }
-            }
+    /// The part whose payload lies in a buffer is answered.
+    pub(super) fn settle(&mut self, id: ChunkId, status: Status) {
+        let Some(KeyBuffer::Occupied { landing, keep }) = self.of.remove(&id) else { return };
+        if status == Status::Retry || (matches!(status, Status::Done | Status::Late) && keep) {
+            self.of.insert(id, KeyBuffer::Granted { landing, keep });
         }
     }
 
-    /// The server answers an announcement, or says that it has no room for what a reference names. The error is what
-    /// it did wrong.
-    pub(super) fn granted(
-        &mut self,
-        part: &Part,
-        data: BlockData,
-        landing: Option<Landing>,
-    ) -> Result<(), &'static str> {
-        let spec = part.spec;
-        let buffer = match (data, landing) {
-            (BlockData::Announced { .. }, Some(landing)) if landing.bytes < spec.bytes => {
-                return Err("it granted a buffer that is too short");
-            }
-            (BlockData::Announced { keep }, Some(landing)) => KeyBuffer::Granted { landing, keep },
-            (BlockData::Announced { .. } | BlockData::ByReference { .. }, None) => {
-                KeyBuffer::Refused { until_ms: self.now_ms + ASK_AGAIN_MS }
-            }
-            _ => return Err("it granted a buffer that was not requested"),
-        };
-        // Of a server that has given the chunk up meanwhile it is worth nothing, also where the chunk is there again.
-        let stays = self.chunks.get_mut(&spec.id).is_some_and(|chunk| {
-            !std::mem::take(&mut chunk.asked_before) && chunk.server(spec.server) == spec.server
-        });
-        if let Some(link) = self.links.get_mut(spec.server.0 as usize).filter(|_| stays) {
-            link.buffers.insert(spec.id, buffer);
+    /// What was granted for these chunks only is still ours.
+    pub(super) fn retain(&mut self, stays: impl Fn(ChunkId) -> bool) {
+        self.of.retain(|id, _| stays(*id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{part, submit};
+    use super::*;
+    use proto_common::batch::OpKind;
+
+    const SLOT: BlockData = BlockData::Inline { offset: 0 };
+
+    fn way(buffers: &KeyBuffers, placement: Placement, now_ms: u64) -> BlockData {
+        buffers.way(&Submit { placement, ..submit(OpKind::Push, 1) }, &part(1, 0), now_ms)
+    }
+
+    /// What the server answers to an announcement, with room for so many bytes or none.
+    fn answered(keep: bool, bytes: Option<u64>) -> Result<KeyBuffer, &'static str> {
+        let landing = bytes.map(|bytes| Landing { region: 1, offset: 0, bytes });
+        KeyBuffer::answered(part(1, 0).bytes, BlockData::Announced { keep }, landing, 0)
+    }
+
+    #[test]
+    fn a_kept_buffer_is_used_again_unless_its_payload_may_still_lie_there() {
+        let (mut buffers, part) = (KeyBuffers::default(), part(1, 0));
+        assert_eq!(way(&buffers, Placement::Static, 0), BlockData::Announced { keep: true });
+        buffers.granted(part.id, answered(true, Some(part.bytes)).unwrap());
+        for status in [Status::Done, Status::Late, Status::Retry] {
+            assert_eq!(way(&buffers, Placement::Static, 0), BlockData::Placed);
+            assert!(buffers.occupy(part.id).is_some() && buffers.occupy(part.id).is_none());
+            assert_eq!(way(&buffers, Placement::Static, 0), SLOT);
+            buffers.settle(part.id, status);
         }
-        Ok(())
+        assert!(buffers.occupy(part.id).is_some());
+        buffers.settle(part.id, Status::DeadlineWaiting);
+        assert_eq!(way(&buffers, Placement::Static, 0), BlockData::Announced { keep: true });
+    }
+
+    #[test]
+    fn a_buffer_for_once_is_the_servers_again() {
+        let (mut buffers, part) = (KeyBuffers::default(), part(1, 0));
+        buffers.granted(part.id, answered(false, Some(part.bytes)).unwrap());
+        assert!(buffers.occupy(part.id).is_some());
+        buffers.settle(part.id, Status::Done);
+        assert_eq!(way(&buffers, Placement::RendezvousWrite, 0), BlockData::Announced { keep: false });
+    }
+
+    #[test]
+    fn a_refusal_counts_for_a_time() {
+        let (mut buffers, id) = (KeyBuffers::default(), part(1, 0).id);
+        buffers.granted(id, answered(true, None).unwrap());
+        assert_eq!(way(&buffers, Placement::Static, ASK_AGAIN_MS - 1), SLOT);
+        assert_eq!(way(&buffers, Placement::Static, ASK_AGAIN_MS), BlockData::Announced { keep: true });
+        buffers.use_slots_only();
+        assert_eq!(way(&buffers, Placement::Static, ASK_AGAIN_MS), SLOT);
+    }
+
+    #[test]
+    fn a_grant_is_long_enough_and_was_asked_for() {
+        let bytes = part(1, 0).bytes;
+        answered(true, Some(bytes)).unwrap();
+        answered(true, Some(bytes - 1)).unwrap_err();
+        let landing = Some(Landing { region: 1, offset: 0, bytes });
+        KeyBuffer::answered(bytes, SLOT, landing, 0).unwrap_err();
+        KeyBuffer::answered(bytes, BlockData::ByReference { region: 0, offset: 0 }, landing, 0).unwrap_err();
     }
 }

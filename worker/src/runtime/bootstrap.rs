@@ -2,8 +2,8 @@
 //! and a probe write each way before the server counts as ready. Design, section 5.
 
 use super::link::ServerInbox;
+use super::message::LaneMessage;
 use super::seat::LaneHandle;
-use super::thread::LaneMessage;
 use crate::error::ClientError;
 use daemon::control::Connection;
 use daemon::reach::{self, BLOCKED, Unreached};

@@ -3,8 +3,8 @@
 
 use super::bootstrap::{Connector, connect_server};
 use super::links::Links;
+use super::message::LaneMessage;
 use super::seat::LaneHandle;
-use super::thread::LaneMessage;
 use crate::engine::{Member, MemberCommand, MemberConfig};
 use crate::error::{ClientError, OpError};
 use fabric::oneshot;

@@ -4,8 +4,8 @@
 
 use super::connections::Connections;
 use super::lane::LaneDriver;
+use super::message::LaneMessage;
 use super::op::Submission;
-use super::thread::LaneMessage;
 use crate::error::OpError;
 use fabric::seat::{Callbacks, Caller, Driven, Left, Seat};
 use fabric::{LaneQueue, Letters, Mailbox, Rest, oneshot};

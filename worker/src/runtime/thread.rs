@@ -3,15 +3,11 @@
 
 use super::connections::{Connections, OnBroken};
 use super::lane::LaneDriver;
-use super::link::ServerInbox;
-use super::op::Submission;
+use super::message::{LaneMessage, LaneReport};
 use super::seat::{Core, Lane, LaneHandle};
-use crate::engine::{LaneStats, OldestOp, Traffic};
 use crate::error::{ClientError, OpError};
 use fabric::seat::{Away, Left, Seat};
-use fabric::{ChannelSetup, CompletionQueue, LaneQueue, Rest, Sleeper, oneshot};
-use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
-use proto_common::message::InboxGrant;
+use fabric::{CompletionQueue, LaneQueue, Rest, Sleeper};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::TryRecvError;
 use std::thread::JoinHandle;
@@ -22,56 +18,6 @@ const FENCE_SLEEP: Duration = Duration::from_millis(100);
 
 /// What to do about a panic.
 const BUG: &str = "please report it with the log lines before";
-
-/// What a lane's thread is told.
-pub(crate) enum LaneMessage {
-    Submit(Submission),
-    Epoch(Epoch),
-    /// Chunks of this lane have other servers from now on.
-    Remap {
-        epoch: Epoch,
-        moves: Vec<(ChunkId, Rank)>,
-    },
-    /// Of this server channels of this connection are taken from now on, and of no other.
-    Expect {
-        server: Rank,
-        number: u64,
-    },
-    /// A server's life is over: its channel is closed, which fences it, and no other is taken.
-    End {
-        server: Rank,
-    },
-    Attach {
-        server: Rank,
-        number: u64,
-        setup: ChannelSetup,
-        reply: oneshot::Sender<Result<InboxGrant, String>>,
-    },
-    Activate {
-        server: Rank,
-        number: u64,
-        incarnation: Incarnation,
-        inbox: ServerInbox,
-        /// Requests are to carry a checksum of their payload.
-        sum_payloads: bool,
-        reply: oneshot::Sender<Result<(), String>>,
-    },
-    Fail(OpError),
-    Report(oneshot::Sender<LaneReport>),
-    /// Is this thread alive?
-    Beat(oneshot::Sender<()>),
-    Stop,
-}
-
-/// What a lane tells about itself.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LaneReport {
-    pub(crate) stats: LaneStats,
-    /// By server.
-    pub(crate) traffic: Vec<Traffic>,
-    pub(crate) in_flight: usize,
-    pub(crate) oldest: Option<OldestOp>,
-}
 
 /// Starts a lane's thread.
 pub(crate) fn spawn_lane(

@@ -35,16 +35,16 @@ fn config() -> EngineConfig {
     EngineConfig { job, incarnation, lane, servers: 2, gather_max: 16, in_flight_max: 1_000 }
 }
 
-fn life(server: u32) -> Incarnation {
+pub(super) fn life(server: u32) -> Incarnation {
     Incarnation(100 + u64::from(server))
 }
 
-fn grants(slots: std::ops::Range<u32>) -> Vec<SlotGrant> {
+pub(super) fn grants(slots: std::ops::Range<u32>) -> Vec<SlotGrant> {
     slots.map(|slot| SlotGrant { slot, generation: 1 }).collect()
 }
 
 /// Chunk 0 of a key, on a server.
-fn part(key: u64, server: u32) -> PartSpec {
+pub(super) fn part(key: u64, server: u32) -> PartSpec {
     PartSpec { id: ChunkId::new(key, 0), server: Rank(server), offset: 0, bytes: BYTES, coded: None }
 }
 
@@ -209,7 +209,7 @@ impl Rig {
 }
 
 /// An operation to be filled in.
-fn submit(kind: OpKind, operation: u64) -> Submit {
+pub(super) fn submit(kind: OpKind, operation: u64) -> Submit {
     Submit {
         view: false,
         exact: false,

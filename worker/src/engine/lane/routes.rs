@@ -2,11 +2,12 @@
 //! or that channel has ended, for its memory may be written until then; nothing else of its chunk goes out before that to
 //! a server that has the chunk now.
 
-use super::command::Commands;
-use super::lane::LaneEngine;
-use super::part::{Part, State, Told};
+use super::LaneEngine;
+use crate::engine::command::Commands;
+use crate::engine::link::Link;
+use crate::engine::op::{Op, Told};
+use crate::engine::part::{Part, State};
 use crate::error::{CallFault, OpError};
-use proto_common::batch::OpKind;
 use proto_common::call::called;
 use proto_common::ids::{ChunkId, Rank};
 use std::collections::BTreeSet;
@@ -17,28 +18,20 @@ impl LaneEngine {
     pub fn remap(&mut self, moves: &[(ChunkId, Rank)]) {
         let mut moved = BTreeSet::new();
         for (id, server) in moves {
-            let chunk = self.chunks.entry(*id).or_default();
-            if chunk.route.replace(*server) == Some(*server) {
-                continue;
-            }
-            chunk.moves = chunk.moves.wrapping_add(1);
-            // A server that could not take a part says nothing of the next one.
-            (chunk.queued, chunk.held, chunk.tries) = (false, false, 0);
-            chunk.asked_before |= chunk.asked;
-            for index in &chunk.waiting {
-                if let Some(part) = self.parts.get_mut(*index) {
+            let Some(waiting) = self.chunks.of.entry(*id).or_default().remap(*server) else { continue };
+            for index in waiting {
+                if let Some(part) = self.parts.get_mut(index) {
                     (part.spec.server, part.told_ms) = (*server, None);
                 }
             }
             moved.insert(*id);
         }
-        let Self { links, parts, retries, .. } = self;
-        retries.retain(|(_, id)| !moved.contains(id));
-        for link in links {
-            let stays = |part: u32| parts.get(part).is_some_and(|part| !moved.contains(&part.spec.id));
-            link.queue.retain(|place| stays(place.part));
+        self.chunks.forget_retries(&moved);
+        let stays = |part: &Part| !moved.contains(&part.spec.id);
+        for link in &mut self.links {
+            link.retain(|part| self.parts.get(part).is_some_and(stays));
             // What a server granted for a chunk that it has no more is not ours any more, whatever it is used for now.
-            link.buffers.retain(|id, _| !moved.contains(id));
+            link.buffers.retain(|id| !moved.contains(&id));
         }
         for id in moved {
             self.enqueue(id);
@@ -48,9 +41,10 @@ impl LaneEngine {
     /// The channel to a server is closed and drained. What was sent and not answered is kept, and goes out again: over the
     /// next channel, or to who has the chunk now.
     pub fn server_down(&mut self, server: Rank) {
-        let Some(link) = self.links.get_mut(server.0 as usize) else { return };
-        *link = Default::default();
-        self.tell_again(server);
+        let Some(link) = self.link(server) else { return };
+        *link = Link::default();
+        // What it was told may not have come.
+        self.chunks.of.values_mut().for_each(|chunk| chunk.shown_by.say_again(server));
         let mut mine = BTreeSet::new();
         let mut sent = Vec::new();
         for (index, part) in self.parts.iter_mut().filter(|(_, part)| part.spec.server == server) {
@@ -61,12 +55,11 @@ impl LaneEngine {
             }
         }
         for id in &mine {
-            let Some(chunk) = self.chunks.get_mut(id) else { continue };
-            chunk.asked &= chunk.is_leaving(server);
-            chunk.asked_before &= chunk.asked;
-            (chunk.queued, chunk.held, chunk.tries) = (false, false, 0);
+            if let Some(chunk) = self.chunks.of.get_mut(id) {
+                chunk.channel_ended(server);
+            }
         }
-        self.retries.retain(|(_, id)| !mine.contains(id));
+        self.chunks.forget_retries(&mine);
         self.stats.replays += sent.len() as u64;
         for (index, part) in sent {
             self.requeue(index, part);
@@ -78,22 +71,21 @@ impl LaneEngine {
 
     /// A server's life is over, and its channel was closed. Calls to it end: nobody else knows of them.
     pub fn server_gone(&mut self, server: Rank, out: &mut Commands) {
-        self.forget_shown(server);
-        let is_call = |part: &Part| self.ops.get(part.op).is_some_and(|op| op.submit.kind == OpKind::Call);
+        self.chunks.of.values_mut().for_each(|chunk| chunk.shown_by.forget(server));
+        let is_call = |part: &Part| self.ops.get(part.op).is_some_and(Op::is_call);
         let calls = self.parts.iter().filter(|(_, part)| part.spec.server == server && is_call(part));
         for (index, part) in calls.map(|(index, part)| (index, *part)).collect::<Vec<_>>() {
-            let waited_ms = self.ops.get(part.op).map_or(0, |op| self.now_ms.saturating_sub(op.since_ms));
+            let waited_ms = self.ops.get(part.op).map_or(0, |op| op.waited_ms(self.now_ms));
             let app = called(part.spec.id).map_or(0, |(app, _)| app);
-            if let Some(chunk) = self.chunks.get_mut(&part.spec.id) {
+            if let Some(chunk) = self.chunks.of.get_mut(&part.spec.id) {
                 // All that waits on it ends here, and nothing of it is under way.
-                chunk.waiting.clear();
-                chunk.queued = false;
+                chunk.drop_waiting();
             }
             let failure = OpError::Call { app, server, waited_ms, fault: CallFault::ServerDied };
             self.end_part(index, part.spec, 0, Some(failure), out);
         }
         if let Some(link) = self.links.get_mut(server.0 as usize) {
-            link.queue.retain(|place| self.parts.get(place.part).is_some());
+            link.retain(|part| self.parts.get(part).is_some());
         }
     }
 
@@ -107,7 +99,7 @@ impl LaneEngine {
             part.told_ms = (part.spec.server == server).then_some(now_ms);
         }
         if let Some(op) = self.ops.get_mut(part.op) {
-            op.told = Some(Box::new(Told::Elsewhere { chunk, server }));
+            op.tell(Told::Elsewhere { chunk, server });
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Calls on their way: how many of a line may be under way, and what their answers mean.
 
-use super::command::{Command, Commands};
-use super::lane::LaneEngine;
-use super::part::{CORRUPT_RETRIES_MAX, Coded, Part};
+use super::LaneEngine;
+use crate::engine::command::{Command, Commands};
+use crate::engine::part::{Coded, Part};
 use crate::error::{CallFault, OpError};
 use crate::subject::Subject;
-use proto_common::batch::{Block, BlockData, OpKind, Status};
+use proto_common::batch::{Block, BlockData, Status};
 use proto_common::call::called;
 use proto_common::ids::Rank;
 
@@ -20,13 +20,13 @@ impl LaneEngine {
     ) {
         let Some(op) = self.ops.get(part.op) else { return };
         let (id, mut spec) = (op.submit.op, part.spec);
-        if op.submit.kind != OpKind::Call {
+        if !op.is_call() {
             return out.close(server, "it answered an operation that is not a call as a call");
         }
         match (block.status, block.data, block.landing.map(|landing| landing.bytes)) {
             (Status::ReplyRoom, _, None) if block.round > spec.bytes => {
                 // Its caller was told already that it failed: then nobody wants the reply.
-                let is_over = op.failed;
+                let is_over = op.has_failed();
                 if !is_over {
                     out.list.push(Command::Room { op: id, bytes: block.round });
                 }
@@ -34,9 +34,11 @@ impl LaneEngine {
                 (spec.bytes, spec.coded) = (block.round, Some(Coded { codec: 0, offset: 0, bytes: 0 }));
                 if let Some(part) = self.parts.get_mut(index) {
                     part.spec = spec;
-                    part.corrupt = if is_over { CORRUPT_RETRIES_MAX + 1 } else { part.corrupt };
+                    if is_over {
+                        part.give_up();
+                    }
                 }
-                self.requeue(index, Part { spec, ..part });
+                self.requeue(index, part);
                 self.enqueue(spec.id);
             }
             (Status::Done, BlockData::Inline { offset }, landed)
@@ -61,13 +63,12 @@ impl LaneEngine {
         let part =
             self.parts.iter().find(|(_, part)| self.ops.get(part.op).is_some_and(|of| of.submit.op == op));
         let Some((index, part)) = part.map(|(index, part)| (index, *part)) else { return };
-        // It goes out once more, as its number only.
         if let Some(part) = self.parts.get_mut(index) {
-            part.corrupt = CORRUPT_RETRIES_MAX + 1;
+            part.give_up();
         }
         let Some(op) = self.ops.get_mut(part.op) else { return };
         let (app, server) = called(part.spec.id).unwrap_or((0, part.spec.server));
-        let waited_ms = self.now_ms.saturating_sub(op.since_ms);
+        let waited_ms = op.waited_ms(self.now_ms);
         let error = OpError::Call { app, server, waited_ms, fault: CallFault::NoRoom { bytes } };
         op.fail(error, &mut self.stats, out);
     }

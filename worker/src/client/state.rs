@@ -1,0 +1,246 @@
+//! What all clones of a client share, and what a client says of itself. Must not import files that declare, move or ask something:
+//! those import this one.
+
+use super::buffer::TensorBuffer;
+use super::home::Homes;
+use super::registrations::{RegistrationCache, RegistrationStats};
+use super::reported::Reported;
+use super::tensor::Tensor;
+use crate::error::{ClientError, OpError};
+use crate::runtime::{
+    Control, LaneHandle, LaneMessage, LaneReport, Links, Members, OpStates, Requests, Spares,
+};
+use daemon::lanes::Reports;
+use daemon::post::Posts;
+use fabric::{Devices, Pool, Span};
+use proto_common::config::{Settings, WorkerLoss};
+use proto_common::ids::{Incarnation, Key, Rank};
+use proto_common::message::{ClusterShape, Coming, NodeGroup, ToScheduler};
+use proto_common::mode::Mode;
+use proto_common::transport::{Choice, Driver};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long a lane may take to report its counts.
+pub(super) const REPORT_WITHIN: Duration = Duration::from_millis(500);
+
+/// For each handler of each server, the number of the next call. Locked while a call is handed over, so that calls are in order.
+type NextCalls = HashMap<(u32, Rank), Arc<Mutex<u64>>>;
+
+/// A worker of a Gradwire cluster. Thread-safe; clones share it. When the last clone is dropped, the worker leaves the
+/// cluster.
+#[derive(Clone)]
+pub struct Client(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) settings: Settings,
+    pub(super) shape: ClusterShape,
+    pub(super) rank: Rank,
+    pub(super) coming: Coming,
+    pub(super) incarnation: Incarnation,
+    pub(super) pool: Pool,
+    pub(super) devices: Devices,
+    pub(super) lanes: Arc<[LaneHandle]>,
+    /// What the trainer was told of them last.
+    pub(super) reports: Reports<LaneReport>,
+    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(super) control: Mutex<Option<Control>>,
+    pub(super) posts: Posts,
+    /// Held by a declaration, from its request until its update is applied.
+    pub(super) declaring: Mutex<()>,
+    pub(super) members: Members,
+    pub(super) tensors: RwLock<BTreeMap<Key, Tensor>>,
+    /// Is the first iteration over, and has been planned with?
+    pub(super) traced: AtomicBool,
+    /// Bytes of key buffers that the plan has given to tensors, at each server.
+    pub(super) planned_bytes: AtomicU64,
+    pub(super) links: Arc<Links>,
+    pub(super) next_op: AtomicU64,
+    pub(super) states: Arc<OpStates>,
+    pub(super) dead: Arc<Mutex<Option<OpError>>>,
+    pub(super) registrations: Arc<RegistrationCache>,
+    pub(super) reported: Arc<Reported>,
+    pub(super) calls: RwLock<NextCalls>,
+    /// Where rows of tables are, once one was declared.
+    pub(super) homes: Mutex<Option<Arc<Homes>>>,
+    /// Frames of short calls.
+    pub(super) frames: Spares,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("rank", &self.0.rank).finish_non_exhaustive()
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these locks guard is replaced whole; a panic elsewhere leaves nothing half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Client {
+    /// This worker's rank, from 0 to `workers() - 1`.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.0.rank.0
+    }
+
+    /// The number of workers in the job.
+    #[must_use]
+    pub fn workers(&self) -> u32 {
+        self.0.shape.workers
+    }
+
+    /// The number of servers in the job.
+    #[must_use]
+    pub fn servers(&self) -> u32 {
+        self.0.shape.servers
+    }
+
+    /// The mode of tensors that set none: the cluster's, from the scheduler.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.0.shape.mode
+    }
+
+    /// The incarnation of this process, as in the roster.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.0.incarnation
+    }
+
+    /// The driver to each connected server, by rank, and the reason for it.
+    #[must_use]
+    pub fn links(&self) -> Vec<(Rank, Choice)> {
+        self.0.links.all()
+    }
+
+    /// The drivers in use, for display: "shm", "tcp" or "shm+tcp".
+    #[must_use]
+    pub fn transport(&self) -> String {
+        let links = self.links();
+        let used = |driver: &Driver| links.iter().any(|(_, choice)| choice.driver == *driver);
+        Driver::ALL.iter().filter(|d| used(d)).map(ToString::to_string).collect::<Vec<_>>().join("+")
+    }
+
+    /// Registered memory with the size of a tensor. The sender does not copy gradients and weights in such buffers.
+    /// Zeroed when new.
+    pub fn allocate(&self, bytes: u64) -> Result<TensorBuffer, ClientError> {
+        let buffer = self.0.pool.allocate(bytes)?;
+        self.prepare(&buffer.span())?;
+        Ok(TensorBuffer::new(buffer))
+    }
+
+    /// For a child process that was forked after this client connected: makes the memory of its buffers readable
+    /// there, with the parent's contents. Writes are private to the child. Nothing else of a client may be used or
+    /// dropped there.
+    pub fn copy_memory_for_child(&self) -> Result<(), ClientError> {
+        Ok(self.0.pool.region().copy_for_child()?)
+    }
+
+    /// Registers memory with the RDMA device, if any link is over it, so that what stands against that is told here.
+    pub(super) fn prepare(&self, span: &Span) -> Result<(), fabric::FabricError> {
+        if self.0.links.are_over_device() { self.0.devices.prepare(span) } else { Ok(()) }
+    }
+
+    /// Waits until all members of the group have arrived at the barrier with this name, at most
+    /// `deadlines.barrier_ms`. The error names the missing members. Ranks count, not messages.
+    pub fn barrier_of(&self, name: &str, group: NodeGroup) -> Result<(), ClientError> {
+        let within = Duration::from_millis(self.0.settings.deadlines.barrier_ms);
+        self.requests()?.barrier(name, group, within)
+    }
+
+    /// Small messages to and from other members' programs, through the scheduler.
+    #[must_use]
+    pub fn posts(&self) -> &Posts {
+        &self.0.posts
+    }
+
+    /// A barrier of all workers.
+    pub fn barrier(&self) -> Result<(), ClientError> {
+        self.barrier_of("workers", NodeGroup::WORKERS)
+    }
+
+    /// Leaves the cluster in good order: does not wait, says goodbye to the scheduler, ends the threads. Operations in
+    /// flight fail with [`OpError::Closed`].
+    pub fn close(&self) {
+        self.0.leave(ToScheduler::Goodbye);
+    }
+
+    /// Leaves because the trainer failed. All other members are notified of the reason.
+    pub fn fail(&self, reason: &str) {
+        self.0.leave(ToScheduler::Failing { reason: reason.to_owned() });
+    }
+
+    /// What ended the job, if anything: a member's failure, or the scheduler's decision.
+    #[must_use]
+    pub fn dead(&self) -> Option<OpError> {
+        lock(&self.0.dead).clone()
+    }
+
+    /// Counts of all lanes, as in metrics and heartbeats. A lane that does not respond for half a second counts with
+    /// its last report.
+    #[must_use]
+    pub fn stats(&self) -> crate::engine::LaneStats {
+        let ask = |lane: &LaneHandle, reply| lane.send_beside(LaneMessage::Report(reply));
+        let told = self.0.reports.of(&self.0.lanes, ask).into_iter().filter_map(|lane| lane.told);
+        told.fold(crate::engine::LaneStats::default(), |sum, report| sum.plus(&report.stats))
+    }
+
+    /// Statistics of the trainer's own buffers. The call also releases buffers that nothing else refers to.
+    #[must_use]
+    pub fn registrations(&self) -> RegistrationStats {
+        self.0.registrations.sweep()
+    }
+
+    /// Forgets this buffer: its next push is copied again. When operations with it have ended,
+    /// [`fabric::UserBuffer::into_vec`] returns its contents.
+    pub fn forget(&self, buffer: &fabric::UserBuffer) {
+        self.0.registrations.forget(buffer);
+    }
+
+    /// Reports a value of the training, such as its loss. The newest value of each name travels with heartbeats, and
+    /// is shown by the scheduler's page, `gradwire status --json`, `gradwire top` and this worker's `/metrics`. At
+    /// most 16 names of 48 bytes; names are permanent. It takes a lock, and allocates only for a new name.
+    pub fn report_metric(&self, name: &str, value: f64) -> Result<(), ClientError> {
+        self.0.reported.set(name, value)
+    }
+
+    /// The time limit of operations on a tensor. If rounds wait for failed workers, this time is included.
+    pub(super) fn operation_ms(&self) -> u32 {
+        let deadlines = &self.0.settings.deadlines;
+        let returns_ms = if self.0.shape.worker_loss == WorkerLoss::Wait { deadlines.rejoin_ms } else { 0 };
+        u32::try_from(deadlines.operation_ms.saturating_add(returns_ms)).unwrap_or(u32::MAX)
+    }
+
+    /// Whoever waits for an answer keeps nobody from asking, or from leaving: that ends the wait.
+    pub(super) fn requests(&self) -> Result<Requests, ClientError> {
+        let requests = lock(&self.0.control).as_ref().map(Control::requests);
+        requests.ok_or_else(|| OpError::Closed("it was closed by this process".into()).into())
+    }
+}
+
+impl Inner {
+    fn leave(&self, last: ToScheduler) {
+        let Some(mut control) = lock(&self.control).take() else { return };
+        self.members.close();
+        for lane in self.lanes.iter() {
+            lane.send(LaneMessage::Stop);
+        }
+        for thread in lock(&self.threads).drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a data thread panicked");
+            }
+        }
+        control.finish(last, Duration::from_millis(self.settings.deadlines.drain_ms));
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.leave(ToScheduler::Goodbye);
+    }
+}

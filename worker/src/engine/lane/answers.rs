@@ -1,0 +1,307 @@
+//! Results: which are believed, and what each answer does to its part. Names of tensors are added to errors by the handle.
+
+use super::{LaneEngine, ResultContext};
+use crate::engine::command::{Command, Commands};
+use crate::engine::op::{Op, Told};
+use crate::engine::part::{Part, PartSpec, State};
+use crate::engine::placement::KeyBuffer;
+use crate::engine::shown_by::Farewell;
+use crate::error::OpError;
+use crate::subject::Subject;
+use proto_common::batch::{BatchKind, Block, BlockData, OpKind, SlotGrant, Status};
+use proto_common::ids::Rank;
+use proto_common::limits::RANKS_LISTED_MAX;
+
+impl LaneEngine {
+    /// A server says that results lie in a slot of our inbox: may it be read?
+    pub fn notified(&mut self, server: Rank, grant: SlotGrant, out: &mut Commands) -> bool {
+        let Some(link) = self.link(server).filter(|link| link.is_up()) else { return false };
+        let checked = link.check(grant);
+        self.is_new(server, checked, out)
+    }
+
+    /// A result batch has come.
+    pub fn results(&mut self, context: &ResultContext<'_>, now_ms: u64, out: &mut Commands) {
+        self.now_ms = now_ms;
+        let (server, header, config) = (context.server, context.header, self.config);
+        let Some(link) = self.link(server).filter(|link| link.is_up()) else { return };
+        let mine = header.kind == BatchKind::Result
+            && header.job == config.job
+            && header.lane == config.lane
+            && header.sender == server
+            && header.sender_incarnation == link.incarnation()
+            && header.receiver_incarnation == config.incarnation;
+        if !mine {
+            return out.close(server, "its result batch is for someone else");
+        }
+        let received = link.received(context.slot, context.grants, now_ms);
+        if self.is_new(server, received, out) {
+            for block in context.blocks {
+                self.answered(server, block, context.payload, out);
+            }
+        }
+    }
+
+    /// Counts results that are duplicates or late, and closes the channel of a server that did something wrong.
+    fn is_new(&mut self, server: Rank, found: Result<bool, &'static str>, out: &mut Commands) -> bool {
+        self.stats.duplicates += u64::from(found == Ok(false));
+        found.unwrap_or_else(|reason| {
+            out.close(server, reason);
+            false
+        })
+    }
+
+    fn answered(&mut self, server: Rank, block: &Block, payload: &[u8], out: &mut Commands) {
+        if Farewell::is_answered_by(block) {
+            if let Some(chunk) = self.chunks.of.get_mut(&block.id) {
+                chunk.shown_by.answered(server, block.status);
+            }
+            return;
+        }
+        let index = self.parts.by_token(block.token);
+        let part = index.and_then(|index| Some((index, *self.parts.get(index)?)));
+        let asked = |part: &Part| part.spec.id == block.id && part.spec.server == server;
+        let part = part.filter(|(_, part)| asked(part));
+        let Some((index, part, State::Sent(data))) = part.map(|(index, part)| (index, part, part.state))
+        else {
+            self.stats.duplicates += 1;
+            return;
+        };
+        self.settle_buffer(&part, data, block.status);
+        match block.status {
+            Status::Granted => match self.granted(&part, data, block) {
+                Ok(()) => {
+                    self.requeue(index, part);
+                    self.enqueue(part.spec.id);
+                }
+                Err(reason) => out.close(server, reason),
+            },
+            Status::Retry | Status::CallRoom => {
+                self.stats.retries += 1;
+                self.put_back(index, part);
+                self.note_awaited(index, part.op, block, payload);
+            }
+            Status::Reroute => self.rerouted(index, part),
+            Status::Corrupt => self.changed_on_the_way(index, part, server, out),
+            _ if block.op == OpKind::Call || self.ops.get(part.op).is_some_and(Op::is_call) => {
+                self.call_answered(server, (index, part), block, out);
+            }
+            _ => self.ended(server, (index, part), block, payload, out),
+        }
+    }
+
+    /// A part of a tensor's operation has ended.
+    fn ended(
+        &mut self,
+        server: Rank,
+        (index, part): (u32, Part),
+        block: &Block,
+        payload: &[u8],
+        out: &mut Commands,
+    ) {
+        let failure = self.failure(server, &part, block, payload);
+        if failure.is_none() && !self.shown(server, &part, block, out) {
+            return;
+        }
+        if let Some(op) = self.ops.get_mut(part.op) {
+            if block.status == Status::Late {
+                op.was_late();
+            }
+            if let Some(landing) = block.landing.filter(|_| !block.view) {
+                op.landed(landing.bytes.min(part.spec.bytes), block.round);
+            }
+        }
+        self.end_part(index, part.spec, block.round, failure, out);
+    }
+
+    /// A part is answered: an announcement holds its chunk up no more, and a buffer is free again where the server
+    /// has done with what lies in it.
+    fn settle_buffer(&mut self, part: &Part, data: BlockData, status: Status) {
+        let (id, server) = (part.spec.id, part.spec.server);
+        match data {
+            BlockData::Inline { .. } | BlockData::ByReference { .. } => {}
+            BlockData::Announced { .. } => {
+                if let Some(chunk) = self.chunks.of.get_mut(&id) {
+                    chunk.announced(status == Status::Granted);
+                }
+            }
+            BlockData::Placed => {
+                if let Some(link) = self.link(server) {
+                    link.buffers.settle(id, status);
+                }
+            }
+        }
+    }
+
+    /// The server answers an announcement, or says that it has no room for what a reference names. The error is what
+    /// it did wrong.
+    fn granted(&mut self, part: &Part, data: BlockData, block: &Block) -> Result<(), &'static str> {
+        let (id, server) = (part.spec.id, part.spec.server);
+        let buffer = KeyBuffer::answered(part.spec.bytes, data, block.landing, self.now_ms)?;
+        let stays = self.chunks.of.get_mut(&id).is_some_and(|chunk| chunk.takes_grant(server));
+        if let Some(link) = self.link(server).filter(|_| stays) {
+            link.buffers.granted(id, buffer);
+        }
+        Ok(())
+    }
+
+    /// Passes on where weights lie that are to be read there. False where the server does not say it, or says it of what
+    /// was to land: it is not believed any more.
+    fn shown(&mut self, server: Rank, part: &Part, block: &Block, out: &mut Commands) -> bool {
+        let Some(submit) = self.ops.get(part.op).map(|op| &op.submit) else { return true };
+        if !block.view && !submit.view {
+            return true;
+        }
+        let at = block.landing.filter(|at| block.view && submit.view && at.bytes == part.spec.bytes);
+        let Some(at) = at else {
+            out.close(server, "its answer does not say where the weights lie that it was asked for");
+            return false;
+        };
+        if let Some(chunk) = self.chunks.of.get_mut(&part.spec.id) {
+            chunk.shown_by.note(server, submit.operation, block.round);
+        }
+        out.list.push(Command::Shown { op: submit.op, server, offset: part.spec.offset, at });
+        true
+    }
+
+    /// Keeps whom the server waits for before it can take a part: an operation that ends late names them.
+    fn note_awaited(&mut self, index: u32, op: u32, block: &Block, payload: &[u8]) {
+        let missing = listed(block, payload);
+        let says_why = !missing.is_empty() || block.status == Status::CallRoom;
+        if let Some(part) = self.parts.get_mut(index) {
+            part.told_ms = says_why.then_some(self.now_ms);
+        }
+        if let Some(op) = self.ops.get_mut(op).filter(|_| says_why) {
+            op.tell(Told::Waits { chunk: block.id, missing });
+        }
+    }
+
+    /// A part is sent again, and once too often without its payload: then the server knows that its number is used up,
+    /// and takes what follows it on the chunk.
+    fn changed_on_the_way(&mut self, index: u32, part: Part, server: Rank, out: &mut Commands) {
+        self.stats.retries += 1;
+        self.put_back(index, part);
+        let Some(part) = self.parts.get_mut(index) else { return };
+        part.has_changed();
+        let (chunk, status) = (part.spec.id, Status::Corrupt);
+        if part.is_given_up()
+            && let Some(op) = self.ops.get_mut(part.op)
+        {
+            let error = OpError::Refused { subject: Subject::default(), chunk, server, status };
+            op.fail(error, &mut self.stats, out);
+        }
+    }
+
+    /// A server could not take a part. It waits in its place, with what follows it on the chunk: to send them
+    /// in another order would only make them come back again. It is not in flight any more, or enough of
+    /// them would keep each other from going out.
+    pub(super) fn put_back(&mut self, index: u32, part: Part) {
+        self.requeue(index, part);
+        if !self.chunks.hold(part.spec.id, part.spec.server, self.now_ms) {
+            self.enqueue(part.spec.id);
+        }
+    }
+
+    /// A part that was sent waits again, in its place.
+    pub(super) fn requeue(&mut self, index: u32, part: Part) {
+        if let Some(link) = self.link(part.spec.server) {
+            link.answered();
+        }
+        let Self { chunks, parts, .. } = self;
+        let chunk = chunks.of.entry(part.spec.id).or_default();
+        if let Some(part) = parts.get_mut(index) {
+            part.state = State::Queued;
+            part.spec.server = chunk.server(part.spec.server);
+        }
+        let order = |index| parts.get(index).map_or(0, |part| part.order);
+        chunk.take_back(index, |other| order(other) < part.order);
+    }
+
+    /// The error that a server's answer means, if it means one.
+    fn failure(&self, server: Rank, part: &Part, block: &Block, payload: &[u8]) -> Option<OpError> {
+        let (subject, chunk, version) = (Subject::default(), block.id, block.round);
+        let of = self.ops.get(part.op);
+        let error = match block.status {
+            Status::Done | Status::Late => return None,
+            Status::BadValue => {
+                let (round, dtype) = (of.map_or(version, |op| op.submit.round), block.dtype);
+                OpError::BadValue { subject, chunk, round, dtype }
+            }
+            Status::VersionGone => {
+                let wanted = of.map_or(version, |op| op.submit.round);
+                OpError::VersionGone { subject, chunk, wanted, version }
+            }
+            Status::Torn => OpError::Torn { subject, chunk, server, version },
+            status => {
+                let (waited_ms, made) = of.map_or((0, 0), |op| (op.waited_ms(self.now_ms), op.submit.round));
+                let round = version.saturating_add(1);
+                let ranks = listed(block, payload);
+                match status {
+                    Status::DeadlineWaiting => {
+                        OpError::Deadline { subject, chunk, round, waited_ms, missing: ranks }
+                    }
+                    Status::DeadlineReading => {
+                        OpError::StillRead { subject, chunk, round, waited_ms, readers: ranks }
+                    }
+                    Status::DeadlineCopies => {
+                        OpError::Uncopied { subject, chunk, round, waited_ms, servers: ranks }
+                    }
+                    Status::DeadlineSaving => OpError::Unsaved { subject, chunk, round, waited_ms },
+                    Status::DeadlineBehind => {
+                        OpError::Behind { subject, chunk, made, waited_ms, behind: ranks }
+                    }
+                    status => OpError::Refused { subject, chunk, server, status },
+                }
+            }
+        };
+        Some(error)
+    }
+
+    /// A part has ended, well or not.
+    pub(super) fn end_part(
+        &mut self,
+        index: u32,
+        spec: PartSpec,
+        version: u64,
+        failure: Option<OpError>,
+        out: &mut Commands,
+    ) {
+        let Some(part) = self.parts.remove(index) else { return };
+        if let Some(link) = self.link(spec.server) {
+            link.answered();
+        }
+        let operation = self.ops.get(part.op).map(|op| op.submit.operation);
+        if let Some(chunk) = self.chunks.of.get_mut(&spec.id) {
+            chunk.ended(operation);
+        }
+        self.enqueue(spec.id);
+        let Some(op) = self.ops.get_mut(part.op) else { return };
+        let (is_last, id) = (op.end_part(version), op.submit.op);
+        if op.submit.by_chunk {
+            out.list.push(Command::Version { op: id, offset: spec.offset, version });
+        }
+        if op.submit.kind.lands() && failure.is_none() {
+            let view = op.submit.view;
+            self.stats.arrived(view, spec.bytes);
+            if let Some(from) = self.traffic.get_mut(spec.server.0 as usize).filter(|_| !view) {
+                from.landed_bytes += spec.bytes;
+            }
+        }
+        if let Some(error) = failure {
+            op.fail(error, &mut self.stats, out);
+        }
+        if is_last && let Some(op) = self.ops.remove(part.op) {
+            op.end(self.now_ms, &mut self.stats, out);
+        }
+    }
+}
+
+/// The ranks that a result lists, as many as are listed at most.
+fn listed(block: &Block, payload: &[u8]) -> Vec<Rank> {
+    let BlockData::Inline { offset } = block.data else { return Vec::new() };
+    let end = offset.saturating_add(block.bytes);
+    let range = usize::try_from(offset).unwrap_or(usize::MAX)..usize::try_from(end).unwrap_or(usize::MAX);
+    let listed = payload.get(range).unwrap_or_default();
+    let ranks = listed.chunks_exact(4).map(|b| Rank(u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+    ranks.take(RANKS_LISTED_MAX).collect()
+}

@@ -1,0 +1,140 @@
+//! What goes out and when: packs parts into batches as credits allow, and says what is owed.
+
+use super::LaneEngine;
+use crate::engine::chunk::Chunk;
+use crate::engine::command::{Command, Commands, PartBlock};
+use crate::engine::part::State;
+use proto_common::batch::{Block, BlockData, Landing, Reading, Status};
+use proto_common::ids::Rank;
+
+/// A batch that refers to so much is sent: what it brings is under way while the next one is made.
+const REFERENCED_BYTES_MAX: u64 = 4 << 20;
+
+impl LaneEngine {
+    /// Packs what may go into batches, at most `batches` of them, and says what is owed. Called after each
+    /// burst of events.
+    pub fn flush(&mut self, batches: usize, now_ms: u64, out: &mut Commands) {
+        self.now_ms = now_ms;
+        while let Some(id) = self.chunks.release(now_ms) {
+            self.enqueue(id);
+        }
+        let mut left = batches;
+        for index in 0..self.links.len() {
+            let server = Rank(index as u32);
+            while left > 0 && self.send_batch(server, out) {
+                left -= 1;
+            }
+            let waits = self.links[index].settle_credits(server, self.config.in_flight_max, out);
+            self.stats.credit_waits += u64::from(waits);
+        }
+    }
+
+    /// Sends one batch to a server, if there is something to send and a credit to send it with.
+    fn send_batch(&mut self, server: Rank, out: &mut Commands) -> bool {
+        let at = server.0 as usize;
+        let Some((mut room, in_flight)) = self.links[at].room(self.config.in_flight_max) else {
+            return false;
+        };
+        let first = out.parts.len();
+        let most = self.config.gather_max.saturating_sub(1).min(in_flight);
+        self.links[at].take_farewells(&mut room, most, &mut out.parts);
+        let mut referenced_bytes = 0;
+        while out.parts.len() - first < most && referenced_bytes < REFERENCED_BYTES_MAX {
+            let Some(index) = self.links[at].peek() else { break };
+            let Some(block) = self.part_block(index).filter(|_| self.is_next(index)) else {
+                self.links[at].pop();
+                self.enqueue_next(index);
+                continue;
+            };
+            let data = block.block.data;
+            if !room.take(data.inline_bytes(block.block.bytes)) {
+                break;
+            }
+            self.links[at].pop();
+            out.parts.push(block);
+            if data == BlockData::Placed
+                && let Some(remote) = self.links[at].buffers.occupy(block.block.id)
+            {
+                out.list.push(Command::Place { server, part: block, remote });
+            }
+            if matches!(data, BlockData::ByReference { .. }) {
+                referenced_bytes += block.block.bytes;
+            }
+            self.mark_sent(index, data);
+        }
+        if out.parts.len() == first {
+            return false;
+        }
+        let is_sent = self.links[at].send(server, first, self.now_ms, out);
+        self.stats.batches += u64::from(is_sent);
+        is_sent
+    }
+
+    fn part_block(&self, index: u32) -> Option<PartBlock> {
+        let part = self.parts.get(index)?;
+        let op = self.ops.get(part.op)?;
+        let submit = &op.submit;
+        let spec = part.spec;
+        let lands = submit.kind.lands() && !submit.view;
+        let landing =
+            (lands || op.is_call()).then_some(Landing { region: 0, offset: spec.offset, bytes: spec.bytes });
+        let (offset, bytes) = spec.payload();
+        let chunk = self.chunks.of.get(&spec.id);
+        let link = self.links.get(spec.server.0 as usize);
+        let slot = BlockData::Inline { offset: 0 };
+        let waited = op.waited_ms(self.now_ms);
+        let block = Block {
+            id: spec.id,
+            op: submit.kind,
+            dtype: submit.dtype,
+            codec: spec.coded.map_or(0, |coded| coded.codec),
+            status: Status::None,
+            operation: submit.operation,
+            first_open: chunk.and_then(Chunk::first_open).unwrap_or(submit.operation),
+            round: submit.round,
+            bytes: if submit.payload { bytes } else { 0 },
+            data: link.map_or(slot, |link| link.buffers.way(submit, &spec, self.now_ms)),
+            landing,
+            view: submit.view,
+            exact: submit.exact,
+            reading: chunk.map_or(Reading::default(), |chunk| chunk.shown_by.reading()),
+            timeout_ms: submit.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
+            token: self.parts.token(index),
+        };
+        Some(PartBlock { op: submit.op, offset, block: part.as_sent(block) })
+    }
+
+    /// Is it its chunk's turn, and this part's? Not if an earlier one came back since it was put in the queue.
+    fn is_next(&self, index: u32) -> bool {
+        let chunk = self.parts.get(index).and_then(|part| self.chunks.of.get(&part.spec.id));
+        chunk.is_some_and(|chunk| chunk.is_next(index))
+    }
+
+    fn enqueue_next(&mut self, index: u32) {
+        let Some(id) = self.parts.get(index).map(|part| part.spec.id) else { return };
+        if let Some(chunk) = self.chunks.of.get_mut(&id) {
+            chunk.dequeue();
+        }
+        self.enqueue(id);
+    }
+
+    fn mark_sent(&mut self, index: u32, data: BlockData) {
+        let Some(part) = self.parts.get_mut(index) else { return };
+        let (spec, at) = (part.spec, part.spec.server.0 as usize);
+        part.state = State::Sent(data);
+        let asked = matches!(data, BlockData::Announced { .. });
+        let carries = !asked && self.ops.get(part.op).is_some_and(|op| op.submit.payload);
+        self.stats.parts += 1;
+        let sent_bytes = if carries { spec.payload().1 } else { 0 };
+        self.stats.sent_bytes += sent_bytes;
+        self.traffic[at].sent_bytes += sent_bytes;
+        self.stats.plain_bytes += if carries { spec.bytes } else { 0 };
+        self.stats.placed += u64::from(data == BlockData::Placed);
+        self.stats.referenced += u64::from(matches!(data, BlockData::ByReference { .. }));
+        self.links[at].sent();
+        if let Some(chunk) = self.chunks.of.get_mut(&spec.id) {
+            chunk.sent(spec.server, asked);
+        }
+        self.enqueue(spec.id);
+    }
+}

@@ -1,0 +1,195 @@
+//! Operations in progress on a lane. Owns how many parts an operation waits for, and what is reported of it. It must not know where its
+//! parts are.
+//!
+//! ```text
+//!             end_part, each with its version           the last one
+//!  submit ──▶ remaining: 1.. ───────────────────────▶ remaining: 0 ──▶ end: Landed, Late, Done
+//!                   │ fail: the first failure is reported
+//!                   └── failed: it still waits for its parts
+//! ```
+//!
+//! If a failed operation ended before its parts had, its buffers would be used for something else while a server may still read or
+//! write them.
+
+use super::command::{Command, Commands};
+use super::part::Submit;
+use super::stats::LaneStats;
+use crate::error::{CallFault, OpError};
+use crate::subject::Subject;
+use proto_common::batch::OpKind;
+use proto_common::call::called;
+use proto_common::ids::{ChunkId, Key, Rank};
+
+/// A server answers at the operation's deadline; it is given this long to do so.
+pub(super) const GRACE_MS: u64 = 1_000;
+
+/// A server's last word on why it could not take a part yet.
+#[derive(Clone, Debug)]
+pub(super) enum Told {
+    /// It waits for these ranks: at most [`proto_common::limits::RANKS_LISTED_MAX`].
+    Waits { chunk: ChunkId, missing: Vec<Rank> },
+    /// It does not have the chunk.
+    Elsewhere { chunk: ChunkId, server: Rank },
+}
+
+/// Who owes an operation answers.
+#[derive(Debug)]
+pub(super) struct Owing {
+    pub(super) key: Key,
+    pub(super) servers: Vec<Rank>,
+    /// Those that have no channel.
+    pub(super) down: Vec<Rank>,
+    /// The servers of all parts have said lately why they wait.
+    pub(super) all_told: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) submit: Submit,
+    pub(super) since_ms: u64,
+    remaining: u32,
+    /// The least among its parts.
+    version: u64,
+    /// Parts that came too late for their round.
+    late: u32,
+    /// Bytes that landed and the newest version, where servers say how many: of dynamic tensors.
+    landed: Option<(u64, u64)>,
+    failed: bool,
+    /// Why a server could not take a part; most operations never hear of it.
+    told: Option<Box<Told>>,
+}
+
+impl Op {
+    pub(super) fn new(submit: Submit, parts: u32, now_ms: u64) -> Self {
+        let (version, since_ms, remaining) = (u64::MAX, now_ms, parts);
+        Self { submit, since_ms, remaining, version, late: 0, landed: None, failed: false, told: None }
+    }
+
+    pub(super) fn is_call(&self) -> bool {
+        self.submit.kind == OpKind::Call
+    }
+
+    pub(super) fn waited_ms(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_sub(self.since_ms)
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Reports the operation's first failure; later ones are not reported.
+    pub(super) fn fail(&mut self, error: OpError, stats: &mut LaneStats, out: &mut Commands) {
+        if !std::mem::replace(&mut self.failed, true) {
+            stats.failed += 1;
+            out.list.push(Command::Failed { op: self.submit.op, error });
+        }
+    }
+
+    /// A server said why it cannot take a part.
+    pub(super) fn tell(&mut self, told: Told) {
+        self.told = Some(Box::new(told));
+    }
+
+    /// A part came too late for its round.
+    pub(super) fn was_late(&mut self) {
+        self.late += 1;
+    }
+
+    /// So many bytes of a part landed, of this version.
+    pub(super) fn landed(&mut self, bytes: u64, version: u64) {
+        let (before, newest) = self.landed.unwrap_or_default();
+        self.landed = Some((before.saturating_add(bytes), newest.max(version)));
+    }
+
+    /// A part has ended. True if it was the last one.
+    pub(super) fn end_part(&mut self, version: u64) -> bool {
+        self.remaining -= 1;
+        self.version = self.version.min(version);
+        self.remaining == 0
+    }
+
+    /// All parts have ended.
+    pub(super) fn end(self, now_ms: u64, stats: &mut LaneStats, out: &mut Commands) {
+        let op = self.submit.op;
+        stats.ended(self.is_call(), self.failed, self.version);
+        if self.submit.kind.contributes() {
+            stats.longest_ms = stats.longest_ms.max(self.waited_ms(now_ms));
+        }
+        if let Some((bytes, newest)) = self.landed {
+            out.list.push(Command::Landed { op, bytes, newest });
+        }
+        if self.late > 0 {
+            out.list.push(Command::Late { op, chunks: self.late });
+        }
+        out.list.push(Command::Done { op, version: self.version });
+    }
+
+    /// Has its deadline passed without an answer?
+    pub(super) fn is_overdue(&self, now_ms: u64) -> bool {
+        !self.failed && now_ms >= self.since_ms + u64::from(self.submit.timeout_ms) + GRACE_MS
+    }
+
+    /// The error of its deadline: what servers said last, or else the servers that have not answered.
+    pub(super) fn overdue(&mut self, owing: Owing, now_ms: u64) -> OpError {
+        let Owing { key, servers, down, all_told } = owing;
+        let (subject, waited_ms) = (Subject::default(), self.waited_ms(now_ms));
+        match self.told.take().filter(|_| all_told).map(|told| *told) {
+            // Its server had no room for it.
+            Some(Told::Waits { chunk, .. }) if self.is_call() => {
+                let (app, server) = called(chunk).unwrap_or_default();
+                OpError::Call { app, server, waited_ms, fault: CallFault::Crowded }
+            }
+            Some(Told::Waits { chunk, missing }) => {
+                OpError::Deadline { subject, chunk, round: self.submit.round, waited_ms, missing }
+            }
+            Some(Told::Elsewhere { chunk, server }) => {
+                OpError::Elsewhere { subject, chunk, server, waited_ms }
+            }
+            None if !down.is_empty() => OpError::Unconnected { subject, key, servers: down, waited_ms },
+            None => OpError::NoAnswer { subject, key, servers, waited_ms },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::submit;
+    use super::*;
+
+    #[test]
+    fn an_operation_ends_with_its_last_part_and_fails_once() {
+        let (mut stats, mut out) = (LaneStats::default(), Commands::default());
+        let mut op = Op::new(submit(OpKind::PushPull, 1), 2, 10);
+        op.was_late();
+        op.landed(8, 3);
+        op.landed(4, 2);
+        for reason in ["first", "second"] {
+            op.fail(OpError::Closed(reason.into()), &mut stats, &mut out);
+        }
+        assert_eq!([op.end_part(5), op.end_part(4)], [false, true]);
+        op.end(30, &mut stats, &mut out);
+        let first = OpError::Closed("first".into());
+        let commands = [
+            Command::Failed { op: 0, error: first },
+            Command::Landed { op: 0, bytes: 12, newest: 3 },
+            Command::Late { op: 0, chunks: 1 },
+            Command::Done { op: 0, version: 4 },
+        ];
+        assert_eq!((&out.list[..], stats.failed, stats.longest_ms), (&commands[..], 1, 20));
+    }
+
+    #[test]
+    fn the_error_of_a_deadline_is_what_servers_said_lately_or_else_who_did_not_answer() {
+        let error = |all_told, down: Vec<Rank>| {
+            let mut op = Op::new(submit(OpKind::Push, 1), 1, 0);
+            op.tell(Told::Elsewhere { chunk: ChunkId::new(1, 0), server: Rank(2) });
+            let due_ms = u64::from(op.submit.timeout_ms) + GRACE_MS;
+            assert!(!op.is_overdue(due_ms - 1) && op.is_overdue(due_ms));
+            op.overdue(Owing { key: Key(1), servers: vec![Rank(2)], down, all_told }, due_ms)
+        };
+        assert!(matches!(error(true, vec![]), OpError::Elsewhere { server: Rank(2), .. }));
+        assert!(matches!(error(false, vec![Rank(2)]), OpError::Unconnected { .. }));
+        assert!(matches!(error(false, vec![]), OpError::NoAnswer { .. }));
+    }
+}

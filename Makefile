@@ -137,7 +137,7 @@ pictures:
 	@benches/chart.py > docs/figures/benchmarks.svg
 	@docs/figures/make.py $(RELEASE) $(PICTURES)
 
-## reference the book's reference pages of Python and C, from docstrings and the C header
+## reference the book's reference page of Python, from docstrings
 reference:
 	@bindings/reference.py
 

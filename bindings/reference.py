@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the reference pages of the book from the sources:
+"""Writes docs/python-reference.md from the docstrings of the package `gradwire`:
 
-    bindings/reference.py          docs/python-reference.md from the package's docstrings, docs/c-reference.md from gradwire.h
-    bindings/reference.py --check  ends with 1, and names the pages, if they are not what this script writes
+    bindings/reference.py          writes the page
+    bindings/reference.py --check  ends with 1 if the page is not what this script writes
 
 It reads the sources as text and imports nothing, so it runs without a build.
 """
@@ -14,8 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "bindings/python/python/gradwire"
-HEADER = ROOT / "bindings/c/include/gradwire.h"
-AGAIN = "`bindings/reference.py` writes this page from {}. Change those, and run it again; a test fails if the page is stale.\n"
+PAGE = ROOT / "docs/python-reference.md"
+AGAIN = """`bindings/reference.py` writes this page from the docstrings of `bindings/python/python/gradwire`. Change those, and run it again; a test fails if the page is stale.
+"""
 # Modules in the order of the page, with the names to show; None: all public ones.
 MODULES = {
     "gradwire": None,
@@ -148,7 +149,7 @@ def of_class(name, nodes):
 
 
 def python_page():
-    lines = ["# Python reference", "", AGAIN.format("the docstrings of `bindings/python/python/gradwire`")]
+    lines = ["# Python reference", "", AGAIN]
     lines += ["[Python](python.md), [torch](torch.md) and [Embedding tables](tables.md) explain how to use these names.", ""]
     everything = sources(PACKAGE)
     for module, shown in MODULES.items():
@@ -170,66 +171,18 @@ def python_page():
     return tidied(lines)
 
 
-def c_page():
-    lines = ["# C reference", "", AGAIN.format("`bindings/c/include/gradwire.h`, which is made from `bindings/c/src`")]
-    lines += ["[APIs](api.md#c) has a complete program.", ""]
-    text = HEADER.read_text()
-    comment = re.compile(r"/\*\*\n((?: \*.*\n)*?) \*/\n((?:(?!\n\n|/\*\*).|\n(?!\n|/\*\*))*)")
-    kinds = {"Functions": [], "Types": [], "Constants": []}
-    for said, declared in comment.findall(text):
-        said = "\n".join(line.removeprefix(" *").strip() for line in said.splitlines())
-        declared = declared.strip()
-        if declared.startswith("#define"):
-            name, kind = declared.split()[1], "Constants"
-        elif match := re.match(r"(?:const )?\w[\w ]*?[ *]+(gradwire_\w+)\(", declared):
-            name, kind = match[1], "Functions"
-        elif match := re.match(r"(?:typedef )?(?:struct|enum) (Gradwire\w+)", declared):
-            name, kind = match[1], "Types"
-        else:
-            continue
-        kinds[kind].append((name, said, declared))
-    for kind, entries in kinds.items():
-        lines += [f"## {kind}", ""]
-        for name, said, declared in sorted(entries):
-            lines += [f"### {name}", ""]
-            if kind == "Functions":
-                lines += ["```c", declared, "```", ""]
-            elif kind == "Constants":
-                lines += ["```c", declared, "```", ""]
-            else:
-                lines += [*of_type(text, name)]
-            lines += [said, ""]
-    return tidied(lines)
-
-
-def of_type(text, name):
-    """Fields of a structure, or values of an enumeration, with what the header says of each; none of what is opaque."""
-    match = re.search(rf"(?:enum|struct) {name}\n?[^{{;]*\{{\n(.*?)\n\}}", text, re.S)
-    if not match:
-        return []
-    rows = []
-    for said, declared in re.findall(r"/\*\*\n((?:\s+\*.*\n)*?)\s+\*/\n([^\n]*)", match[1]):
-        said = " ".join(line.strip().removeprefix("*").strip() for line in said.splitlines())
-        rows.append(f"| `{declared.strip().rstrip(',;')}` | {said} |".replace("  ", " "))
-    return ["| field or value | meaning |", "| --- | --- |", *rows, ""] if rows else []
-
-
 def tidied(lines):
     text = "\n".join(lines)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
 def main():
-    stale = []
-    for path, text in ((ROOT / "docs/python-reference.md", python_page()), (ROOT / "docs/c-reference.md", c_page())):
-        if path.exists() and path.read_text() == text:
-            continue
-        if "--check" in sys.argv:
-            stale.append(str(path.relative_to(ROOT)))
-        else:
-            path.write_text(text)
-    if stale:
-        sys.exit(f"{', '.join(stale)}: stale; run bindings/reference.py")
+    text = python_page()
+    if PAGE.exists() and PAGE.read_text() == text:
+        return
+    if "--check" in sys.argv:
+        sys.exit(f"{PAGE.relative_to(ROOT)}: stale; run bindings/reference.py")
+    PAGE.write_text(text)
 
 
 if __name__ == "__main__":

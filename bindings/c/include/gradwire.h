@@ -430,6 +430,43 @@ typedef int32_t GradwireInitial;
 #endif // __cplusplus
 
 /**
+ * The allowed values of a parameter. All are finite.
+ */
+enum GradwireRange
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Every finite number.
+     */
+    GRADWIRE_RANGE_ANY = 0,
+    /**
+     * At least 0.
+     */
+    GRADWIRE_RANGE_NOT_NEGATIVE = 1,
+    /**
+     * Above 0.
+     */
+    GRADWIRE_RANGE_POSITIVE = 2,
+    /**
+     * From 0 to below 1.
+     */
+    GRADWIRE_RANGE_SHARE = 3,
+    /**
+     * From 0 to 1.
+     */
+    GRADWIRE_RANGE_UP_TO_ONE = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum GradwireRange GradwireRange;
+#else
+typedef int32_t GradwireRange;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Memory that the client has registered with its transports. This process does not copy what is sent from it or
  * received into it. Free it with `gradwire_buffer_free`.
  *
@@ -707,6 +744,38 @@ typedef void (*GradwireOnAnswer)(void *context, const GradwireAnswer *answer);
 typedef void (*GradwireOnMessage)(void *context, GradwireMessage *message);
 
 /**
+ * A parameter's value.
+ */
+typedef struct {
+    /**
+     * Its name.
+     */
+    const char *name;
+    /**
+     * Its value.
+     */
+    float value;
+} GradwireParameter;
+
+/**
+ * A declaration's choice of a rule that the servers' program has registered.
+ */
+typedef struct {
+    /**
+     * The rule's name.
+     */
+    const char *name;
+    /**
+     * Parameters, in any order. Those that are missing have their usual values.
+     */
+    const GradwireParameter *parameters;
+    /**
+     * The number of parameters given.
+     */
+    uint64_t parameter_count;
+} GradwireOwn;
+
+/**
  * An update rule with its constants. Fill it with `gradwire_optimizer_default` and change single fields.
  */
 typedef struct {
@@ -754,7 +823,97 @@ typedef struct {
      * A `GradwireForm`.
      */
     int32_t form;
+    /**
+     * A rule that the servers' program has registered; null for none. `rule` and `constants` are not used with it. It
+     * must exist until the declaration has returned.
+     */
+    const GradwireOwn *own;
 } GradwireOptimizer;
+
+/**
+ * A parameter of a registered rule.
+ */
+typedef struct {
+    /**
+     * Its name: at most 12 of `a` to `z`, `0` to `9` and `_`.
+     */
+    const char *name;
+    /**
+     * A `GradwireRange`.
+     */
+    int32_t range;
+    /**
+     * Its value in declarations that do not give it.
+     */
+    float usual;
+} GradwireOwnParameter;
+
+/**
+ * The numbers of one round.
+ */
+typedef struct {
+    /**
+     * The round, from 1; outside mode sync the chunk's version.
+     */
+    uint64_t round;
+    /**
+     * The step size, by the declaration's learning rate and schedule.
+     */
+    float rate;
+    /**
+     * The declaration's weight decay. The rule applies it, or not.
+     */
+    float decay;
+    /**
+     * The rule's parameters, in the order in which it names them.
+     */
+    const float *parameters;
+} GradwireOwnStep;
+
+/**
+ * One round over part of a chunk: changes `weights`, and the rule's state in `first` and `second`, which begins with
+ * zeros and is null for arrays that the rule does not keep. `gradient` is the sum of the contributions, divided by
+ * their number and multiplied by `rescale` if the declaration says so. All arrays have `elements` elements. What becomes
+ * of an element may depend on this element and on `step` only, because chunks are cut into blocks of any length. The
+ * server's data threads call it, several at once. No exception may leave it.
+ */
+typedef void (*GradwireUpdate)(void *context,
+                               const GradwireOwnStep *step,
+                               uint64_t elements,
+                               float *weights,
+                               const float *gradient,
+                               float *first,
+                               float *second);
+
+/**
+ * An update rule of this program. All servers of a job must have the same ones.
+ */
+typedef struct {
+    /**
+     * Its name: at most 24 of `a` to `z`, `0` to `9` and `_`.
+     */
+    const char *name;
+    /**
+     * Its parameters.
+     */
+    const GradwireOwnParameter *parameters;
+    /**
+     * The number of its parameters, at most 8.
+     */
+    uint64_t parameter_count;
+    /**
+     * The number of arrays that it keeps, at most 2.
+     */
+    uint32_t arrays;
+    /**
+     * Its arithmetic.
+     */
+    GradwireUpdate update;
+    /**
+     * Passed to `update`. It must exist until the server is freed.
+     */
+    void *context;
+} GradwireOwnRule;
 
 /**
  * Receives a call. The callee must answer and free it, at once or later and on any thread. Handlers run on a separate
@@ -1197,6 +1356,15 @@ void gradwire_scheduler_free(GradwireScheduler *scheduler);
  * Starts a server in this process, on separate threads, and returns when the scheduler has assigned a rank.
  */
 GradwireCode gradwire_server_start(const GradwireSettings *settings, GradwireServer **server);
+
+/**
+ * As `gradwire_server_start`, with update rules of this program, which workers then name in declarations. All servers
+ * of a job must have the same ones. The structures may be freed afterwards.
+ */
+GradwireCode gradwire_server_start_with(const GradwireSettings *settings,
+                                        const GradwireOwnRule *rules,
+                                        uint64_t rule_count,
+                                        GradwireServer **server);
 
 /**
  * Its rank among servers. `UINT32_MAX` for null.

@@ -13,6 +13,7 @@ pub mod error;
 pub mod handle;
 pub mod message;
 pub mod optimizer;
+pub mod own;
 pub mod piece;
 pub mod scheduler;
 pub mod server;

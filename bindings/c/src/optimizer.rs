@@ -1,10 +1,12 @@
 //! Update rules as C structures. The library's typed rules check them. What each rule is called, and has as constants, is
 //! written to the header from their registry (`examples/header.rs`).
 
-use crate::border::put;
+use crate::border::{put, slice};
 use crate::error::{Failure, GradwireCode, guard};
-use proto_common::optimizer::{Decay, Form, KINDS, Kind, Optimizer, Schedule, Values};
+use crate::own::GradwireOwn;
+use proto_common::optimizer::{Decay, Form, KINDS, Kind, Optimizer, Rule, Schedule, Values};
 use std::mem::MaybeUninit;
+use std::ptr;
 
 /// The decay of the learning rate after the warm-up.
 #[repr(i32)]
@@ -67,6 +69,9 @@ pub struct GradwireOptimizer {
     pub decay_factor: f32,
     /// A `GradwireForm`.
     pub form: i32,
+    /// A rule that the servers' program has registered; null for none. `rule` and `constants` are not used with it. It
+    /// must exist until the declaration has returned.
+    pub own: *const GradwireOwn,
 }
 
 impl GradwireOptimizer {
@@ -84,13 +89,14 @@ impl GradwireOptimizer {
             decay_rounds: 0,
             decay_factor: 1.0,
             form: GradwireForm::Published as i32,
+            own: ptr::null(),
         })
     }
 
     /// The rule for the servers. The declaration checks the ranges of its constants.
     pub(crate) fn typed(&self) -> Result<Optimizer, Failure> {
         Ok(Optimizer {
-            rule: kind(self.rule)?.with(&self.constants.values),
+            rule: self.typed_rule()?,
             learning_rate: self.learning_rate,
             schedule: Schedule { warmup_rounds: self.warmup_rounds, decay: self.typed_decay()? },
             weight_decay: self.weight_decay,
@@ -98,6 +104,14 @@ impl GradwireOptimizer {
             rescale: self.rescale,
             form: self.typed_form()?,
         })
+    }
+
+    fn typed_rule(&self) -> Result<Rule, Failure> {
+        if self.own.is_null() {
+            return Ok(kind(self.rule)?.with(&self.constants.values));
+        }
+        let own = slice(self.own, 1, "own")?;
+        Ok(Rule::Own(own[0].typed()?))
     }
 
     fn typed_form(&self) -> Result<Form, Failure> {

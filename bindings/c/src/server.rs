@@ -3,6 +3,7 @@
 use crate::border::{bytes, lock, make, object, shown, slice};
 use crate::error::{Failure, GradwireCode, free, guard, guard_or};
 use crate::message::GradwireMessages;
+use crate::own::{self, GradwireOwnRule};
 use crate::piece::{GradwirePiece, Lent};
 use crate::settings::{GradwireSettings, load};
 use daemon::post::Posts;
@@ -11,6 +12,7 @@ use gradwire_server::{Apps, Call, Reply, ReplyBody, ReplyError, Server};
 use proto_common::ids::Role;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::ptr;
 use std::sync::Mutex;
 
 /// A server of a cluster. Any thread may call its functions. Free it with `gradwire_server_free`.
@@ -67,9 +69,22 @@ pub extern "C" fn gradwire_server_start(
     settings: Option<&GradwireSettings>,
     server: Option<&mut MaybeUninit<Option<Box<GradwireServer>>>>,
 ) -> GradwireCode {
+    gradwire_server_start_with(settings, ptr::null(), 0, server)
+}
+
+/// As `gradwire_server_start`, with update rules of this program, which workers then name in declarations. All servers
+/// of a job must have the same ones. The structures may be freed afterwards.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_start_with(
+    settings: Option<&GradwireSettings>,
+    rules: *const GradwireOwnRule,
+    rule_count: u64,
+    server: Option<&mut MaybeUninit<Option<Box<GradwireServer>>>>,
+) -> GradwireCode {
     guard(|| {
         make(server, "server", || {
-            let started = Server::start(load(settings, Role::Server)?.settings)?;
+            let rules = own::rules(slice(rules, rule_count, "rules")?)?;
+            let started = Server::start_with(load(settings, Role::Server)?.settings, rules)?;
             Ok(GradwireServer {
                 rank: started.rank(),
                 workers: started.workers(),

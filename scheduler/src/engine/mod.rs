@@ -275,6 +275,12 @@ impl Engine {
         self.epoch
     }
 
+    /// Are there decisions that are not in force yet? Until they are, the majority is that of the roster before them.
+    #[must_use]
+    pub fn has_undecided(&self) -> bool {
+        self.quorum.has_undecided()
+    }
+
     /// Whose connection this is.
     #[must_use]
     pub fn member_of(&self, connection: ConnectionId) -> Option<MemberId> {

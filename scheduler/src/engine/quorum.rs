@@ -91,7 +91,6 @@ impl Quorum {
     }
 
     /// Is a proposal still without a majority?
-    #[cfg(test)]
     pub(super) fn has_undecided(&self) -> bool {
         self.proposed.is_some()
     }
@@ -154,6 +153,12 @@ impl Quorum {
     /// Is no majority heard of?
     pub(super) fn is_lost(&self) -> bool {
         self.lost_ms.is_some()
+    }
+
+    /// How many processes of the rosters in force are neither heard nor known to have exited.
+    pub(super) fn unheard(&self, is_there: impl Fn(&Incarnation) -> bool) -> usize {
+        let lives: BTreeSet<_> = self.rosters.iter().flatten().collect();
+        lives.into_iter().filter(|life| !self.exited.contains(life) && !is_there(life)).count()
     }
 
     /// The proposal is in force once a majority of each roster has received it. Returns its epoch then.

@@ -85,10 +85,20 @@ fn rules_codecs_versions_and_rows_are_as_in_rust() {
 
 #[test]
 fn a_whole_cluster_in_one_process_answers_calls() {
+    whole_cluster("c/calls.c");
+}
+
+#[test]
+fn a_program_registers_its_own_update_rule() {
+    whole_cluster("c/own.c");
+}
+
+/// Runs a program that is a whole cluster in one process.
+fn whole_cluster(program: &str) {
     let native = Native::new();
-    let mut command = native.command(&native.compile("c/calls.c"));
+    let mut command = native.command(&native.compile(program));
     command.arg(free_port().to_string());
-    expect_all(&mut [Process::start("calls", &mut command)], PATIENCE);
+    expect_all(&mut [Process::start(program, &mut command)], PATIENCE);
 }
 
 /// A header of a foreign ps-lite that nobody may include or overwrite.

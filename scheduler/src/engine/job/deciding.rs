@@ -78,11 +78,15 @@ impl Engine {
             let silent_ms = waited_ms.saturating_add(self.config.shape.silence_ms);
             let member = silent.first().copied();
             let member = member.unwrap_or(MemberId { role: Role::Scheduler, rank: Default::default() });
+            // Processes that failed while no scheduler ran have new processes in their places, and nobody has seen them exit.
+            let whom = match silent {
+                [] => format!("{} processes failed unseen", self.quorum.unheard(|life| there.contains(life))),
+                _ => format!("{} silent", named(silent)),
+            };
             let what = format!(
-                "the scheduler reaches no majority of the members ({} silent) for deadlines.scheduler_ms = {limit_ms} ms, and the \
-                 silent members may continue with another scheduler; check the network. If no other scheduler runs, restart \
-                 the job from a checkpoint",
-                named(silent)
+                "the scheduler reaches no majority of the members ({whom}) for deadlines.scheduler_ms = {limit_ms} ms, and these \
+                 members may continue with another scheduler; check the network. If no other scheduler runs, restart the job from a \
+                 checkpoint"
             );
             let cause = DeathCause::Beyond { cause: Box::new(DeathCause::Silent { silent_ms }), what };
             self.end(now_ms, Outcome::Died(Death { member, cause }), out);

@@ -4,6 +4,7 @@
 use super::Lab;
 use super::seat::{Body, Seat};
 use super::server::Server;
+use gradwire_scheduler::engine::Engine;
 use proto_common::ids::{Incarnation, Rank, Role};
 use proto_common::shard_map::{KeyRange, ShardMap};
 use std::collections::BTreeMap;
@@ -113,9 +114,14 @@ impl Lab {
         2 * self.living(None).iter().filter(|at| is_sure(at)).count() > lives.len()
     }
 
-    /// A scheduler that is there sees that a process has exited; the next one does not know of it.
+    /// A scheduler that is there sees that a process has exited; the next one does not know of it. A scheduler that has just taken over
+    /// needs a majority of the roster before it, in which processes count that have failed unseen.
     fn can_exit(&self, at: usize) -> bool {
-        self.brain.is_running(self.now_us()) || self.leaves_majority(Some(at))
+        let is_deciding = self.brain.engine.as_ref().is_some_and(Engine::has_undecided);
+        match self.brain.is_running(self.now_us()) {
+            true => !is_deciding,
+            false => self.leaves_majority(Some(at)),
+        }
     }
 
     pub(super) fn servers_that_can_go(&self) -> Vec<usize> {

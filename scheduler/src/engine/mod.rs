@@ -168,10 +168,12 @@ enum Phase {
 }
 
 /// What the end of a job waits for: checkpoints in progress, then those of which only the manifest is missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Saving {
     until_ms: u64,
     only_manifests: bool,
+    /// Servers that have failed meanwhile: they are needed only if a worker joins yet.
+    unheeded: Vec<Death>,
 }
 
 /// The scheduler's state.
@@ -194,8 +196,6 @@ pub struct Engine {
     last_checkpoint: Option<String>,
     /// All workers are done, and a checkpoint under way is waited for.
     saving: Option<Saving>,
-    /// Servers that died since then.
-    unheeded: Vec<Death>,
     /// What people are to hear of the last step.
     notes: Vec<Note>,
     /// When something last happened: a scheduler that was not running cannot judge silence.
@@ -220,7 +220,6 @@ impl Engine {
             quorum: Quorum::default(),
             last_checkpoint: config.checkpoints.last.clone(),
             saving: None,
-            unheeded: Vec::new(),
             notes: Vec::new(),
             awake_ms: now_ms,
             config,
@@ -255,7 +254,7 @@ impl Engine {
             self.declarations.next_deadline_ms(),
             self.posts.next_deadline_ms(),
             self.checkpoints.next_deadline_ms(),
-            self.saving.map(|saving| saving.until_ms),
+            self.saving.as_ref().map(|saving| saving.until_ms),
         ];
         waits.into_iter().flatten().fold(periodic.min(phase), u64::min)
     }

@@ -107,18 +107,17 @@ impl Engine {
                 return self.end_done(now_ms, out);
             }
             let until_ms = now_ms.saturating_add(self.config.drain_ms);
-            self.saving = Some(Saving { until_ms, only_manifests: false });
+            self.saving = Some(Saving { until_ms, only_manifests: false, unheeded: Vec::new() });
         }
         self.tell_roster(out);
     }
 
     /// All workers are done: the job ends when no checkpoint is in progress any more, or when the drain time is over.
     pub(super) fn end_if_saved(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        let Some(Saving { until_ms, only_manifests }) = self.saving else { return };
+        let Some(saving) = &self.saving else { return };
         if self.phase != Phase::Running || !self.members.workers_left() {
-            self.saving = None;
             // A worker has joined that needs the data of servers whose failure was ignored.
-            for death in std::mem::take(&mut self.unheeded) {
+            for death in self.saving.take().into_iter().flat_map(|saving| saving.unheeded) {
                 let is_gone = self.members.get(death.member).is_some_and(|member| member.gone);
                 if is_gone && self.phase == Phase::Running {
                     self.lose_server(now_ms, death, out);
@@ -126,7 +125,7 @@ impl Engine {
             }
             return;
         }
-        if self.checkpoints.is_writing() && now_ms < until_ms {
+        if self.checkpoints.is_writing() && now_ms < saving.until_ms {
             return;
         }
         self.fail_checkpoints(
@@ -134,9 +133,11 @@ impl Engine {
             out,
         );
         // A checkpoint of which only the manifest is missing gets more time: the disk may be slow.
-        if self.checkpoints.is_writing() && !only_manifests {
-            let until_ms = until_ms.saturating_add(MANIFEST_MS_MAX);
-            self.saving = Some(Saving { until_ms, only_manifests: true });
+        if let Some(saving) = self.saving.as_mut().filter(|saving| !saving.only_manifests)
+            && self.checkpoints.is_writing()
+        {
+            saving.only_manifests = true;
+            saving.until_ms = saving.until_ms.saturating_add(MANIFEST_MS_MAX);
             return;
         }
         self.saving = None;

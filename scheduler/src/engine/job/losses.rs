@@ -23,9 +23,11 @@ impl Engine {
         }
         match (&self.phase, death.member.role) {
             (Phase::Assembling, _) => self.end(now_ms, Outcome::Died(death), out),
-            // Nobody needs it any more, unless a worker comes yet; a checkpoint that needed it has failed.
-            (Phase::Running, Role::Server) if self.saving.is_some() => self.unheeded.push(death),
-            (Phase::Running, Role::Server) => self.lose_server(now_ms, death, out),
+            (Phase::Running, Role::Server) => match &mut self.saving {
+                // Nobody needs it any more, unless a worker comes yet; a checkpoint that needed it has failed.
+                Some(saving) => saving.unheeded.push(death),
+                None => self.lose_server(now_ms, death, out),
+            },
             (Phase::Running, Role::Worker) => self.lose_worker(now_ms, death, out),
             (Phase::Running, Role::Scheduler)
             | (Phase::Rebuilding | Phase::Ending { .. } | Phase::Ended { .. }, _) => {}

@@ -1,7 +1,15 @@
 //! Checkpoints under way: which parts have come, when one is complete, who waits for it. What is complete covers every chunk
 //! exactly, and each synchronous tensor at one version: a checkpoint may be missing, and never torn. It must not touch files.
+//!
+//! ```text
+//!   order ──▶ ordered ──all lanes have said how far they are──┐
+//!   ask ──▶ queued, while another one is written ─────────────┤
+//!   news: Begun, by its period ───────────────────────────────┴──▶ pending ──all parts──▶ complete ──written──▶ over
+//!                                                                    └──fail: a server came, went or failed──▶ over, cleared away
+//! ```
 
-use super::{Command, ConnectionId, Note, deadline_ms, send, send_to};
+use super::command::{Command, Note, deadline_ms, send, send_to};
+use super::member::ConnectionId;
 use daemon::status::CheckpointStatus;
 use leftovers::Leftovers;
 use pending::{Finished, Ordered, complete};
@@ -13,13 +21,17 @@ use proto_common::tensor::TensorSpec;
 use std::collections::{BTreeMap, VecDeque};
 
 mod leftovers;
-mod orders;
+mod ordered;
 mod pending;
+mod queued;
 
 #[cfg(test)]
 pub(super) use leftovers::LEFT_MAX;
 pub use leftovers::Stopped;
-pub(super) use pending::{Asker, Pending, Wanted};
+#[cfg(test)]
+pub(super) use ordered::OPERATORS_MAX;
+pub(super) use pending::Wanted;
+use pending::{Asker, Pending};
 pub use pending::{CheckpointConfig, Clearing, Completed, Unusable};
 
 /// Members that wait for one.
@@ -33,15 +45,15 @@ pub(super) const ENDED_KEPT: usize = 16;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Checkpoints {
-    pub(super) has_place: bool,
-    pub(super) pending: BTreeMap<u64, Pending>,
+    has_place: bool,
+    pending: BTreeMap<u64, Pending>,
     /// Those that operators asked for, and that are not begun.
-    pub(super) ordered: Ordered,
+    ordered: Ordered,
     /// Workers that wait for another one to be over, with the rounds that they have finished.
-    pub(super) queued: Vec<(u64, Asker)>,
-    pub(super) finished: Option<Finished>,
+    queued: Vec<(u64, Asker)>,
+    finished: Option<Finished>,
     /// Rounds whose checkpoints have ended, one way or the other, the newest last.
-    pub(super) ended: VecDeque<u64>,
+    ended: VecDeque<u64>,
     /// Why the one that failed last did.
     failure: Option<String>,
     /// What people have not heard of.
@@ -106,7 +118,7 @@ impl Checkpoints {
             failed: self.failed,
             skipped: self.skipped,
             failure: self.failure.clone(),
-            stopped: self.stopped().map(|stopped| stopped.to_string()),
+            stopped: self.left.stopped().map(|stopped| stopped.to_string()),
         }
     }
 
@@ -142,7 +154,7 @@ impl Checkpoints {
     }
 
     /// A worker's turn has come.
-    pub(super) fn take_up(
+    fn take_up(
         &mut self,
         asker: Asker,
         round: u64,
@@ -164,6 +176,31 @@ impl Checkpoints {
         if !std::mem::replace(&mut pending.is_now, true) && !pending.is_complete {
             order(&wanted.servers, CheckpointOrder::Passed { round }, out);
         }
+    }
+
+    /// What was to be cleared away is gone, or is not, and why.
+    pub(super) fn cleared(&mut self, clearing: Clearing, result: Result<(), String>) {
+        self.left.cleared(clearing, result);
+    }
+
+    /// Before one of this round is begun: what is left of others is tried again. True where there is too much of it: who waits for
+    /// it hears why, and people do, once a round, which all servers name.
+    fn is_stopped(&mut self, round: u64, askers: &[Asker], out: &mut Vec<Command>) -> bool {
+        // All servers begin it: what the first was told holds for all.
+        if askers.is_empty() && self.stopped_round >= Some(round) {
+            return true;
+        }
+        let pending = &self.pending;
+        out.extend(self.left.retry(|other| pending.contains_key(&other)).map(Command::ClearAway));
+        let Some(stopped) = self.left.stopped() else { return false };
+        let error = SaveError::Failed { round, reason: stopped.to_string() };
+        if self.stopped_round.replace(round) != Some(round) {
+            self.failed += 1;
+            self.failure = Some(error.to_string());
+            self.news = Some(Note::CheckpointsStopped { round, stopped });
+        }
+        answer(askers, &Err(error), out);
+        true
     }
 
     /// A checkpoint is over.
@@ -190,14 +227,7 @@ impl Checkpoints {
         waiting + self.pending.values().map(|pending| pending.askers.len()).sum::<usize>()
     }
 
-    pub(super) fn begin(
-        &mut self,
-        round: u64,
-        now: bool,
-        epoch: Epoch,
-        wanted: &Wanted<'_>,
-        out: &mut Vec<Command>,
-    ) {
+    fn begin(&mut self, round: u64, now: bool, epoch: Epoch, wanted: &Wanted<'_>, out: &mut Vec<Command>) {
         // A lane copies for one at a time. What an operator asked for is begun anew.
         for pending in self.pending.values_mut().filter(|pending| pending.is_ordered && !pending.is_complete)
         {
@@ -321,13 +351,7 @@ impl Checkpoints {
         None
     }
 
-    pub(super) fn fail(
-        &mut self,
-        round: u64,
-        reason: &str,
-        servers: &[ConnectionId],
-        out: &mut Vec<Command>,
-    ) {
+    fn fail(&mut self, round: u64, reason: &str, servers: &[ConnectionId], out: &mut Vec<Command>) {
         let Some(pending) = self.end_failed(round, reason, out) else { return };
         order(servers, CheckpointOrder::Drop { round }, out);
         // What is whole is of no use without the others, and would keep a disk full for ever.
@@ -417,6 +441,24 @@ impl Checkpoints {
         asks
     }
 
+    /// As if all parts of what is under way had come.
+    #[cfg(test)]
+    pub(super) fn complete_all(&mut self) {
+        self.pending.values_mut().for_each(|pending| pending.is_complete = true);
+    }
+
+    /// As if nobody had time to wait for what is under way.
+    #[cfg(test)]
+    pub(super) fn hurry(&mut self) {
+        let askers = self.pending.values_mut().flat_map(|pending| &mut pending.askers);
+        askers.for_each(|asker| asker.deadline_ms = 0);
+    }
+
+    #[cfg(test)]
+    pub(super) fn remembers(&self) -> usize {
+        self.ended.len()
+    }
+
     pub(super) fn next_deadline_ms(&self) -> Option<u64> {
         let askers = self.pending.values().flat_map(|pending| &pending.askers).chain(&self.ordered.askers);
         let askers = askers.chain(self.queued.iter().map(|(_, asker)| asker));
@@ -430,7 +472,7 @@ pub(super) fn order(servers: &[ConnectionId], order: CheckpointOrder, out: &mut 
     }
 }
 
-pub(super) fn answer(askers: &[Asker], result: &Result<String, SaveError>, out: &mut Vec<Command>) {
+fn answer(askers: &[Asker], result: &Result<String, SaveError>, out: &mut Vec<Command>) {
     for Asker { connection, is_operator, request, .. } in askers {
         let (request, result) = (*request, result.clone());
         out.push(send(*connection, FromScheduler::CheckpointSaved { request, result }));

@@ -1,27 +1,31 @@
 //! Tensors: who declared what, where it was put, and who waits for servers to allocate it, each to its own
-//! deadline. The first declaration of a tensor places it; the same declaration from others gets the same ranges.
+//! deadline. The first declaration of a tensor places it; the same declaration from others gets the same ranges. It must not know
+//! who is a member.
+//!
+//! ```text
+//!                   all servers have answered
+//!   (none) ─place─▶ Pending ───────────────────▶ Ready
+//!      ▲              │ a server cannot have it, and nobody counts on it
+//!      └── settle ── Failed: it leaves the map with the next decision, and may be declared anew then
+//! ```
 
-use super::command::{Command, deadline_ms, send};
+use super::command::{Command, send};
 use super::member::ConnectionId;
 use super::shards::{RANGE_BYTES, Servers, Shards};
-use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
+use super::waiters::{Asker, DueAnswer, Waiters};
+use proto_common::ids::{ChunkId, Epoch, Key, MemberId, Rank, Role};
 use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, TENSORS_MAX};
 use proto_common::message::{ClusterShape, DeclareError, FromScheduler, NotTaken, Resume};
 use proto_common::shard_map::{MapChange, MapError, MapUpdate, SharedUpdate};
 use proto_common::tensor::{RuleChange, TensorError, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Declarations that may wait for servers at once, over all members.
-const WAITERS_MAX: usize = 16_384;
-/// Keys that are kept for them: those of declarations of the same tensors once.
-pub(super) const WAITING_KEYS_MAX: usize = if cfg!(test) { 1 << 17 } else { 1 << 25 };
 /// Changes of rules that may wait for servers at once.
 pub(super) const CHANGES_MAX: usize = 4096;
 /// Chunks placed by one declaration: placing takes time for each.
 const CHUNKS_MAX: u64 = 1 << 26;
-
-/// An answer that is due: to whom, to which request, what.
-pub(super) type DueAnswer = (ConnectionId, u64, Result<SharedUpdate, DeclareError>);
+/// Decisions that follow from one another without an event in between; each makes progress, so this is never reached.
+const PLANS_MAX: usize = 64;
 
 /// What follows from a declaration.
 #[derive(Debug, PartialEq)]
@@ -41,7 +45,6 @@ enum State {
     /// Servers are allocating it.
     Pending,
     Ready,
-    /// It leaves the map with the next decision, and may be declared anew then.
     Failed(DeclareError),
 }
 
@@ -64,32 +67,14 @@ struct Pending {
 }
 
 impl Pending {
+    fn new(servers: &Servers, keys: Vec<Key>, changer: Option<Asker>) -> Self {
+        Self { servers: servers.there.clone(), keys, error: None, stay: BTreeSet::new(), changer }
+    }
+
     /// A change of a rule, and not the tensors of a declaration, of which there is at least one.
     fn is_change(&self) -> bool {
         self.keys.is_empty()
     }
-}
-
-/// Who declares, and how long it waits.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asker {
-    connection: ConnectionId,
-    request: u64,
-    since_ms: u64,
-    deadline_ms: u64,
-}
-
-impl Asker {
-    pub(super) fn new(connection: ConnectionId, request: u64, now_ms: u64, timeout_ms: u64) -> Self {
-        Self { connection, request, since_ms: now_ms, deadline_ms: deadline_ms(now_ms, timeout_ms) }
-    }
-}
-
-/// Those who wait for the same tensors: they get the same answer.
-#[derive(Debug)]
-struct Waiters {
-    keys: Vec<Key>,
-    askers: Vec<Asker>,
 }
 
 /// All declared tensors.
@@ -98,11 +83,15 @@ pub(super) struct Declarations {
     shape: ClusterShape,
     tensors: BTreeMap<Key, Entry>,
     pending: BTreeMap<Epoch, Pending>,
-    waiters: Vec<Waiters>,
+    waiters: Waiters,
     /// The last answer that was made, for those who declare the same soon after; with the map's epoch.
     answered: Option<(Epoch, SharedUpdate)>,
     /// What could not be allocated everywhere, and is to leave the map.
     dropped: Vec<Key>,
+    /// Copies are missing, or bytes are not level, as far as is known.
+    unsettled: bool,
+    /// For what nothing was to be decided: the epoch, the decisions that servers have not answered, and the servers.
+    planned_for: Option<(Epoch, usize, Servers)>,
     pub(super) shards: Shards,
 }
 
@@ -112,21 +101,23 @@ impl Declarations {
             shape: *shape,
             tensors: BTreeMap::new(),
             pending: BTreeMap::new(),
-            waiters: Vec::new(),
+            waiters: Waiters::default(),
             answered: None,
             dropped: Vec::new(),
+            unsettled: false,
+            planned_for: None,
             shards: Shards::new(shape),
         }
     }
 
     /// Tensors and their bytes.
     pub(super) fn totals(&self) -> (u64, u64) {
-        (self.tensors.len() as u64, self.shards.loads.by_rank.values().map(|load| load.served).sum())
+        (self.tensors.len() as u64, self.shards.served_bytes())
     }
 
     /// All tensors that servers hold, with the epoch that each was placed in.
     pub(super) fn placed(&self) -> impl Iterator<Item = (&TensorSpec, Epoch)> {
-        let map = &self.shards.map;
+        let map = self.shards.map();
         self.tensors.iter().filter_map(|(key, entry)| Some((map.tensor(*key)?, entry.epoch)))
     }
 
@@ -139,7 +130,7 @@ impl Declarations {
         epoch: &mut Epoch,
     ) -> Step {
         // Said to the scheduler before this one as well, and perhaps on its way twice.
-        self.retain_askers(|asker| (asker.connection, asker.request) != (who.connection, who.request));
+        self.waiters.forget_request(&who);
         let keys: Vec<Key> = tensors.iter().map(|spec| spec.key).collect();
         let fresh = match self.fresh(tensors) {
             Ok(fresh) => fresh,
@@ -150,10 +141,7 @@ impl Declarations {
         {
             return Step::Answer(result);
         }
-        let together = self.waiters.iter().position(|waiters| waiters.keys == keys);
-        let waiting: usize = self.waiters.iter().map(|waiters| waiters.askers.len()).sum();
-        let kept: usize = self.waiters.iter().map(|waiters| waiters.keys.len()).sum();
-        if waiting >= WAITERS_MAX || together.is_none() && kept + keys.len() > WAITING_KEYS_MAX {
+        if !self.waiters.has_room(&keys) {
             let what = "too many declarations wait already; wait for their answers before declaring more";
             return Step::Answer(Err(DeclareError::NotNow(what.into())));
         }
@@ -165,16 +153,8 @@ impl Declarations {
             }
             *epoch = epoch.next();
         }
-        match together.and_then(|at| self.waiters.get_mut(at)) {
-            Some(waiters) => waiters.askers.push(who),
-            None => self.waiters.push(Waiters { keys, askers: vec![who] }),
-        }
+        self.waiters.add(keys, who);
         step
-    }
-
-    fn retain_askers(&mut self, mut stays: impl FnMut(&Asker) -> bool) {
-        self.waiters.iter_mut().for_each(|waiters| waiters.askers.retain(&mut stays));
-        self.waiters.retain(|waiters| !waiters.askers.is_empty());
     }
 
     /// A declared tensor gets another rule. What servers say to it changes nothing of the tensor's own state.
@@ -194,10 +174,7 @@ impl Declarations {
             return Step::Answer(Err(DeclareError::NotNow(what.into())));
         }
         *epoch = epoch.next();
-        let servers = servers.there.clone();
-        let pending =
-            Pending { servers, keys: Vec::new(), error: None, stay: BTreeSet::new(), changer: Some(who) };
-        self.pending.insert(*epoch, pending);
+        self.pending.insert(*epoch, Pending::new(servers, Vec::new(), Some(who)));
         Step::Change(*epoch, change)
     }
 
@@ -209,14 +186,14 @@ impl Declarations {
         };
         match &entry.state {
             State::Ready => {
-                let spec = self.shards.map.tensor(key);
+                let spec = self.shards.map().tensor(key);
                 Ok(spec.map_or(Ok(()), |spec| spec.validate_change(change, self.shape.chunk_bytes))?)
             }
             State::Pending => {
                 let what =
                     "servers are still allocating it; change its rule once its declaration is answered";
                 let label =
-                    self.shards.map.tensor(key).map_or_else(|| format!("tensor {key}"), TensorSpec::label);
+                    self.shards.map().tensor(key).map_or_else(|| format!("tensor {key}"), TensorSpec::label);
                 Err(DeclareError::NotNow(format!("{label}: {what}")))
             }
             State::Failed(error) => Err(error.clone()),
@@ -280,14 +257,14 @@ impl Declarations {
         let mut due = self.due();
         if let Some(who) = done.changer {
             let result = done.error.map_or_else(|| Ok(SharedUpdate::default()), Err);
-            due.push((who.connection, who.request, result));
+            due.push(who.answer(result));
         }
         due
     }
 
     /// What nobody counts on leaves the map: servers need not keep it, nor copy it, nor wait for others to take it over. Whoever
     /// waited has heard why; who declares it from now on declares it anew.
-    pub(super) fn drop_failed(&mut self, epoch: &mut Epoch) -> Option<(Epoch, MapChange)> {
+    fn drop_failed(&mut self, epoch: &mut Epoch) -> Option<(Epoch, MapChange)> {
         if self.dropped.is_empty() {
             return None;
         }
@@ -316,7 +293,7 @@ impl Declarations {
         epoch: &mut Epoch,
     ) -> Result<Vec<MapUpdate>, MapError> {
         self.shards.restore(&MapUpdate { epoch: *epoch, ..map })?;
-        let parts = Resume { map: self.shards.map.whole(), ..Resume::default() }.parts();
+        let parts = Resume { map: self.shards.map().whole(), ..Resume::default() }.parts();
         let mut told = Vec::new();
         for MapUpdate { tensors, ranges, .. } in parts.into_iter().map(|part| part.map) {
             if tensors.is_empty() {
@@ -328,8 +305,7 @@ impl Declarations {
                 self.tensors.insert(*key, Entry { epoch: *epoch, state: State::Pending });
             }
             let stay = keys.iter().copied().filter(|key| is_known(*key)).collect();
-            let pending = Pending { servers: servers.there.clone(), keys, error: None, stay, changer: None };
-            self.pending.insert(*epoch, pending);
+            self.pending.insert(*epoch, Pending { stay, ..Pending::new(servers, keys, None) });
             told.push(MapUpdate { epoch: *epoch, tensors, ranges });
         }
         Ok(told)
@@ -337,18 +313,13 @@ impl Declarations {
 
     /// Everything that servers have, in messages that each fit: what one that comes is told.
     pub(super) fn whole(&self, epoch: &mut Epoch) -> Vec<MapUpdate> {
-        let parts = Resume { map: self.shards.map.whole(), ..Resume::default() }.parts();
+        let parts = Resume { map: self.shards.map().whole(), ..Resume::default() }.parts();
         let full = parts.into_iter().map(|part| part.map).filter(|map| !map.tensors.is_empty());
         let stamped = full.map(|map| {
             *epoch = epoch.next();
             MapUpdate { epoch: *epoch, ..map }
         });
         stamped.collect()
-    }
-
-    /// How many decisions servers have not answered.
-    pub(super) fn pending(&self) -> usize {
-        self.pending.len()
     }
 
     /// Has a declaration of it been answered?
@@ -361,56 +332,84 @@ impl Declarations {
         self.tensors.get(&key).is_some_and(|entry| !matches!(entry.state, State::Failed(_)))
     }
 
-    /// Copies and moves: what is to be decided next, and whether there is nothing left to do.
-    pub(super) fn plan(
+    /// Copies may be missing, or bytes be not level.
+    pub(super) fn unsettle(&mut self) {
+        self.unsettled = true;
+    }
+
+    /// Are all copies there, and bytes level, as far as is known?
+    pub(super) fn is_level(&self) -> bool {
+        !self.unsettled
+    }
+
+    /// Is nothing to be decided?
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_level() && self.dropped.is_empty()
+    }
+
+    /// Decides what leaves the map, and about copies and moves as far as they can be decided now.
+    pub(super) fn settle(
         &mut self,
         servers: &Servers,
         balance: bool,
         epoch: &mut Epoch,
-    ) -> (Vec<(Epoch, MapChange)>, bool) {
-        let tensors = &self.tensors;
-        let ready = |key| tensors.get(&key).is_some_and(|entry: &Entry| matches!(entry.state, State::Ready));
-        let (changes, is_quiet) = self.shards.plan(servers, ready, balance, epoch);
-        // What is still being allocated is looked at when it is there.
-        (changes, is_quiet && self.pending.values().all(Pending::is_change))
+    ) -> Vec<(Epoch, MapChange)> {
+        let mut told = Vec::from_iter(self.drop_failed(epoch));
+        for _ in 0..PLANS_MAX {
+            if !self.unsettled {
+                break;
+            }
+            // Every answer and every tick comes here, and a plan looks at all ranges.
+            let planned_for = (*epoch, self.pending.len(), servers.clone());
+            if self.planned_for.as_ref() == Some(&planned_for) {
+                break;
+            }
+            let tensors = &self.tensors;
+            let is_ready =
+                |key| tensors.get(&key).is_some_and(|entry: &Entry| matches!(entry.state, State::Ready));
+            let (changes, is_quiet) = self.shards.plan(servers, is_ready, balance, epoch);
+            // What is still being allocated is looked at when it is there.
+            self.unsettled = !is_quiet || !self.pending.values().all(Pending::is_change);
+            if changes.is_empty() {
+                self.planned_for = Some(planned_for);
+                break;
+            }
+            told.extend(changes);
+        }
+        told
+    }
+
+    /// A server could not do what decisions up to `said` asked of it: copies are given up, and others are asked. Returns the first
+    /// chunks of those copies, too.
+    pub(super) fn refused(
+        &mut self,
+        by: Rank,
+        said: Epoch,
+        epoch: &mut Epoch,
+    ) -> (Vec<(Epoch, MapChange)>, Vec<ChunkId>) {
+        let (changes, given_up) = self.shards.refused(by, said, epoch);
+        self.unsettled |= !changes.is_empty();
+        (changes, given_up)
     }
 
     /// A connection is gone: what it waited for is not answered.
     pub(super) fn forget(&mut self, connection: ConnectionId) {
-        self.retain_askers(|asker| asker.connection != connection);
+        self.waiters.forget(connection);
         for pending in self.pending.values_mut() {
-            pending.changer = pending.changer.filter(|who| who.connection != connection);
+            pending.changer = pending.changer.filter(|who| !who.is_on(connection));
         }
     }
 
     /// Answers those whose deadline has passed. Their tensors stay placed: servers may still answer, and the same
     /// declaration waits anew or finds them ready.
     pub(super) fn expire(&mut self, now_ms: u64) -> Vec<DueAnswer> {
-        let mut due = Vec::new();
         // Whoever declares the same later gets a new one.
         self.answered = None;
-        if self.next_deadline_ms().is_none_or(|next| next > now_ms) {
-            return due;
-        }
-        for mut waiters in std::mem::take(&mut self.waiters) {
-            let is_due = |asker: &mut Asker| asker.deadline_ms <= now_ms;
-            let late: Vec<Asker> = waiters.askers.extract_if(.., is_due).collect();
-            let servers = if late.is_empty() { Vec::new() } else { self.silent_servers(&waiters.keys) };
-            for who in late {
-                let waited_ms = now_ms.saturating_sub(who.since_ms);
-                let error = DeclareError::Deadline { waited_ms, servers: servers.clone() };
-                due.push((who.connection, who.request, Err(error)));
-            }
-            if !waiters.askers.is_empty() {
-                self.waiters.push(waiters);
-            }
-        }
-        for pending in self.pending.values_mut() {
-            if let Some(who) = pending.changer.take_if(|who| who.deadline_ms <= now_ms) {
-                let waited_ms = now_ms.saturating_sub(who.since_ms);
-                let error =
-                    DeclareError::Deadline { waited_ms, servers: pending.servers.iter().copied().collect() };
-                due.push((who.connection, who.request, Err(error)));
+        let Self { tensors, pending, waiters, .. } = self;
+        let mut due = waiters.expire(now_ms, |keys| silent_servers(tensors, pending, keys));
+        for pending in pending.values_mut() {
+            if let Some(who) = pending.changer.take_if(|who| who.deadline_ms() <= now_ms) {
+                due.push(who.too_late(now_ms, pending.servers.iter().copied().collect()));
             }
         }
         due
@@ -418,29 +417,13 @@ impl Declarations {
 
     pub(super) fn next_deadline_ms(&self) -> Option<u64> {
         let changers = self.pending.values().filter_map(|pending| pending.changer.as_ref());
-        let askers = self.waiters.iter().flat_map(|waiters| &waiters.askers).chain(changers);
-        askers.map(|who| who.deadline_ms).min()
-    }
-
-    /// Servers that have not answered the assignments of these tensors.
-    fn silent_servers(&self, keys: &[Key]) -> Vec<Rank> {
-        let epochs: BTreeSet<Epoch> =
-            keys.iter().filter_map(|key| self.tensors.get(key)).map(|entry| entry.epoch).collect();
-        let pending = epochs.iter().filter_map(|epoch| self.pending.get(epoch));
-        let silent: BTreeSet<Rank> = pending.flat_map(|pending| &pending.servers).copied().collect();
-        silent.into_iter().collect()
+        changers.map(Asker::deadline_ms).chain(self.waiters.next_deadline_ms()).min()
     }
 
     fn due(&mut self) -> Vec<DueAnswer> {
-        let waiters = std::mem::take(&mut self.waiters);
-        let mut due = Vec::new();
-        for waiters in waiters {
-            let Some(result) = self.answer_for(&waiters.keys) else {
-                self.waiters.push(waiters);
-                continue;
-            };
-            due.extend(waiters.askers.iter().map(|who| (who.connection, who.request, result.clone())));
-        }
+        let mut waiters = std::mem::take(&mut self.waiters);
+        let due = waiters.answer(|keys| self.answer_for(keys));
+        self.waiters = waiters;
         due
     }
 
@@ -459,7 +442,7 @@ impl Declarations {
                     fresh.push(spec);
                 }
                 Some(_) => {
-                    let before = self.shards.map.tensor(spec.key);
+                    let before = self.shards.map().tensor(spec.key);
                     if before != Some(&spec) {
                         let (before, now) = (before.map(describe).unwrap_or_default(), describe(&spec));
                         return Err(DeclareError::Conflict { key: spec.key, name: spec.name, before, now });
@@ -496,14 +479,7 @@ impl Declarations {
         for key in &keys {
             self.tensors.insert(*key, Entry { epoch, state: State::Pending });
         }
-        let pending = Pending {
-            servers: servers.there.clone(),
-            keys,
-            error: None,
-            stay: BTreeSet::new(),
-            changer: None,
-        };
-        self.pending.insert(epoch, pending);
+        self.pending.insert(epoch, Pending::new(servers, keys, None));
         Ok(update)
     }
 
@@ -520,7 +496,7 @@ impl Declarations {
         if entries.iter().any(|entry| matches!(entry.state, State::Pending)) {
             return None;
         }
-        let map = &self.shards.map;
+        let map = self.shards.map();
         let epoch = entries.iter().map(|entry| entry.epoch).max().unwrap_or_default();
         let is_it = |(at, update): &&(Epoch, SharedUpdate)| {
             let told = update.tensors.iter().map(|spec| spec.key);
@@ -545,6 +521,19 @@ impl Declarations {
     }
 }
 
+/// Servers that have not answered the assignments of these tensors.
+fn silent_servers(
+    tensors: &BTreeMap<Key, Entry>,
+    pending: &BTreeMap<Epoch, Pending>,
+    keys: &[Key],
+) -> Vec<Rank> {
+    let epochs: BTreeSet<Epoch> =
+        keys.iter().filter_map(|key| tensors.get(key)).map(|entry| entry.epoch).collect();
+    let pending = epochs.iter().filter_map(|epoch| pending.get(epoch));
+    let silent: BTreeSet<Rank> = pending.flat_map(|pending| &pending.servers).copied().collect();
+    silent.into_iter().collect()
+}
+
 /// Can tensors and their ranges be told in one message?
 fn fits_a_message<'a>(
     specs: impl Iterator<Item = &'a TensorSpec>,
@@ -567,7 +556,7 @@ fn describe(spec: &TensorSpec) -> String {
     )
 }
 
-pub(super) fn declared(answers: Vec<DueAnswer>, out: &mut Vec<Command>) {
+pub(super) fn declared(answers: impl IntoIterator<Item = DueAnswer>, out: &mut Vec<Command>) {
     for (to, request, result) in answers {
         out.push(send(to, FromScheduler::Declared { request, result }));
     }

@@ -1,12 +1,9 @@
-//! Members as the scheduler knows them: who is there, who comes in between rounds, who has gone. Plain data and the arithmetic of
-//! their reports.
+//! A member as the scheduler knows it: plain data, and the arithmetic of its reports. It must not know other members.
 
 use super::pace::Pace;
-use daemon::status::FailedStatus;
-use proto_common::ids::{Incarnation, Key, MemberId, Rank, Role};
-use proto_common::message::{self, ClusterShape, MemberReport, Register, RoundsSoFar};
+use proto_common::ids::{Incarnation, MemberId, Rank, Role};
+use proto_common::message::{self, ClusterShape, MemberReport, Register};
 use proto_common::optimizer::OwnKind;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// All places of a cluster, servers first, by rank.
 pub(super) fn places(shape: &ClusterShape) -> impl Iterator<Item = MemberId> + use<> {
@@ -90,6 +87,16 @@ impl Member {
         Self { connection, heard_ms: now_ms, left: true, gone: true, ..Self::default() }
     }
 
+    /// What others are told of it.
+    pub(super) fn entry(&self, id: MemberId) -> message::Member {
+        message::Member {
+            id,
+            incarnation: self.incarnation,
+            data_address: self.data_address.clone(),
+            http_address: self.http_address.clone(),
+        }
+    }
+
     /// Replaces the report and works out the links' rates.
     pub(super) fn take_report(&mut self, now_ms: u64, report: MemberReport) {
         let passed_ms = self.report_ms.map_or(0, |before| now_ms.saturating_sub(before)).max(1);
@@ -103,86 +110,6 @@ impl Member {
         self.pace.see(now_ms, &report);
         self.report = report;
         self.report_ms = Some(now_ms);
-    }
-}
-
-/// Workers that have come in between, by rank.
-#[derive(Debug, Default)]
-pub(super) struct Comings(pub(super) BTreeMap<Rank, Asked>);
-
-#[derive(Debug)]
-pub(super) struct Asked {
-    pub(super) incarnation: Incarnation,
-    /// Servers that have not answered, and as far as they have.
-    pub(super) servers: BTreeMap<Rank, RoundsSoFar>,
-    /// So long they have. None of one that may count already: nobody waits for that.
-    pub(super) deadline_ms: Option<u64>,
-    pub(super) rounds: BTreeMap<Key, u64>,
-}
-
-impl Comings {
-    pub(super) fn next_deadline_ms(&self) -> Option<u64> {
-        let waiting = self.0.values().filter(|asked| !asked.servers.is_empty());
-        waiting.filter_map(|asked| asked.deadline_ms).min()
-    }
-}
-
-/// Lives that were declared dead and are remembered: they may still be on their way back.
-const DEAD_MAX: usize = 4096;
-
-/// Processes that status lists as failed.
-pub(super) const FAILED_LISTED_MAX: usize = 64;
-
-/// Lives that are over.
-#[derive(Debug, Default)]
-pub(super) struct Dead {
-    lives: BTreeSet<u64>,
-    order: VecDeque<u64>,
-}
-
-impl Dead {
-    pub(super) fn add(&mut self, life: Incarnation) {
-        if self.lives.insert(life.0) {
-            self.order.push_back(life.0);
-        }
-        if self.order.len() > DEAD_MAX {
-            self.order.pop_front().map(|oldest| self.lives.remove(&oldest));
-        }
-    }
-
-    pub(super) fn holds(&self, life: Incarnation) -> bool {
-        self.lives.contains(&life.0)
-    }
-}
-
-/// What has happened to the membership, for status and metrics.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Changes {
-    pub(super) rosters: u64,
-    pub(super) lost: u64,
-    /// The newest of those, the last one last.
-    pub(super) failed: Vec<FailedStatus>,
-    pub(super) joined: u64,
-    pub(super) rebuilt: u64,
-    /// From the last sign of life of the server that died last to the decision who takes over.
-    pub(super) promotion_ms: u64,
-    /// Servers that the job is to have: those of its start, with those that came and without those that were sent away. One that
-    /// died counts until another one has its place.
-    pub(super) servers: u32,
-}
-
-impl Changes {
-    /// A member was declared failed.
-    pub(super) fn lose(&mut self, id: MemberId, member: &Member) {
-        self.lost += 1;
-        if self.failed.len() == FAILED_LISTED_MAX {
-            self.failed.remove(0);
-        }
-        self.failed.push(FailedStatus {
-            member: id,
-            pid: member.pid,
-            host_identity: member.host_identity.clone(),
-        });
     }
 }
 

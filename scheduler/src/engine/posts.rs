@@ -1,13 +1,31 @@
 //! Messages between members' programs: who is to answer what, until when. Each member has bounds of what it has asked and of
-//! what it owes; what is beyond them is refused to its sender at once.
+//! what it owes; what is beyond them is refused to its sender at once. It must not know who is a member.
+//!
+//! ```text
+//!   post ──▶ pending, one per receiver ──┬─ reply ────────────────────▶ its answer
+//!     │                                  ├─ expire ───────────────────▶ Deadline
+//!     │                                  ├─ refuse: its queue is full ▶ Busy
+//!     │                                  ├─ forget(the receiver) ─────▶ Gone
+//!     └─▶ Gone, Busy                     └─ forget(the sender): no answer
+//! ```
 
-use super::command::{Command, send};
-use super::member::ConnectionId;
+use super::command::{Command, deadline_ms, send, send_to};
+use super::member::{ConnectionId, SCHEDULER};
 use proto_common::ids::MemberId;
-use proto_common::message::{FromScheduler, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError, PostReply};
+use proto_common::message::{
+    FromScheduler, POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError,
+    PostMessage, PostReply,
+};
 use std::collections::BTreeMap;
 
-mod passing;
+/// A message that a member's program sends.
+pub(super) struct Post {
+    pub(super) asker: ConnectionId,
+    pub(super) sender: MemberId,
+    pub(super) request: u64,
+    pub(super) message: PostMessage,
+    pub(super) timeout_ms: u64,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
@@ -47,6 +65,72 @@ impl Posts {
 
     fn load(&self, connection: ConnectionId) -> Load {
         self.loads.get(&connection).copied().unwrap_or_default()
+    }
+
+    /// Passes a message on to `receivers`, each with its connection, if it is there. `not_now` says why nothing is passed on.
+    pub(super) fn post(
+        &mut self,
+        now_ms: u64,
+        post: Post,
+        receivers: &[(MemberId, Option<ConnectionId>)],
+        not_now: Option<&str>,
+        out: &mut Vec<Command>,
+    ) {
+        let Post { asker, sender, request, message, timeout_ms } = post;
+        let (of, bytes) = (receivers.len() as u32, message.body.len());
+        let refused = |from, of, error| {
+            let result = Err(error);
+            send(asker, FromScheduler::PostAnswered { request, from, of, result })
+        };
+        let refusal = if receivers.is_empty() {
+            Some(PostError::Nobody)
+        } else if bytes > POST_BODY_BYTES_MAX {
+            Some(PostError::TooLong { bytes: bytes as u64 })
+        } else if let Some(why) = not_now {
+            Some(PostError::NotNow(why.into()))
+        } else {
+            (self.load(asker).asked + receivers.len() > POSTS_ASKED_MAX).then_some(PostError::Busy)
+        };
+        if let Some(error) = refusal {
+            return out.push(refused(SCHEDULER, 1, error));
+        }
+        self.next += 1;
+        let (ticket, mut told) = (self.next, Vec::new());
+        for (to, owes) in receivers.iter().copied() {
+            match owes {
+                None => out.push(refused(to, of, PostError::Gone { member: to })),
+                Some(owes) if self.has_room(owes, bytes) => {
+                    let deadline_ms = deadline_ms(now_ms, timeout_ms);
+                    let since_ms = now_ms;
+                    self.add(ticket, Pending { asker, request, of, to, owes, bytes, since_ms, deadline_ms });
+                    told.push(owes);
+                }
+                Some(_) => out.push(refused(to, of, PostError::Busy)),
+            }
+        }
+        if !told.is_empty() {
+            let message = FromScheduler::Posted { ticket, from: sender, message, timeout_ms };
+            out.push(send_to(told, message));
+        }
+    }
+
+    /// A receiver answers. One that answers what it was not asked, or too late, is not heard.
+    pub(super) fn reply(
+        &mut self,
+        ticket: Ticket,
+        result: Result<PostReply, PostError>,
+        out: &mut Vec<Command>,
+    ) {
+        let result = match result {
+            Ok(reply) if reply.body.len() > POST_BODY_BYTES_MAX => {
+                Err(PostError::TooLong { bytes: reply.body.len() as u64 })
+            }
+            Ok(reply) => Ok(reply),
+            Err(error @ (PostError::TooLong { .. } | PostError::Busy)) => Err(error),
+            // Whatever else it says: its words are not passed on.
+            Err(_) => Err(PostError::NoReply),
+        };
+        out.extend(self.take(ticket).map(|pending| answered(&pending, result)));
     }
 
     /// True where the receiver may be asked this, too.

@@ -4,12 +4,18 @@
 //!
 //! A process that has exited is on neither side of a division, so it counts for no majority. Only a goodbye, a failure report or a
 //! closed connection proves an exit. Silence does not.
+//!
+//! ```text
+//!   decisions ──▶ has_more ──step: none is proposed──▶ proposed ──step: a majority of each roster has heard──▶ in force
+//!
+//!   in contact ──judge: the others are no majority──▶ lost since lost_ms ──for scheduler_ms──▶ the job ends here
+//!        ▲──────────────judge: they are one────────────┘
+//! ```
 
 use super::member::ConnectionId;
 use proto_common::ids::{Epoch, Incarnation, MemberId};
+use proto_common::message::FromScheduler;
 use std::collections::BTreeSet;
-
-mod deciding;
 
 /// Rosters that may be in force at once: one, and one more for each scheduler that failed while it decided.
 const ROSTERS_MAX: usize = 16;
@@ -76,7 +82,7 @@ impl Quorum {
     }
 
     /// Connections whose goodbye may be answered now: all, or those whose departure has been proposed.
-    fn may_go(&mut self, all: bool) -> Vec<ConnectionId> {
+    pub(super) fn may_go(&mut self, all: bool) -> Vec<ConnectionId> {
         let proposed = self.proposed.as_ref().map(|one| one.epoch);
         let may = |(epoch, _): &mut (Epoch, ConnectionId)| {
             all || !self.has_more || proposed.is_some_and(|proposed| *epoch <= proposed)
@@ -98,12 +104,59 @@ impl Quorum {
         self.exited.insert(life);
     }
 
-    fn has(&self, is_there: impl Fn(&Incarnation) -> bool) -> bool {
+    /// Are these members a majority of each roster that may be in force?
+    pub(super) fn has(&self, is_there: impl Fn(&Incarnation) -> bool) -> bool {
         self.rosters.iter().all(|roster| is_majority(roster, &self.exited, &is_there))
     }
 
+    /// Decisions have been sent to the members.
+    pub(super) fn add_decisions(&mut self) {
+        self.has_more = true;
+    }
+
+    /// What is proposed next, or is in force, if there is anything. There is one proposal at a time. `is_alone`: no other scheduler
+    /// can decide anything.
+    pub(super) fn step(
+        &mut self,
+        is_alone: bool,
+        epoch: Epoch,
+        roster: impl FnOnce() -> Lives,
+    ) -> Option<FromScheduler> {
+        if let Some(epoch) = self.decide(is_alone) {
+            return Some(FromScheduler::Decided { epoch });
+        }
+        if !self.has_more || self.proposed.is_some() {
+            return None;
+        }
+        self.has_more = false;
+        self.proposed = Some(Proposed { epoch, roster: roster(), heard: BTreeSet::new() });
+        Some(FromScheduler::Proposed { epoch, rosters: self.rosters.clone() })
+    }
+
+    /// A member has received the decisions up to this epoch.
+    pub(super) fn heard(&mut self, life: Incarnation, epoch: Epoch) {
+        if let Some(proposed) = self.proposed.as_mut().filter(|proposed| proposed.epoch <= epoch) {
+            proposed.heard.insert(life);
+        }
+    }
+
+    /// Only these members are heard of. If they must be a majority and are none: since when.
+    pub(super) fn judge(&mut self, now_ms: u64, needs_none: bool, there: &BTreeSet<Incarnation>) -> Contact {
+        if needs_none || self.has(|life| there.contains(life)) {
+            self.lost_ms = None;
+            return Contact::Held;
+        }
+        let is_new = self.lost_ms.is_none();
+        Contact::Lost { since_ms: *self.lost_ms.get_or_insert(now_ms), is_new }
+    }
+
+    /// Is no majority heard of?
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost_ms.is_some()
+    }
+
     /// How many processes of the rosters in force are neither heard nor known to have exited.
-    fn unheard(&self, is_there: impl Fn(&Incarnation) -> bool) -> usize {
+    pub(super) fn unheard(&self, is_there: impl Fn(&Incarnation) -> bool) -> usize {
         let lives: BTreeSet<_> = self.rosters.iter().flatten().collect();
         lives.into_iter().filter(|life| !self.exited.contains(life) && !is_there(life)).count()
     }
@@ -142,12 +195,49 @@ pub(super) fn check_rosters(had: usize, more: &[Lives], places: usize) -> Result
     }
 }
 
+/// Whether a majority is heard of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contact {
+    Held,
+    Lost {
+        since_ms: u64,
+        /// It was held before.
+        is_new: bool,
+    },
+}
+
 /// An election among the members that have registered with a restarted scheduler.
 #[derive(Clone, Debug)]
 pub(super) struct Election {
-    pub(super) term: u32,
+    term: u32,
     asked: BTreeSet<ConnectionId>,
     votes: BTreeSet<Incarnation>,
+}
+
+impl Election {
+    pub(super) fn new(term: u32) -> Self {
+        Self { term, asked: BTreeSet::new(), votes: BTreeSet::new() }
+    }
+
+    pub(super) fn term(&self) -> u32 {
+        self.term
+    }
+
+    /// True if this member has not been asked for its vote.
+    pub(super) fn ask(&mut self, connection: ConnectionId) -> bool {
+        self.asked.insert(connection)
+    }
+
+    /// A member has voted in the election of this term.
+    pub(super) fn vote(&mut self, life: Incarnation, term: u32) {
+        if term == self.term {
+            self.votes.insert(life);
+        }
+    }
+
+    pub(super) fn has_vote(&self, life: &Incarnation) -> bool {
+        self.votes.contains(life)
+    }
 }
 
 /// The names of members for an error or a log: the first ones, and the number of the others.
@@ -187,6 +277,37 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_decision_is_in_force_when_a_majority_of_the_roster_before_has_heard_of_it() {
+        let at = |counter| Epoch { term: 1, counter };
+        let mut quorum = Quorum::of(vec![lives(0..3)], BTreeSet::new());
+        let step = |quorum: &mut Quorum, counter| quorum.step(false, at(counter), || lives(0..2));
+        assert_eq!(step(&mut quorum, 1), None, "nothing is decided");
+        quorum.add_decisions();
+        let proposed = FromScheduler::Proposed { epoch: at(1), rosters: vec![lives(0..3)] };
+        assert_eq!(step(&mut quorum, 1), Some(proposed));
+        quorum.heard(Incarnation(2), at(0));
+        quorum.heard(Incarnation(0), at(1));
+        quorum.add_decisions();
+        assert_eq!(step(&mut quorum, 2), None, "one of three; the next decision waits");
+        quorum.heard(Incarnation(1), at(1));
+        assert_eq!(step(&mut quorum, 2), Some(FromScheduler::Decided { epoch: at(1) }));
+        assert_eq!(quorum.rosters(), [lives(0..2)]);
+        assert!(matches!(step(&mut quorum, 2), Some(FromScheduler::Proposed { .. })));
+    }
+
+    #[test]
+    fn contact_is_lost_until_a_majority_is_heard_of_again() {
+        let mut quorum = Quorum::of(vec![lives(0..3)], BTreeSet::new());
+        let (one, two) = (BTreeSet::from([Incarnation(2)]), BTreeSet::from([Incarnation(1), Incarnation(2)]));
+        assert_eq!(quorum.judge(5, false, &one), Contact::Lost { since_ms: 5, is_new: true });
+        assert_eq!(quorum.judge(9, false, &one), Contact::Lost { since_ms: 5, is_new: false });
+        assert!(quorum.is_lost());
+        assert_eq!(quorum.judge(9, false, &two), Contact::Held);
+        assert_eq!(quorum.judge(11, true, &one), Contact::Held, "none is needed");
+        assert!(!quorum.is_lost());
     }
 
     #[test]

@@ -1,26 +1,27 @@
-//! A scheduler that follows another one: members say what they know, and nothing is decided before all of them have, or had
-//! their time for it. Then the cluster goes on under a new term. Strangers wait meanwhile.
+//! A scheduler that follows another one: owns what members say that they know, and their votes. Nothing is decided before all of
+//! them have said it, or had their time for it. Then the cluster goes on under a new term. Others wait meanwhile. It must not know
+//! when their time is over, nor what follows.
+//!
+//! ```text
+//!   a member:   arrive ──▶ telling ──tell, the last part──▶ has its lists ──its map is known──▶ whole ──elect──▶ asked ──vote──▶ voted
+//!                            └── forget: its connection has closed, or what it tells is wrong ──▶ not back
+//! ```
 
-use super::member::ConnectionId;
-use super::member::Member;
+use super::command::{Command, let_go};
+use super::member::{ConnectionId, LOCAL, Member};
 use super::quorum::{Election, Lives as Roster, check_rosters};
 use super::report::check_lists;
-use maps::Told;
+use maps::{Maps, Told};
 use proto_common::ids::{Epoch, Incarnation, Key, MemberId, Rank, Role};
 use proto_common::limits::{TENSORS_MAX, WORKERS_MAX};
 use proto_common::message::{self, NodeGroup, RefusalReason, Register, Resume};
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};
+use proto_common::tensor::TensorSpec;
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(super) use settings::later;
-
 mod elects;
-mod hearing;
 mod maps;
-mod seats;
-mod settings;
 mod telling;
-mod wake;
 
 /// Processes that wait to be let in.
 const WAITING_MAX: usize = 1024;
@@ -41,6 +42,39 @@ struct Arrival {
     has_lists: bool,
     /// It has said all it knows.
     is_whole: bool,
+}
+
+impl Arrival {
+    fn new(register: Register, epoch: Epoch, term: u32) -> Self {
+        Self {
+            register,
+            members: Vec::new(),
+            left: Vec::new(),
+            tensors: Vec::new(),
+            barriers: Vec::new(),
+            epoch,
+            term,
+            rosters: Vec::new(),
+            has_lists: false,
+            is_whole: false,
+        }
+    }
+
+    fn is_of(&self, member: &message::Member) -> bool {
+        self.register.incarnation == member.incarnation && self.register.role == member.id.role
+    }
+
+    /// It has said goodbye to the scheduler before this one.
+    fn leaves(&self) -> bool {
+        self.is_whole && self.register.resume.as_ref().is_some_and(|resume| resume.leaves)
+    }
+}
+
+/// On which connection a member has come and said everything.
+fn came(arrivals: &BTreeMap<ConnectionId, Arrival>, member: &message::Member) -> Option<ConnectionId> {
+    let is_it = |(_, arrival): &(&ConnectionId, &Arrival)| arrival.is_whole && arrival.is_of(member);
+    // The newest connection of that life: one of before may be half open.
+    arrivals.iter().rev().find(is_it).map(|(connection, _)| *connection)
 }
 
 /// The highest term that a member says it has obeyed.
@@ -88,13 +122,13 @@ pub(super) struct Rebuild {
     left: Vec<Rank>,
     /// Rosters before it that may still be in force.
     rosters: Vec<Roster>,
-    pub(super) election: Option<Election>,
+    election: Option<Election>,
     /// Who was missing for a majority, as the log has it.
-    pub(super) said_missing: Option<Vec<MemberId>>,
+    said_missing: Option<Vec<MemberId>>,
     /// The newest that was told of each tensor.
     tensors: BTreeMap<Key, Told>,
     /// Maps that were reported by digest.
-    maps: maps::Maps,
+    maps: Maps,
     /// Those that workers know: their declarations were answered.
     answered: BTreeSet<Key>,
     /// The lives that those who told of tensors mean by a rank.
@@ -105,6 +139,112 @@ pub(super) struct Rebuild {
 }
 
 impl Rebuild {
+    /// Members say what they know from now on: these were let in before that was known, and those wait.
+    pub(super) fn begin(
+        now_ms: u64,
+        early: Vec<(MemberId, Member)>,
+        waiting: Vec<(ConnectionId, Register)>,
+    ) -> Self {
+        Self { since_ms: Some(now_ms), early, waiting, ..Self::default() }
+    }
+
+    /// A scheduler that follows itself knows this already, and these tensors, of which some were answered.
+    pub(super) fn begin_with(
+        now_ms: u64,
+        own: Resume,
+        tensors: impl Iterator<Item = (TensorSpec, Vec<KeyRange>)>,
+        answered: BTreeSet<Key>,
+    ) -> Self {
+        let Resume { epoch, members, left, barriers, rosters, .. } = own;
+        let told = |(spec, ranges): (TensorSpec, _)| (spec.key, Told { epoch, by: LOCAL, spec, ranges });
+        let tensors: BTreeMap<Key, Told> = tensors.map(told).collect();
+        Self {
+            since_ms: Some(now_ms),
+            epoch,
+            lives: BTreeMap::from([(LOCAL, lives_of(&members))]),
+            members,
+            left,
+            rosters,
+            maps: Maps::of_own(&tensors, epoch),
+            tensors,
+            answered,
+            barriers: barriers.into_iter().map(|(name, group, times)| ((name, group), times)).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// The scheduler was suspended, and has not read what came meanwhile: members have their time once more.
+    pub(super) fn woke(&mut self, now_ms: u64) {
+        self.heard_ms = now_ms;
+        self.maps.woke(now_ms);
+        match &mut self.since_ms {
+            Some(since_ms) => *since_ms = now_ms,
+            None => self.woke_ms = Some(now_ms),
+        }
+    }
+
+    /// When the first member came.
+    pub(super) fn since_ms(&self) -> Option<u64> {
+        self.since_ms
+    }
+
+    /// No member has come, and the scheduler was suspended until then.
+    pub(super) fn woke_ms(&self) -> Option<u64> {
+        self.woke_ms
+    }
+
+    /// When a member last came, or said a part of what it knows, if one has not said everything.
+    pub(super) fn telling_ms(&self) -> Option<u64> {
+        self.arrivals.values().any(|arrival| !arrival.is_whole).then_some(self.heard_ms)
+    }
+
+    /// A member comes.
+    pub(super) fn arrive(&mut self, now_ms: u64, from: ConnectionId, register: Register) {
+        let Some(resume) = &register.resume else { return };
+        self.since_ms.get_or_insert(now_ms);
+        self.heard_ms = now_ms;
+        let (epoch, term) = (resume.epoch, term_of(resume));
+        self.arrivals.insert(from, Arrival::new(register, epoch, term));
+    }
+
+    /// A member says a part of what it knows; the error is what is wrong with it.
+    pub(super) fn tell(
+        &mut self,
+        now_ms: u64,
+        from: ConnectionId,
+        (part, is_last): (Resume, bool),
+        shape: (u64, u16, u32),
+    ) -> Result<(), String> {
+        self.heard_ms = now_ms;
+        self.take(from, part, shape)?;
+        if is_last { self.finish(from) } else { Ok(()) }
+    }
+
+    /// Members whose map has come from another one have said everything.
+    pub(super) fn finish_satisfied(&mut self) {
+        for connection in self.satisfied() {
+            // Its lists were checked when they came.
+            let _ = self.finish(connection);
+        }
+    }
+
+    /// A connection has closed: what was said on it stays said.
+    pub(super) fn forget(&mut self, connection: ConnectionId) {
+        self.arrivals.remove(&connection);
+        self.maps.forget(connection);
+        self.waiting.retain(|(waiting, _)| *waiting != connection);
+        self.early.retain(|(_, member)| member.connection != connection);
+    }
+
+    /// Somebody who is no member waits until the job goes on. False if too many do.
+    pub(super) fn wait(&mut self, connection: ConnectionId, register: Register) -> bool {
+        let has_room = self.waiting.len() < WAITING_MAX;
+        if has_room {
+            self.hold(connection, register);
+        }
+        has_room
+    }
+
     /// Somebody waits for a rank.
     pub(super) fn hold(&mut self, connection: ConnectionId, register: Register) {
         self.waiting.push((connection, register));
@@ -117,6 +257,23 @@ impl Rebuild {
     /// Nobody waits any more.
     pub(super) fn take_waiting(&mut self) -> Vec<(ConnectionId, Register)> {
         std::mem::take(&mut self.waiting)
+    }
+
+    /// Those who were let in before it was known that this is no fresh job.
+    pub(super) fn take_early(&mut self) -> Vec<(MemberId, Member)> {
+        std::mem::take(&mut self.early)
+    }
+
+    /// Members are not heard any more: they wait for another scheduler.
+    pub(super) fn leave_members(&mut self) {
+        self.arrivals.clear();
+    }
+
+    /// Everyone who waits here.
+    pub(super) fn into_connections(self) -> impl Iterator<Item = ConnectionId> {
+        let waiting = self.waiting.into_iter().map(|(connection, _)| connection);
+        let early = self.early.into_iter().map(|(_, member)| member.connection);
+        self.arrivals.into_keys().chain(waiting).chain(early)
     }
 
     pub(super) fn knows(&self, connection: ConnectionId) -> bool {
@@ -175,9 +332,8 @@ impl Rebuild {
     /// A member has said all it knows; the error is what is wrong with it.
     fn finish(&mut self, from: ConnectionId) -> Result<(), String> {
         let Some(arrival) = self.arrivals.get_mut(&from) else { return Ok(()) };
-        let Register { role, incarnation, .. } = &arrival.register;
         // A scheduler tells a roster to those who are in it: it counts for nothing where somebody else shows it.
-        if !arrival.members.iter().any(|one| one.incarnation == *incarnation && one.id.role == *role) {
+        if !arrival.members.iter().any(|one| arrival.is_of(one)) {
             return Err(
                 "the roster that it reports does not contain this process; start it as a new process".into(),
             );
@@ -213,7 +369,10 @@ impl Rebuild {
 
     /// The newest map, without what servers had that are gone by the newest roster: others may have their ranks by now. Says
     /// which tensors nobody has any more, and with whom they went.
-    fn map(&mut self, (chunk_bytes, lanes, _): (u64, u16, u32)) -> (MapUpdate, Option<(Rank, Vec<Key>)>) {
+    pub(super) fn map(
+        &mut self,
+        (chunk_bytes, lanes, _): (u64, u16, u32),
+    ) -> (MapUpdate, Option<(Rank, Vec<Key>)>) {
         let newest = lives_of(&self.members);
         let mut by_teller: BTreeMap<ConnectionId, MapUpdate> = BTreeMap::new();
         for told in std::mem::take(&mut self.tensors).into_values() {
@@ -248,38 +407,99 @@ impl Rebuild {
         (whole, lost)
     }
 
-    /// Who is it that came on this connection, among those of the newest roster?
+    /// On which connection has this member of the newest roster come?
     fn came(&self, member: &message::Member) -> Option<ConnectionId> {
-        let is_it = |(_, arrival): &(&ConnectionId, &Arrival)| {
-            arrival.is_whole
-                && arrival.register.incarnation == member.incarnation
-                && arrival.register.role == member.id.role
-        };
-        // The newest connection of that life: one of before may be half open.
-        self.arrivals.iter().rev().find(is_it).map(|(connection, _)| *connection)
+        came(&self.arrivals, member)
     }
 
-    fn has_worker(&self) -> bool {
+    pub(super) fn has_worker(&self) -> bool {
         self.members.iter().any(|member| member.id.role == Role::Worker && self.came(member).is_some())
     }
 
     /// Have all servers come that the newest roster has? Whoever publishes alone knows since when, and a later roster with
     /// somebody else in it would have been told to those who had the data before: they would show it.
-    fn has_all_servers(&self) -> bool {
+    pub(super) fn has_all_servers(&self) -> bool {
         let mut servers = self.members.iter().filter(|member| member.id.role == Role::Server).peekable();
         servers.peek().is_some() && servers.all(|member| self.came(member).is_some())
     }
 
-    /// Had every worker left in good order by the newest roster? Then the job was over, but for its last checkpoint, or its end had
-    /// been told to some already.
-    fn is_over(&self, places: usize, waits_for_the_dead: bool) -> bool {
-        let has_worker = self.members.iter().any(|member| member.id.role == Role::Worker);
-        !has_worker && !self.left.is_empty() && (self.left.len() >= places || !waits_for_the_dead)
-    }
-
-    fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         !self.members.is_empty()
             && self.arrivals.values().all(|arrival| arrival.is_whole)
             && self.members.iter().all(|member| self.came(member).is_some())
+    }
+
+    /// Removes the members whose goodbye the previous scheduler had not confirmed. Workers count as left before any member is missed:
+    /// the other members may have been notified already, and may have exited. Returns the confirmations, which are sent after the other
+    /// members have been notified, and the workers that left now.
+    pub(super) fn take_leaving(&mut self) -> (Vec<Command>, Vec<MemberId>) {
+        let (mut told, mut left) = (Vec::new(), Vec::new());
+        self.arrivals.retain(|connection, arrival| {
+            if !arrival.leaves() {
+                return true;
+            }
+            let register = &arrival.register;
+            let rank = register.resume.as_ref().map(|resume| resume.rank).unwrap_or_default();
+            let is_known = match (self.members.iter().position(|member| arrival.is_of(member)), register.role)
+            {
+                // Whether this server may leave is decided later: it repeats its goodbye.
+                (Some(_), Role::Server) => false,
+                (Some(at), _) => {
+                    let id = self.members.remove(at).id;
+                    self.left.push(id.rank);
+                    left.push(id);
+                    true
+                }
+                // No roster has this server, so it has no data that is needed.
+                (None, Role::Server) => true,
+                (None, _) => self.left.contains(&rank),
+            };
+            if is_known {
+                told.extend(let_go(*connection));
+            }
+            !is_known
+        });
+        (told, left)
+    }
+
+    /// Members of the newest roster, each with its connection and registration if it has come.
+    pub(super) fn seat(&mut self, mut place: impl FnMut(&message::Member, Option<(ConnectionId, Register)>)) {
+        let Self { members, arrivals, .. } = self;
+        for entry in members.iter() {
+            let connection = came(arrivals, entry);
+            let arrival = connection.and_then(|connection| Some((connection, arrivals.remove(&connection)?)));
+            place(entry, arrival.map(|(connection, arrival)| (connection, arrival.register)));
+        }
+    }
+
+    /// Those who have come and are in no seat.
+    pub(super) fn take_unseated(&mut self) -> impl Iterator<Item = (ConnectionId, Incarnation)> + use<> {
+        let unseated = std::mem::take(&mut self.arrivals).into_iter();
+        unseated.map(|(connection, arrival)| (connection, arrival.register.incarnation))
+    }
+
+    /// The newest roster.
+    pub(super) fn members(&self) -> &[message::Member] {
+        &self.members
+    }
+
+    /// Workers that have left by the newest roster.
+    pub(super) fn left(&self) -> &[Rank] {
+        &self.left
+    }
+
+    /// How often each barrier was opened.
+    pub(super) fn take_barriers(&mut self) -> BTreeMap<(String, NodeGroup), u64> {
+        std::mem::take(&mut self.barriers)
+    }
+
+    /// Tensors that workers know: their declarations were answered.
+    pub(super) fn take_answered(&mut self) -> BTreeSet<Key> {
+        std::mem::take(&mut self.answered)
+    }
+
+    /// The checkpoint that the job began from, if a member has said it.
+    pub(super) fn take_restore(&mut self) -> Option<Option<String>> {
+        self.restore.take()
     }
 }

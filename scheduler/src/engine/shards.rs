@@ -1,6 +1,12 @@
-//! Where everything lies: the shard map, what each server has of it, and the copies that are being made. It places tensors,
-//! and takes what servers and deaths change. What is to change for balance's sake is `copies`' to say; connections are
-//! nobody's business here.
+//! Where everything lies: owns the shard map, what each server has of it, and the copies that are being made. It places tensors,
+//! and takes what servers and failures change. `copies` decides which copies and moves are next. It must not know connections or
+//! time.
+//!
+//! ```text
+//!  a range:   served ──plan: copy──▶ served, seeding ──seeded──▶ served, with a backup ──plan: hand over──▶ served by the backup
+//!                ▲                     │         └──seeded, to move──▶ served there, the old server has the backup
+//!                └──refused, or gone───┘
+//! ```
 
 use proto_common::ids::{ChunkId, Epoch, Key, Rank};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
@@ -9,12 +15,15 @@ use proto_common::shard_map::{KeyRange, MapChange, MapError, MapUpdate, ShardMap
 use proto_common::tensor::TensorSpec;
 use std::collections::{BTreeMap, BTreeSet};
 
+mod copies;
+mod moves;
+
 /// Bytes of a range in a message; a little more than the codec needs.
 pub(super) const RANGE_BYTES: usize = 34;
 /// Bytes of a message about shards that are there already: others wait behind it.
 const CHANGE_BYTES_MAX: usize = CONTROL_FRAME_BYTES_MAX / 4;
 /// Ranges that a tensor is cut into at most; more would not be told in one message.
-pub(super) const RANGES_MAX: usize = 1 << 16;
+const RANGES_MAX: usize = 1 << 16;
 const _: () = assert!(RANGES_MAX * RANGE_BYTES < CHANGE_BYTES_MAX);
 
 /// The servers that are there.
@@ -39,46 +48,46 @@ impl Servers {
 
 /// Bytes at a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Load {
-    pub(super) served: u64,
+struct Load {
+    served: u64,
     /// Copies, those that are being made included.
-    pub(super) copies: u64,
+    copies: u64,
 }
 
 impl Load {
-    pub(super) fn total(self) -> u64 {
+    fn total(self) -> u64 {
         self.served.saturating_add(self.copies)
     }
 }
 
 /// What each server has, and of whom.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Loads {
-    pub(super) by_rank: BTreeMap<Rank, Load>,
+struct Loads {
+    by_rank: BTreeMap<Rank, Load>,
     /// Bytes of copies, by whose they are and where.
     spread: BTreeMap<(Rank, Rank), u64>,
 }
 
 impl Loads {
-    pub(super) fn of(&self, rank: Rank) -> Load {
+    fn of(&self, rank: Rank) -> Load {
         self.by_rank.get(&rank).copied().unwrap_or_default()
     }
 
-    pub(super) fn add(&mut self, range: &KeyRange, bytes: u64) {
+    fn add(&mut self, range: &KeyRange, bytes: u64) {
         self.by_rank.entry(range.server).or_default().served += bytes;
         for at in [range.backup, range.seeding].into_iter().flatten() {
             self.add_copy(range.server, at, bytes);
         }
     }
 
-    pub(super) fn add_copy(&mut self, of: Rank, at: Rank, bytes: u64) {
+    fn add_copy(&mut self, of: Rank, at: Rank, bytes: u64) {
         self.by_rank.entry(at).or_default().copies += bytes;
         *self.spread.entry((of, at)).or_default() += bytes;
     }
 
     /// Where a copy of something goes that `of` serves: to the least loaded of these, and not all copies of one server to the
     /// same other one.
-    pub(super) fn pick(&self, of: Rank, among: impl Iterator<Item = Rank>) -> Option<Rank> {
+    fn pick(&self, of: Rank, among: impl Iterator<Item = Rank>) -> Option<Rank> {
         let spread = |at: Rank| self.spread.get(&(of, at)).copied().unwrap_or(0);
         among.filter(|at| *at != of).min_by_key(|at| {
             let after = at.0.wrapping_sub(of.0).wrapping_sub(1);
@@ -89,7 +98,7 @@ impl Loads {
 
 /// Why a copy is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
+enum Why {
     /// To be the backup.
     Copy,
     /// To serve, in its server's place.
@@ -100,10 +109,10 @@ pub(super) enum Why {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seed {
     pub(super) to: Rank,
-    pub(super) why: Why,
-    pub(super) bytes: u64,
+    why: Why,
+    bytes: u64,
     /// The decision.
-    pub(super) epoch: Epoch,
+    epoch: Epoch,
 }
 
 /// What has been decided since the start, for metrics.
@@ -118,14 +127,14 @@ pub(super) struct Counts {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Shards {
-    pub(super) shape: ClusterShape,
-    pub(super) map: ShardMap,
-    pub(super) loads: Loads,
+    shape: ClusterShape,
+    map: ShardMap,
+    loads: Loads,
     /// By the first chunk of their range.
-    pub(super) seeds: BTreeMap<ChunkId, Seed>,
-    pub(super) counts: Counts,
+    seeds: BTreeMap<ChunkId, Seed>,
+    counts: Counts,
     /// How often servers could not do what a decision about copies asked of them.
-    pub(super) refusals: BTreeMap<Rank, u32>,
+    refusals: BTreeMap<Rank, u32>,
 }
 
 impl Shards {
@@ -138,6 +147,30 @@ impl Shards {
             counts: Counts::default(),
             refusals: BTreeMap::new(),
         }
+    }
+
+    pub(super) fn map(&self) -> &ShardMap {
+        &self.map
+    }
+
+    /// Copies that are being made, by the first chunk of their range.
+    pub(super) fn seeds(&self) -> &BTreeMap<ChunkId, Seed> {
+        &self.seeds
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Bytes that servers serve.
+    pub(super) fn served_bytes(&self) -> u64 {
+        self.loads.by_rank.values().map(|load| load.served).sum()
+    }
+
+    /// Bytes that have a backup, and bytes that are being copied.
+    pub(super) fn copied_bytes(&self) -> (u64, u64) {
+        let copied = self.map.ranges().filter(|range| range.backup.is_some());
+        (copied.map(|range| self.bytes_of(range)).sum(), self.seeds.values().map(|seed| seed.bytes).sum())
     }
 
     /// Where new tensors go, with their backups. A backup counts from the start: it is zeros, as its tensor is. A tensor that begins
@@ -232,7 +265,7 @@ impl Shards {
     }
 
     /// Changes ranges of tensors, in messages that each fit, each under an epoch of its own.
-    pub(super) fn change(
+    fn change(
         &mut self,
         edited: BTreeMap<Key, Vec<KeyRange>>,
         seeds: Vec<(ChunkId, Seed)>,
@@ -281,7 +314,7 @@ impl Shards {
         self.seeds.retain(|first, seed| seeding.get(first) == Some(&seed.to));
     }
 
-    pub(super) fn bytes_of(&self, range: &KeyRange) -> u64 {
+    fn bytes_of(&self, range: &KeyRange) -> u64 {
         self.map.tensor(range.first.key).map_or(0, |spec| range.bytes(spec, self.shape.chunk_bytes))
     }
 }
@@ -336,7 +369,7 @@ impl Shards {
     }
 
     /// How often a server has refused; none where it may not be tried again.
-    pub(super) fn refusals(&self, rank: Rank) -> Option<u32> {
+    fn refusals(&self, rank: Rank) -> Option<u32> {
         Some(self.refusals.get(&rank).copied().unwrap_or(0)).filter(|times| *times < REFUSALS_MAX)
     }
 

@@ -4,8 +4,9 @@
 //! is made in half a second does not count. Who has fallen silent is not taken to have gone on. Or servers, whenever they are looked at, wait for it and not for the others: in
 //! synchronous rounds nobody is behind by more than a round, and this is what tells.
 
-use super::Engine;
 use super::member::Member;
+use super::members::Members;
+use super::pace::thousandths;
 use daemon::status::StragglerStatus;
 use proto_common::ids::{Rank, Role};
 use std::collections::BTreeMap;
@@ -22,66 +23,61 @@ const WAITED_TIMES: u32 = 2;
 /// Of a hundred looks at servers, how many waited for each worker that is there.
 pub(super) type Waited = BTreeMap<Rank, u32>;
 
-impl Engine {
-    fn working(&self) -> impl Iterator<Item = (Rank, &Member)> {
-        let there = self.members.iter().filter(|(id, member)| id.role == Role::Worker && !member.left);
-        there.map(|(id, member)| (id.rank, member))
-    }
+fn working(members: &Members) -> impl Iterator<Item = (Rank, &Member)> {
+    let there = members.iter().filter(|(id, member)| id.role == Role::Worker && !member.left);
+    there.map(|(id, member)| (id.rank, member))
+}
 
-    /// Rounds per second: the mean over workers that are there.
-    pub(super) fn rounds_per_second(&self) -> f64 {
-        let (mut sum, mut count) = (0.0, 0u32);
-        for (_, member) in self.working() {
-            sum += member.pace.rounds_per_second();
-            count += 1;
-        }
-        super::pace::thousandths(sum / f64::from(count.max(1)))
+/// Rounds per second: the mean over workers that are there.
+pub(super) fn rounds_per_second(members: &Members) -> f64 {
+    let (mut sum, mut count) = (0.0, 0u32);
+    for (_, member) in working(members) {
+        sum += member.pace.rounds_per_second();
+        count += 1;
     }
+    thousandths(sum / f64::from(count.max(1)))
+}
 
-    pub(super) fn waited_for(&self) -> Waited {
-        let servers: Vec<&Member> = self
-            .members
+pub(super) fn waited_for(members: &Members) -> Waited {
+    let servers = members.iter().filter(|(id, member)| id.role == Role::Server && !member.left);
+    let servers: Vec<&Member> = servers.map(|(_, member)| member).collect();
+    let percent = |worker: Rank| {
+        let (looks, waits) = servers
             .iter()
-            .filter(|(id, member)| id.role == Role::Server && !member.left)
-            .map(|(_, member)| member)
-            .collect();
-        let percent = |worker: Rank| {
-            let (looks, waits) = servers
-                .iter()
-                .map(|server| server.pace.waits_for(worker))
-                .fold((0, 0), |(looks, waits), (more_looks, more_waits)| {
-                    (looks + more_looks, waits + more_waits)
-                });
-            (100 * waits / looks.max(1)) as u32
-        };
-        self.working().map(|(rank, _)| (rank, percent(rank))).collect()
-    }
+            .map(|server| server.pace.waits_for(worker))
+            .fold((0, 0), |(looks, waits), (more_looks, more_waits)| {
+                (looks + more_looks, waits + more_waits)
+            });
+        (100 * waits / looks.max(1)) as u32
+    };
+    working(members).map(|(rank, _)| (rank, percent(rank))).collect()
+}
 
-    pub(super) fn stragglers(&self, waited: &Waited) -> Vec<StragglerStatus> {
-        let newest_ms = self.working().filter_map(|(_, member)| Some(member.pace.newest()?.0)).max();
-        // A silent one may stand still: it is taken to have gone on for as long as a heartbeat may be old, and no longer, or the
-        // others, who wait for it, would look as if they were behind it.
-        let period_ms = self.config.shape.heartbeat_ms.max((BEHIND_SECONDS * 1e3) as u64);
-        // Where each would be at the newest heartbeat's time.
-        let place = |member: &Member| {
-            let (at_ms, round) = member.pace.newest()?;
-            let later_ms = newest_ms?.saturating_sub(at_ms).min(period_ms);
-            Some(round as f64 + member.pace.rounds_per_second() * later_ms as f64 / 1e3)
-        };
-        let first = self.working().filter_map(|(_, member)| place(member)).fold(0.0, f64::max);
-        let fastest = self.working().map(|(_, member)| member.pace.rounds_per_second()).fold(0.0, f64::max);
-        let allowed = BEHIND_MIN.max(fastest * BEHIND_SECONDS);
-        let mut found = Vec::new();
-        for (worker, member) in self.working() {
-            let behind = place(member).map_or(0.0, |place| first - place);
-            let behind = if behind > allowed { behind as u64 } else { 0 };
-            let waited_for_percent = waited.get(&worker).copied().unwrap_or(0);
-            if behind > 0 || is_waited_for(worker, waited) {
-                found.push(StragglerStatus { worker, behind, waited_for_percent });
-            }
+/// Who holds the others up, of members that report every `heartbeat_ms`.
+pub(super) fn stragglers(members: &Members, waited: &Waited, heartbeat_ms: u64) -> Vec<StragglerStatus> {
+    let newest_ms = working(members).filter_map(|(_, member)| Some(member.pace.newest()?.0)).max();
+    // A silent one may stand still: it is taken to have gone on for as long as a heartbeat may be old, and no longer, or the
+    // others, who wait for it, would look as if they were behind it.
+    let period_ms = heartbeat_ms.max((BEHIND_SECONDS * 1e3) as u64);
+    // Where each would be at the newest heartbeat's time.
+    let place = |member: &Member| {
+        let (at_ms, round) = member.pace.newest()?;
+        let later_ms = newest_ms?.saturating_sub(at_ms).min(period_ms);
+        Some(round as f64 + member.pace.rounds_per_second() * later_ms as f64 / 1e3)
+    };
+    let first = working(members).filter_map(|(_, member)| place(member)).fold(0.0, f64::max);
+    let fastest = working(members).map(|(_, member)| member.pace.rounds_per_second()).fold(0.0, f64::max);
+    let allowed = BEHIND_MIN.max(fastest * BEHIND_SECONDS);
+    let mut found = Vec::new();
+    for (worker, member) in working(members) {
+        let behind = place(member).map_or(0.0, |place| first - place);
+        let behind = if behind > allowed { behind as u64 } else { 0 };
+        let waited_for_percent = waited.get(&worker).copied().unwrap_or(0);
+        if behind > 0 || is_waited_for(worker, waited) {
+            found.push(StragglerStatus { worker, behind, waited_for_percent });
         }
-        found
     }
+    found
 }
 
 /// Do servers wait for this worker, and much less for the others?

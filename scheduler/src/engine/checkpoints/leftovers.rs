@@ -1,6 +1,13 @@
 //! What came of checkpoints that were given up and that cannot be removed. Each further one would leave as much, and a disk fills
 //! without bound: beyond a few none is begun before what is left has gone. It must not touch files.
+//!
+//! ```text
+//!   (nothing) ──cleared: an error──▶ left ──retry──▶ tried ──cleared──▶ (nothing)
+//!                                     ▲               │
+//!                                     └── an error ───┘
+//! ```
 
+use super::Clearing;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -9,16 +16,58 @@ pub(in super::super) const LEFT_MAX: usize = 3;
 
 /// See the module. By round.
 #[derive(Debug, Default)]
-pub(super) struct Leftovers(pub(super) BTreeMap<u64, Leftover>);
+pub(super) struct Leftovers(BTreeMap<u64, Leftover>);
 
 #[derive(Debug)]
-pub(super) struct Leftover {
-    pub(super) files: Vec<String>,
-    pub(super) restore: Option<String>,
+struct Leftover {
+    files: Vec<String>,
+    restore: Option<String>,
     /// Why it cannot be removed.
-    pub(super) reason: String,
+    reason: String,
     /// It is being tried again.
-    pub(super) is_tried: bool,
+    is_tried: bool,
+}
+
+impl Leftovers {
+    /// What was to be cleared away is gone, or is not, and why.
+    pub(super) fn cleared(&mut self, clearing: Clearing, result: Result<(), String>) {
+        let Clearing::GivenUp { round, files, restore } = clearing else { return };
+        match result {
+            Ok(()) => {
+                let Some(left) = self.0.get_mut(&round) else { return };
+                left.files.retain(|file| !files.contains(file));
+                left.is_tried = false;
+                if left.files.is_empty() {
+                    self.0.remove(&round);
+                }
+            }
+            // Of one without parts nothing is left.
+            Err(_) if files.is_empty() => {}
+            Err(reason) => {
+                let none = || Leftover { files: Vec::new(), restore, reason: String::new(), is_tried: false };
+                let left = self.0.entry(round).or_insert_with(none);
+                left.files.extend(files);
+                left.files.sort_unstable();
+                left.files.dedup();
+                (left.reason, left.is_tried) = (reason, false);
+            }
+        }
+    }
+
+    /// What is to be tried again. Beside a checkpoint of the same round that is being written nothing is touched.
+    pub(super) fn retry(&mut self, is_written: impl Fn(u64) -> bool) -> impl Iterator<Item = Clearing> {
+        self.0.iter_mut().filter_map(move |(round, left)| {
+            let is_new = !is_written(*round) && !std::mem::replace(&mut left.is_tried, true);
+            let (files, restore) = (left.files.clone(), left.restore.clone());
+            is_new.then_some(Clearing::GivenUp { round: *round, files, restore })
+        })
+    }
+
+    /// Why none is begun, where that is so.
+    pub(super) fn stopped(&self) -> Option<Stopped> {
+        let first = self.0.values().next().filter(|_| self.0.len() >= LEFT_MAX)?;
+        Some(Stopped { left: self.0.keys().copied().collect(), reason: first.reason.clone() })
+    }
 }
 
 /// Why a checkpoint was not begun.

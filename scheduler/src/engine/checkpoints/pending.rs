@@ -90,41 +90,41 @@ pub(in super::super) struct Wanted<'a> {
 
 /// Somebody who waits for one.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Asker {
-    pub(in super::super) connection: ConnectionId,
+pub(super) struct Asker {
+    pub(super) connection: ConnectionId,
     /// It is no member: with its answer its connection has served.
-    pub(in super::super) is_operator: bool,
-    pub(in super::super) request: u64,
-    pub(in super::super) since_ms: u64,
-    pub(in super::super) deadline_ms: u64,
+    pub(super) is_operator: bool,
+    pub(super) request: u64,
+    pub(super) since_ms: u64,
+    pub(super) deadline_ms: u64,
 }
 
 /// One under way.
 #[derive(Debug, Default)]
-pub(in super::super) struct Pending {
-    pub(in super::super) begun: Epoch,
+pub(super) struct Pending {
+    pub(super) begun: Epoch,
     /// What the job began from then.
-    pub(in super::super) restore: Option<String>,
-    pub(in super::super) parts: BTreeMap<(Rank, u16), PartWritten>,
-    pub(in super::super) askers: Vec<Asker>,
+    pub(super) restore: Option<String>,
+    pub(super) parts: BTreeMap<(Rank, u16), PartWritten>,
+    pub(super) askers: Vec<Asker>,
     /// An operator asked for it.
-    pub(in super::super) is_ordered: bool,
+    pub(super) is_ordered: bool,
     /// A worker asked for it, as of the moment.
-    pub(in super::super) is_now: bool,
-    pub(in super::super) is_passed: bool,
+    pub(super) is_now: bool,
+    pub(super) is_passed: bool,
     /// What lanes said that it waits for.
-    pub(in super::super) waits: BTreeMap<(Rank, u16), Waits>,
+    pub(super) waits: BTreeMap<(Rank, u16), Waits>,
     /// Its manifest is being written.
-    pub(in super::super) is_complete: bool,
+    pub(super) is_complete: bool,
     /// It has all tensors there are, each at exactly its round.
-    pub(in super::super) is_exact: bool,
+    pub(super) is_exact: bool,
     /// Since when nothing has come of it; none where something has since the last tick.
-    pub(in super::super) stalled_since_ms: Option<u64>,
+    pub(super) stalled_since_ms: Option<u64>,
 }
 
 impl Pending {
     /// A lane says what it waits for: nothing where all its chunks are copied.
-    pub(in super::super) fn hear(&mut self, from: (Rank, u16), waits: Option<Waits>) {
+    pub(super) fn hear(&mut self, from: (Rank, u16), waits: Option<Waits>) {
         if self.parts.contains_key(&from) {
             return;
         }
@@ -138,7 +138,7 @@ impl Pending {
     }
 
     /// Parts that have not come, and what is known of the first of them.
-    pub(in super::super) fn missing(&self, all: &[(Rank, u16)]) -> (u64, Vec<Waiting>) {
+    pub(super) fn missing(&self, all: &[(Rank, u16)]) -> (u64, Vec<Waiting>) {
         let missing = || all.iter().filter(|part| !self.parts.contains_key(part));
         let waits = |part: &(Rank, u16)| self.waits.get(part).copied();
         let waiting = missing().take(WAITING_LISTED_MAX);
@@ -147,7 +147,7 @@ impl Pending {
     }
 
     /// How long nothing has come of it.
-    pub(in super::super) fn stalled_ms(&mut self, now_ms: u64) -> u64 {
+    pub(super) fn stalled_ms(&mut self, now_ms: u64) -> u64 {
         now_ms.saturating_sub(*self.stalled_since_ms.get_or_insert(now_ms))
     }
 }
@@ -202,23 +202,23 @@ pub(super) fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Re
 
 /// One that is complete, and of which nothing can be different as long as nobody trains.
 #[derive(Debug)]
-pub(in super::super) struct Finished {
-    pub(in super::super) round: u64,
+pub(super) struct Finished {
+    pub(super) round: u64,
     /// The epoch that it was begun in.
-    pub(in super::super) begun: Epoch,
-    pub(in super::super) name: String,
+    pub(super) begun: Epoch,
+    pub(super) name: String,
 }
 
 /// Checkpoints that operators have asked for.
 #[derive(Debug)]
-pub(in super::super) struct Ordered {
-    pub(in super::super) askers: Vec<Asker>,
+pub(super) struct Ordered {
+    pub(super) askers: Vec<Asker>,
     /// Servers were asked how far they are: what each lane has said.
-    pub(in super::super) asked: Option<BTreeMap<(Rank, u16), u64>>,
-    pub(in super::super) ahead: u64,
+    pub(super) asked: Option<BTreeMap<(Rank, u16), u64>>,
+    pub(super) ahead: u64,
     /// What was told last.
-    pub(in super::super) told: SaveProgress,
-    pub(in super::super) newest: u64,
+    pub(super) told: SaveProgress,
+    pub(super) newest: u64,
 }
 
 impl Default for Ordered {
@@ -233,7 +233,7 @@ const AHEAD: u64 = 2;
 
 impl Ordered {
     /// What servers said does not count any more.
-    pub(in super::super) fn ask_anew(&mut self) {
+    pub(super) fn ask_anew(&mut self) {
         self.asked = None;
     }
 }

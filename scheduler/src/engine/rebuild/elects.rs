@@ -1,10 +1,11 @@
-//! Elections: which members have registered with a restarted scheduler, and the end of its wait for a majority.
+//! Elections among the members that have registered with a restarted scheduler. It must not count votes: `quorum` does.
 
-use super::super::quorum::{Lives, distinct};
-use super::super::{Command, ConnectionId, Engine, Outcome};
+use super::super::command::{Command, send};
+use super::super::member::ConnectionId;
+use super::super::quorum::{Election, Lives, distinct};
 use super::{Arrival, Rebuild};
-use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, MemberId, Role};
+use proto_common::message::FromScheduler;
 
 impl Rebuild {
     /// The rosters that may be in force: the newest, and earlier ones if no member knows that a newer one is in force.
@@ -17,20 +18,9 @@ impl Rebuild {
         self.arrivals.iter().filter(|(_, arrival)| arrival.is_whole)
     }
 
-    /// Connections of the members that have registered and reported everything.
-    pub(in super::super) fn back(&self) -> Vec<ConnectionId> {
-        self.whole().map(|(connection, _)| *connection).collect()
-    }
-
     /// Has this process registered and reported everything?
     pub(in super::super) fn is_back(&self, life: Incarnation) -> bool {
         self.whole().any(|(_, arrival)| arrival.register.incarnation == life)
-    }
-
-    /// The process that has reported everything on this connection.
-    pub(in super::super) fn life_on(&self, connection: ConnectionId) -> Option<Incarnation> {
-        let arrival = self.arrivals.get(&connection).filter(|arrival| arrival.is_whole);
-        arrival.map(|arrival| arrival.register.incarnation)
     }
 
     /// Has any member reported a roster?
@@ -45,11 +35,7 @@ impl Rebuild {
 
     /// Members that have said goodbye. They follow no scheduler any more, so they count for no majority.
     pub(in super::super) fn leaving(&self) -> impl Iterator<Item = Incarnation> {
-        let leaves = |arrival: &&Arrival| {
-            let resume = arrival.register.resume.as_ref();
-            resume.is_some_and(|resume| resume.leaves)
-        };
-        self.whole().map(|(_, arrival)| arrival).filter(leaves).map(|arrival| arrival.register.incarnation)
+        self.arrivals.values().filter(|arrival| arrival.leaves()).map(|arrival| arrival.register.incarnation)
     }
 
     /// Are the leaving members the last workers?
@@ -69,38 +55,65 @@ impl Rebuild {
     pub(in super::super) fn term(&self) -> u32 {
         self.arrivals.values().map(|arrival| arrival.term).max().unwrap_or(0)
     }
-}
 
-impl Engine {
-    /// Do the reports of the members show that every worker has left? Then the only decision is to end the job.
-    pub(super) fn was_over(&self) -> bool {
-        let shape = &self.config.shape;
-        let (places, waits) = (shape.workers as usize, shape.worker_loss == WorkerLoss::Wait);
-        self.rebuild.is_over(places, waits) || self.rebuild.ends_with_leaving(places, waits)
+    /// Had every worker left by what members report? Then the only decision is to end the job.
+    pub(in super::super) fn was_over(&self, places: usize, waits_for_the_dead: bool) -> bool {
+        self.is_over(places, waits_for_the_dead) || self.ends_with_leaving(places, waits_for_the_dead)
     }
 
-    /// When the election begins although members are missing. Without a majority, or during the vote: when the scheduler gives up.
-    pub(super) fn election_due_ms(&self, since_ms: u64) -> u64 {
-        let shape = &self.config.shape;
-        match self.was_over() || self.rebuild.election.is_none() && self.has_quorum() {
-            true => since_ms.saturating_add(shape.silence_ms),
-            false => since_ms.saturating_add(shape.scheduler_ms.max(2 * shape.silence_ms)),
+    /// Do members vote?
+    pub(in super::super) fn is_voting(&self) -> bool {
+        self.election.is_some()
+    }
+
+    /// The term of the election.
+    pub(in super::super) fn elected_term(&self) -> Option<u32> {
+        self.election.as_ref().map(Election::term)
+    }
+
+    /// Asks the members that have reported everything for their votes, in this term or a later one.
+    pub(in super::super) fn elect(&mut self, term: u32, out: &mut Vec<Command>) {
+        // If the member that had reported the highest term has gone, the others have already voted in that election: keep its term.
+        let term = self.elected_term().map_or(term, |elected| term.max(elected));
+        let Self { arrivals, election, .. } = self;
+        if election.as_ref().is_none_or(|election| election.term() != term) {
+            *election = Some(Election::new(term));
+        }
+        let Some(election) = election else { return };
+        for (connection, _) in arrivals.iter().filter(|(_, arrival)| arrival.is_whole) {
+            if election.ask(*connection) {
+                out.push(send(*connection, FromScheduler::Candidate { term }));
+            }
         }
     }
 
-    /// No majority has elected this scheduler in time: the missing members may follow another scheduler.
-    pub(super) fn end_without_quorum(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        let missing = self.rebuild.not_back();
-        let since_ms = self.rebuild.since_ms.unwrap_or(self.started_ms);
-        let waited_ms = now_ms.saturating_sub(since_ms);
-        if now_ms < self.election_due_ms(since_ms) {
-            return;
+    /// Has this process voted?
+    pub(in super::super) fn has_vote(&self, life: &Incarnation) -> bool {
+        self.election.as_ref().is_some_and(|election| election.has_vote(life))
+    }
+
+    /// The member that has reported everything on this connection votes. False if there is none.
+    pub(in super::super) fn vote(&mut self, from: ConnectionId, term: u32) -> bool {
+        let Some(arrival) = self.arrivals.get(&from).filter(|arrival| arrival.is_whole) else { return false };
+        if let Some(election) = &mut self.election {
+            election.vote(arrival.register.incarnation, term);
         }
-        self.turn_away(
-            "no majority of the members has registered with the restarted scheduler within deadlines.scheduler_ms, and the \
-             missing members may follow another scheduler; if no other scheduler runs, restart the job from a checkpoint",
-            out,
-        );
-        self.end(now_ms, Outcome::Incomplete { waited_ms, missing }, out);
+        true
+    }
+
+    /// These are missing for a majority. True if that is not known yet.
+    pub(in super::super) fn is_news(&mut self, missing: &[MemberId]) -> bool {
+        let is_news = self.said_missing.as_deref() != Some(missing);
+        if is_news {
+            self.said_missing = Some(missing.to_vec());
+        }
+        is_news
+    }
+
+    /// Had every worker left in good order by the newest roster? Then the job was over, but for its last checkpoint, or its end had
+    /// been told to some already.
+    fn is_over(&self, places: usize, waits_for_the_dead: bool) -> bool {
+        let has_worker = self.members.iter().any(|member| member.id.role == Role::Worker);
+        !has_worker && !self.left.is_empty() && (self.left.len() >= places || !waits_for_the_dead)
     }
 }

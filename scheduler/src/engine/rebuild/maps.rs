@@ -77,4 +77,9 @@ impl Maps {
     pub(super) fn forget(&mut self, connection: ConnectionId) {
         self.asked.retain(|_, asked| asked.connection != connection);
     }
+
+    /// The scheduler was suspended, and has not read what came meanwhile.
+    pub(super) fn woke(&mut self, now_ms: u64) {
+        self.asked.values_mut().for_each(|asked| asked.heard_ms = now_ms);
+    }
 }

@@ -1,12 +1,11 @@
-//! Members that report maps of tensors: whose map is asked for, and how long a recovery waits for it.
+//! Members that report maps of tensors: whose map is asked for. It must not know how long a recovery waits for it.
 
-use super::super::Engine;
-use super::super::command::{Command, refuse, send};
+use super::super::command::{Command, send};
 use super::super::member::ConnectionId;
 use super::maps::{ASKED_MAX, Asked, Known};
 use super::{Arrival, Rebuild};
 use proto_common::ids::{Epoch, Role};
-use proto_common::message::{FromScheduler, MapDigest, RefusalReason};
+use proto_common::message::{FromScheduler, MapDigest};
 
 impl Arrival {
     /// The digest of the map that it has not sent.
@@ -65,7 +64,7 @@ impl Rebuild {
     }
 
     /// Asks for maps that nobody sends yet.
-    pub(super) fn ask_for_maps(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+    pub(in super::super) fn ask_for_maps(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let Self { arrivals, maps, heard_ms, .. } = self;
         for (connection, arrival) in arrivals.iter().filter(|(_, arrival)| arrival.has_lists) {
             if maps.asked.len() >= ASKED_MAX {
@@ -82,15 +81,9 @@ impl Rebuild {
         }
     }
 
-    /// The scheduler was suspended, and has not read what came meanwhile.
-    pub(super) fn woke(&mut self, now_ms: u64) {
-        self.heard_ms = now_ms;
-        self.maps.asked.values_mut().for_each(|asked| asked.heard_ms = now_ms);
-    }
-
     /// Members that were asked for their map and have sent nothing since then, where this keeps others waiting: those with the same
     /// map, or those that are not asked yet.
-    fn silent(&self, since_ms: u64) -> Vec<ConnectionId> {
+    pub(in super::super) fn silent(&self, since_ms: u64) -> Vec<ConnectionId> {
         let Self { arrivals, maps, .. } = self;
         let owing = || arrivals.iter().filter(|(_, arrival)| arrival.has_lists);
         let is_full =
@@ -101,36 +94,5 @@ impl Rebuild {
         let silent = maps.asked.iter().filter(|(_, asked)| asked.heard_ms <= since_ms);
         let silent = silent.filter(|(digest, asked)| keeps_waiting(**digest, asked.connection));
         silent.map(|(_, asked)| asked.connection).collect()
-    }
-}
-
-impl Engine {
-    /// The deadline of a recovery in which these times are due. Scenario: a thousand members connect at once and each is read
-    /// in its turn. If the deadline ran from the first one, the last ones would be declared failed while they wait to be read.
-    pub(super) fn while_telling(&self, deadline_ms: u64) -> u64 {
-        let shape = &self.config.shape;
-        let is_telling = self.rebuild.arrivals.values().any(|arrival| !arrival.is_whole);
-        let quiet_ms = self.rebuild.heard_ms.saturating_add(shape.silence_ms);
-        if is_telling { deadline_ms.max(quiet_ms.min(self.last_deadline_ms())) } else { deadline_ms }
-    }
-
-    /// Members themselves do not wait longer.
-    fn last_deadline_ms(&self) -> u64 {
-        let shape = &self.config.shape;
-        let since_ms = self.rebuild.since_ms.unwrap_or(self.started_ms);
-        since_ms.saturating_add(shape.scheduler_ms.max(shape.silence_ms))
-    }
-
-    /// Asks for maps that are not there; others, where those that were asked are silent.
-    pub(super) fn ask_for_maps(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        let silent =
-            now_ms.checked_sub(self.config.shape.silence_ms).map(|since_ms| self.rebuild.silent(since_ms));
-        for connection in silent.unwrap_or_default() {
-            self.rebuild_without(connection);
-            let reason =
-                "it did not send its shard map within deadlines.silence_ms; start it as a new process";
-            refuse(connection, RefusalReason::Misplaced(reason.into()), out);
-        }
-        self.rebuild.ask_for_maps(now_ms, out);
     }
 }

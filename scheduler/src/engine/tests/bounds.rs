@@ -23,12 +23,12 @@ fn the_death_of_a_server_with_rows_goes_by_their_copies() {
     for replicas in [0, 1] {
         let mut rig = rig_of(replicas, WorkerLoss::Stop);
         with_homes(&mut rig);
-        assert!(rig.engine.declarations.shards.map.ranges().any(|range| range.server == Rank(1)));
+        assert!(rig.engine.declarations.shards.map().ranges().any(|range| range.server == Rank(1)));
         let commands = rig.lose(server(1));
         let died = |m: &&FromScheduler| matches!(m, FromScheduler::MemberDied(death) if death.to_string().contains("rows of sparse tables"));
         assert_eq!(messages(&commands).iter().any(died), replicas == 0, "{commands:?}");
         if replicas > 0 {
-            assert!(rig.engine.declarations.shards.map.ranges().all(|range| range.server == Rank(0)));
+            assert!(rig.engine.declarations.shards.map().ranges().all(|range| range.server == Rank(0)));
         }
     }
 }
@@ -61,8 +61,8 @@ fn the_newest_connection_of_a_life_is_the_members() {
     rig.say_on(900, ToScheduler::Resuming { part: of_before, last: true });
     come_again(&mut rig, worker(1), &resume);
     assert_eq!(rig.engine.phase, Phase::Running);
-    assert_eq!(rig.engine.members[&worker(0)].connection, ConnectionId(900));
-    assert!(!rig.engine.dead.holds(Incarnation(connection(worker(0)).0 + 1)), "it is alive");
+    assert_eq!(rig.engine.member_of(ConnectionId(900)), Some(worker(0)));
+    assert!(!rig.engine.members.is_dead(Incarnation(connection(worker(0)).0 + 1)), "it is alive");
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_server_that_died_while_a_checkpoint_was_waited_for_is_missed_when_the_job_g
     let mut rig = rig_of(1, WorkerLoss::Continue);
     declared(&mut rig);
     rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
-    rig.engine.checkpoints.pending.values_mut().for_each(|pending| pending.is_complete = true);
+    rig.engine.checkpoints.complete_all();
     for id in [worker(0), worker(1)] {
         rig.say(id, ToScheduler::Goodbye);
     }
@@ -207,7 +207,7 @@ fn a_server_that_died_while_a_checkpoint_was_waited_for_is_missed_when_the_job_g
     rig.say_on(90, ToScheduler::Register(register(Role::Worker, 90)));
     assert_eq!((&rig.engine.phase, &rig.engine.saving), (&Phase::Running, &None));
     assert!(rig.engine.declarations.shards.is_empty_at(Rank(1)), "others have taken over");
-    assert!(!rig.engine.members.contains_key(&server(1)));
+    assert!(rig.engine.members.get(server(1)).is_none());
     assert_eq!((rig.engine.status(0).servers, rig.engine.status(0).workers), (2, 1));
 }
 
@@ -219,7 +219,7 @@ fn a_copy_that_cannot_be_made_is_given_up_and_tried_elsewhere_and_only_so_often(
     let message = Register { wanted_rank: Some(Rank(0)), ..register(Role::Server, 9) };
     rig.say_on(50, ToScheduler::Register(message));
     let mut refusals = 0;
-    while let Some(seed) = rig.engine.declarations.shards.seeds.values().next().copied() {
+    while let Some(seed) = rig.engine.declarations.shards.seeds().values().next().copied() {
         assert_eq!(seed.to, Rank(0));
         assert!(refusals < 10, "it is asked again and again");
         let error = Some("memlock".into());
@@ -232,10 +232,10 @@ fn a_copy_that_cannot_be_made_is_given_up_and_tried_elsewhere_and_only_so_often(
         assert_eq!((given_up.min(1), again.min(1)), (1, tried), "{notes:?}");
     }
     assert_eq!(refusals, 3);
-    assert!(!rig.engine.unsettled, "nothing is left to be tried");
+    assert!(rig.engine.declarations.is_level(), "nothing is left to be tried");
     // Another one is.
     rig.say_on(51, ToScheduler::Register(register(Role::Server, 10)));
-    let to: Vec<Rank> = rig.engine.declarations.shards.seeds.values().map(|seed| seed.to).collect();
+    let to: Vec<Rank> = rig.engine.declarations.shards.seeds().values().map(|seed| seed.to).collect();
     assert_eq!(to, [Rank(2)]);
 }
 
@@ -305,7 +305,7 @@ fn what_a_server_refuses_after_a_restart_is_dropped_only_where_nobody_was_told_o
         });
         // Whoever has not come may know of it.
         assert_eq!(dropped, all_come.then(|| vec![Key(9)]));
-        let map = &rig.engine.declarations.shards.map;
+        let map = rig.engine.declarations.shards.map();
         assert!(map.tensor(Key(7)).is_some() && rig.engine.declarations.is_ready(Key(7)));
         assert_eq!(map.tensor(Key(9)).is_some(), !all_come);
         let said = |note: &Note| matches!(note, Note::Refused { reason, .. } if reason.contains("lane"));

@@ -2,8 +2,7 @@
 
 use super::losing::{come_again, known_in, next_after, rig_of};
 use super::*;
-use crate::engine::checkpoints::{Clearing, ENDED_KEPT, STALLED_MS_MAX, Unusable};
-use crate::engine::ordered::OPERATORS_MAX;
+use crate::engine::checkpoints::{Clearing, ENDED_KEPT, OPERATORS_MAX, STALLED_MS_MAX, Unusable};
 use proto_common::error::ExitCode;
 use proto_common::ids::{ChunkId, MemberId};
 use proto_common::limits::{MANIFEST_MS_MAX, PROTOCOL_VERSION};
@@ -149,7 +148,7 @@ fn one_that_is_over_is_not_begun_again_by_a_word_that_was_on_its_way() {
         say(&mut rig, 0, CheckpointNews::Failed { round: round - 1, reason: "no room".into() });
         say(&mut rig, 0, CheckpointNews::Begun { round });
     }
-    assert_eq!(rig.engine.checkpoints.ended.len(), ENDED_KEPT);
+    assert_eq!(rig.engine.checkpoints.remembers(), ENDED_KEPT);
 }
 
 #[test]
@@ -292,11 +291,7 @@ fn an_operator_waits_for_another_checkpoint_and_has_a_deadline() {
     let waits = Waits { round: 5, left: 2, chunk: ChunkId::new(1, 3), version: 3 };
     let waiting = CheckpointNews::At { lane: 0, newest: 3, waits: Some(waits) };
     rig.say(server(1), ToScheduler::Checkpoint(waiting));
-    rig.engine
-        .checkpoints
-        .pending
-        .values_mut()
-        .for_each(|p| p.askers.iter_mut().for_each(|a| a.deadline_ms = 0));
+    rig.engine.checkpoints.hurry();
     let commands = rig.engine.handle(rig.now_ms, Input::Tick);
     let [(0, Err(error))] = &saved(&commands)[..] else { panic!("{commands:?}") };
     let words = "server 1 lane 0 (2 chunks left; chunk 3 of tensor 1 is at round 3, not yet at round 5)";

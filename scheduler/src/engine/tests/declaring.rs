@@ -6,7 +6,7 @@ use crate::engine::declarations::CHANGES_MAX;
 use proto_common::codec::{Codec, Compression};
 use proto_common::element::Dtype;
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
-use proto_common::message::NotTaken;
+use proto_common::message::{DeclareError, NotTaken};
 use proto_common::optimizer::{Decay, Lamb, Own, Range, Schedule};
 use proto_common::shard_map::SharedUpdate;
 use proto_common::tensor::RuleChange;

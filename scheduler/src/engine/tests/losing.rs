@@ -1,6 +1,5 @@
 //! What deaths, returns and restarts mean, as lists of commands.
 
-use super::super::member::{Changes, FAILED_LISTED_MAX, Member};
 use super::*;
 use proto_common::error::DeathCause;
 use proto_common::message::{self, Coming, ROUNDS_PART_MAX, Resume, RoundsPart, WaitError};
@@ -68,7 +67,7 @@ fn a_servers_death_promotes_its_copy_and_the_next_server_gets_one() {
     };
     assert!(ranges.iter().all(|range| range.backup == Some(Rank(0)) && range.seeding.is_none()));
     // Half of it is served there from now on: the copy is there.
-    let map = &rig.engine.declarations.shards.map;
+    let map = rig.engine.declarations.shards.map();
     let at_first: u32 = map.ranges().filter(|range| range.server == Rank(0)).map(|range| range.chunks).sum();
     assert_eq!(at_first, 2, "{:?}", map.ranges().collect::<Vec<_>>());
 }
@@ -85,11 +84,11 @@ fn a_server_that_dies_while_all_seem_done_is_taken_over_from_when_a_worker_comes
     assert!(rig.engine.saving.is_some());
     // The job waits for its last checkpoint only, and a worker comes just then.
     rig.engine.death(0, Death { member: server(0), cause: DeathCause::ConnectionLost }, &mut Vec::new());
-    rig.engine.members.get_mut(&server(0)).unwrap().gone = true;
+    rig.engine.members.close(server(0));
     rig.say_on(50, ToScheduler::Register(register(Role::Worker, 9)));
     let commands = rig.tick_at(1);
     assert_eq!(rig.engine.phase, Phase::Running);
-    assert!(!rig.engine.members.contains_key(&server(0)), "{commands:?}");
+    assert!(rig.engine.members.get(server(0)).is_none(), "{commands:?}");
     assert!(rig.engine.declarations.shards.is_empty_at(Rank(0)));
 }
 
@@ -177,7 +176,7 @@ fn without_a_worker_barriers_go_on_and_the_next_one_counts_from_where_servers_sa
     let group = NodeGroup::WORKERS;
     let barrier = ToScheduler::Barrier { request: 4, name: "b".into(), group, passed: 0, timeout_ms: 50 };
     assert!(rig.say(worker(0), barrier).is_empty());
-    let pid = rig.engine.members[&worker(1)].pid;
+    let pid = rig.engine.members.get(worker(1)).unwrap().pid;
     let commands = quiet(rig.lose(worker(1)));
     assert_eq!(commands, [to(&[worker(0)], FromScheduler::Released { request: 4, result: Ok(()) })]);
     let failed = rig.engine.status(rig.now_ms).recovery.failed;
@@ -279,9 +278,8 @@ fn a_server_that_wishes_to_go_goes_when_it_has_nothing() {
 
 /// What a member of this cluster knows.
 pub(super) fn known_in(before: &Rig) -> Resume {
-    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
-    let members = before.engine.members.iter().map(entry).collect();
-    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let members = before.engine.members.iter().map(|(id, member)| member.entry(id)).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map().whole(), before.engine.epoch());
     Resume { epoch, members, map, ..Resume::default() }
 }
 
@@ -403,8 +401,8 @@ fn who_does_not_come_to_the_next_scheduler_is_dead() {
     let gone =
         |m: &&FromScheduler| matches!(m, FromScheduler::Remap { change: MapChange::ServerGone(Rank(1)), .. });
     assert_eq!(messages(&commands).into_iter().filter(gone).count(), 1, "{commands:?}");
-    assert!(rig.engine.declarations.shards.map.ranges().all(|range| range.server == Rank(0)));
-    assert!(rig.engine.awaited.contains_key(&Rank(1)));
+    assert!(rig.engine.declarations.shards.map().ranges().all(|range| range.server == Rank(0)));
+    assert!(rig.engine.members.awaited().eq([Rank(1)]));
     let commands = come_again(&mut rig, server(1), &resume);
     assert!(
         messages(&commands).iter().any(|m| matches!(m, FromScheduler::Refused(_))),
@@ -428,7 +426,7 @@ fn without_workers_all_servers_are_enough_for_one_that_follows() {
     come_again(&mut rig, server(0), &resume);
     assert_eq!(rig.engine.phase, Phase::Running);
     assert_eq!(rig.engine.member_of(ConnectionId(80)), Some(worker(1)), "it has died, and come again");
-    assert!(rig.engine.awaited.contains_key(&Rank(0)));
+    assert!(rig.engine.members.awaited().eq([Rank(0)]));
 }
 
 #[test]
@@ -455,7 +453,7 @@ fn one_that_slept_while_members_came_reads_what_they_said_before_it_judges_who_i
             come_again(&mut rig, id, &resume);
         }
         assert_eq!(rig.engine.phase, Phase::Running);
-        assert_eq!(rig.engine.changes.lost, 0);
+        assert_eq!(rig.engine.members.changes().lost, 0);
     }
 }
 
@@ -560,19 +558,4 @@ fn the_next_scheduler_names_what_went_with_all_servers() {
     });
     let text = died.expect("nobody has the data any more");
     assert!(text.contains("tensors 7 (w)") && text.contains("there is no checkpoint"), "{text}");
-}
-
-#[test]
-fn the_newest_failures_are_listed() {
-    let (mut changes, member) = (Changes::default(), Member::departed(0));
-    for rank in 0..FAILED_LISTED_MAX as u32 {
-        changes.lose(server(rank), &member);
-    }
-    assert_eq!((changes.failed.len(), changes.failed[0].member), (FAILED_LISTED_MAX, server(0)));
-    changes.lose(worker(7), &member);
-    assert_eq!((changes.failed.len(), changes.failed[0].member), (FAILED_LISTED_MAX, server(1)));
-    assert_eq!(
-        (changes.lost, changes.failed.last().unwrap().member),
-        (FAILED_LISTED_MAX as u64 + 1, worker(7))
-    );
 }

@@ -3,7 +3,7 @@
 
 use super::losing::{come_again, declared, known_in, messages, next_after, rig_of};
 use super::*;
-use crate::engine::declarations::WAITING_KEYS_MAX;
+use crate::engine::waiters::WAITING_KEYS_MAX;
 use proto_common::message::{MapDigest, Resume};
 
 const PATIENCE_MS: u64 = 20 * SILENCE_MS;
@@ -44,7 +44,7 @@ fn one_member_of_those_with_the_same_map_sends_it() {
     let commands = send_map(&mut rig, server(0), &map);
     let welcomes = messages(&commands).into_iter().filter(|m| matches!(m, FromScheduler::Welcome(_))).count();
     assert_eq!((welcomes, &rig.engine.phase), (4, &Phase::Running));
-    let tensors = |rig: &Rig| rig.engine.declarations.shards.map.whole().tensors;
+    let tensors = |rig: &Rig| rig.engine.declarations.shards.map().whole().tensors;
     assert_eq!(tensors(&rig), tensors(&before));
     // A worker has it, so it stays whatever a server says.
     let epoch = messages(&commands)
@@ -120,7 +120,11 @@ fn a_silent_member_that_others_wait_for_is_given_up_before_them() {
     rig.wait_until(3 * SILENCE_MS / 2);
     send_map(&mut rig, server(1), &map);
     rig.wait_until(2 * SILENCE_MS);
-    assert_eq!((&rig.engine.phase, rig.engine.changes.lost), (&Phase::Running, 1), "it alone is failed");
+    assert_eq!(
+        (&rig.engine.phase, rig.engine.members.changes().lost),
+        (&Phase::Running, 1),
+        "it alone is failed"
+    );
 }
 
 /// Scenario: a restarted scheduler reads the maps of a thousand members, one after the other.
@@ -140,7 +144,7 @@ fn members_that_still_report_are_not_failed_when_the_deadline_of_the_first_one_p
         let part = Resume { rank: id.rank, ..part(true) };
         rig.say(id, ToScheduler::Resuming { part, last: true });
     }
-    assert_eq!((&rig.engine.phase, rig.engine.changes.lost), (&Phase::Running, 0));
+    assert_eq!((&rig.engine.phase, rig.engine.members.changes().lost), (&Phase::Running, 0));
     // Whoever says nothing more is failed all the same.
     let mut rig = next_after(&before);
     for id in members {
@@ -151,7 +155,7 @@ fn members_that_still_report_are_not_failed_when_the_deadline_of_the_first_one_p
         rig.say(*id, ToScheduler::Resuming { part: Resume { rank: id.rank, ..part(true) }, last: true });
     }
     rig.wait_until(SILENCE_MS);
-    assert_eq!((&rig.engine.phase, rig.engine.changes.lost), (&Phase::Running, 1));
+    assert_eq!((&rig.engine.phase, rig.engine.members.changes().lost), (&Phase::Running, 1));
 }
 
 #[test]

@@ -300,7 +300,7 @@ fn the_next_scheduler_needs_a_majority_of_each_roster_that_may_be_in_force() {
     assert_eq!(rig.engine.phase, Phase::Rebuilding, "two of the newest three, and two of the five before");
     come_again(&mut rig, worker(0), &known);
     assert_eq!(rig.engine.phase, Phase::Running);
-    assert!(!rig.engine.members.contains_key(&worker(0)), "the newest roster is what continues");
+    assert!(rig.engine.members.get(worker(0)).is_none(), "the newest roster is what continues");
 }
 
 #[test]

@@ -72,16 +72,20 @@ fn act(world: &mut World, action: Action, number: u64) {
 /// When all is quiet every chunk has its copy, and servers have as many bytes as each other.
 fn check_quiet(world: &World, replicas: u32) {
     let shards = &world.engine.declarations.shards;
-    let servers = world.engine.servers();
-    assert!(shards.seeds.is_empty(), "{:?}", shards.seeds);
+    let servers = world.engine.members.servers();
+    assert!(shards.seeds().is_empty(), "{:?}", shards.seeds());
     let staying = servers.there.difference(&servers.draining).count();
     let mut served: BTreeMap<Rank, u64> = servers.takers().into_iter().map(|rank| (rank, 0)).collect();
-    for range in shards.map.ranges() {
+    for range in shards.map().ranges() {
         let has_copy = range.backup.is_some() == (replicas > 0 && staying > 1);
         assert!(has_copy || !servers.draining.is_empty(), "{range:?} with {servers:?}");
-        *served.entry(range.server).or_default() += shards.bytes_of(range);
+        *served.entry(range.server).or_default() +=
+            range.bytes(shards.map().tensor(range.first.key).unwrap(), CHUNK_BYTES);
     }
-    if servers.draining.is_empty() && !world.engine.unsettled && world.engine.changes.joined > 0 {
+    if servers.draining.is_empty()
+        && world.engine.declarations.is_level()
+        && world.engine.members.changes().joined > 0
+    {
         let (most, least) = (served.values().max().unwrap(), served.values().min().unwrap());
         assert!(most - least <= 2 * CHUNK_BYTES, "{served:?}");
     }
@@ -114,7 +118,7 @@ proptest! {
                 }
             }
             Some(Outcome::Died(death)) => prop_assert!(
-                replicas == 0 || world.may_lose || death.to_string().contains("rejoin") || world.engine.servers().there.is_empty(),
+                replicas == 0 || world.may_lose || death.to_string().contains("rejoin") || world.engine.members.servers().there.is_empty(),
                 "given up with all data there: {death}"
             ),
             Some(other) => prop_assert!(matches!(other, Outcome::Incomplete { .. }), "{other:?}"),

@@ -172,14 +172,14 @@ impl World {
         if self.engine.phase != Phase::Running {
             return;
         }
-        let there = self.engine.servers().there;
-        for range in self.engine.declarations.shards.map.ranges() {
+        let there = self.engine.members.servers().there;
+        for range in self.engine.declarations.shards.map().ranges() {
             let parts = [Some(range.server), range.backup, range.seeding];
             let parts: Vec<Rank> = parts.into_iter().flatten().collect();
             let apart: BTreeSet<Rank> = parts.iter().copied().collect();
             assert_eq!(apart.len(), parts.len(), "a copy on the server itself: {range:?}");
             assert!(apart.is_subset(&there), "{range:?} with {there:?}");
-            let seed = self.engine.declarations.shards.seeds.get(&range.first);
+            let seed = self.engine.declarations.shards.seeds().get(&range.first);
             assert_eq!(seed.map(|seed| seed.to), range.seeding, "{range:?}");
         }
     }
@@ -294,7 +294,7 @@ impl World {
 
     pub(super) fn kill(&mut self, at: usize) {
         let gone = self.players.remove(at);
-        let map = &self.engine.declarations.shards.map;
+        let map = self.engine.declarations.shards.map();
         let alone = |range: &KeyRange| range.server == gone.id.rank && range.backup.is_none();
         let is_alone = gone.id.role == Role::Server && map.ranges().any(alone);
         self.may_lose |= is_alone;
@@ -364,12 +364,12 @@ impl World {
                 return;
             }
         }
-        panic!("decisions do not end: {:?}", self.engine.declarations.shards.loads);
+        panic!("decisions do not end: {:?}", self.engine.declarations.shards);
     }
 
     /// Servers that wish to go and have nothing left go.
     fn leave(&mut self) {
-        let draining = self.engine.servers().draining;
+        let draining = self.engine.members.servers().draining;
         let goes = |player: &&Player| {
             let own = player.id.rank;
             let holds = |range: &KeyRange| {
@@ -379,7 +379,7 @@ impl World {
         };
         let gone: Vec<u64> = self.players.iter().filter(goes).map(|player| player.connection).collect();
         for connection in gone {
-            if self.engine.servers().there.len() > 1 {
+            if self.engine.members.servers().there.len() > 1 {
                 self.input(Input::Message { from: ConnectionId(connection), message: ToScheduler::Goodbye });
             }
         }

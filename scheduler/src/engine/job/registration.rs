@@ -2,16 +2,16 @@
 //! free place: a new server's, a dead one's, or that of a worker that may come again. Those who want no rank of their own wait
 //! for one until it is clear that no scheduler has given it before.
 
-use super::member::Member;
-use super::rebuild::check_term;
-use super::{Command, ConnectionId, Engine, Outcome, Phase, let_go, refuse, send};
+use super::super::member::Member;
+use super::super::rebuild::check_term;
+use super::super::{Command, ConnectionId, Engine, Outcome, Phase, let_go, own_rules, refuse, send};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, MemberId, Rank, Role};
 use proto_common::limits::{NAME_BYTES_MAX, PROTOCOL_VERSION};
 use proto_common::message::{Build, Coming, FromScheduler, RefusalReason, Register, Welcome};
 
 /// What a life hears that others have gone on without.
-pub(super) const DECLARED_DEAD: &str = "this process was declared failed (no heartbeat for deadlines.silence_ms, or its connection broke): start it as a new process";
+pub(in super::super) const DECLARED_DEAD: &str = "this process was declared failed (no heartbeat for deadlines.silence_ms, or its connection broke): start it as a new process";
 
 impl Engine {
     pub(super) fn register(
@@ -57,9 +57,9 @@ impl Engine {
     fn may_go(&self, Register { protocol, job, role, incarnation, resume, .. }: &Register) -> bool {
         let Some(resume) = resume.as_ref().filter(|resume| resume.leaves) else { return false };
         let is_ours = (*protocol, *job) == (PROTOCOL_VERSION, self.config.job);
-        let is_here = self.members.values().any(|member| !member.gone && member.incarnation == *incarnation);
+        let is_here = self.members.is_there(*incarnation);
         let has_left = match role {
-            Role::Worker => self.left().contains(&resume.rank),
+            Role::Worker => self.members.left().contains(&resume.rank),
             Role::Server => true,
             Role::Scheduler => false,
         };
@@ -88,7 +88,7 @@ impl Engine {
         let (role, life, places) = (register.role, register.incarnation, self.places_of(register.role));
         let held = self.rebuild.waiting();
         let count = held.filter(|register| register.role == role).count();
-        let there = self.members.keys().filter(|id| id.role == role).count();
+        let there = self.members.iter().filter(|(id, _)| id.role == role).count();
         if let Err(reason) = self.is_unknown(life) {
             return refuse(from, reason, out);
         }
@@ -125,8 +125,7 @@ impl Engine {
             }
         };
         let coming = self.comes_into(id);
-        self.members.insert(id, Member::new(from, register, now_ms));
-        self.connections.insert(from, id);
+        self.members.seat(id, Member::new(from, register, now_ms));
         self.welcome(id, from, coming, out);
         Some(id)
     }
@@ -146,18 +145,13 @@ impl Engine {
 
     /// Somebody has come into a job that runs.
     pub(super) fn join(&mut self, id: MemberId, connection: ConnectionId, out: &mut Vec<Command>) {
-        self.changes.joined += 1;
+        self.members.join(id);
         self.barriers.join(id);
-        if id.role == Role::Worker {
-            self.awaited.remove(&id.rank);
-        }
         self.tell_roster(out);
-        if let Some(incarnation) = self.members.get(&id).map(|member| member.incarnation) {
+        if let Some(incarnation) = self.members.get(id).map(|member| member.incarnation) {
             self.ask_rounds(id, incarnation, out);
         }
         if id.role == Role::Server {
-            let there = self.present(|id| id.role == Role::Server).len() as u32;
-            self.changes.servers = self.changes.servers.max(there);
             self.declarations.shards.forgive(id.rank);
             // What is being written would lack its parts.
             self.fail_checkpoints(&format!("{id} came while it was written"), out);
@@ -166,7 +160,7 @@ impl Engine {
                 out.push(send(connection, FromScheduler::Assign(update)));
             }
             self.tell_comings(connection, out);
-            self.unsettled = true;
+            self.declarations.unsettle();
             self.settle(out);
         }
     }
@@ -187,8 +181,8 @@ impl Engine {
             return misplaced("the job is ending: restart this process later");
         }
         check_texts(register)?;
-        self.has_the_rules(register)?;
-        if self.dead.holds(register.incarnation) {
+        own_rules::check(register, self.own_rules())?;
+        if self.members.is_dead(register.incarnation) {
             return misplaced(DECLARED_DEAD);
         }
         register.resume.as_ref().map_or(Ok(()), check_term)
@@ -227,7 +221,7 @@ impl Engine {
     fn held_by_another(&self, register: &Register) -> Option<String> {
         let rank = register.wanted_rank.filter(|_| self.phase == Phase::Running)?;
         let id = MemberId { role: register.role, rank };
-        let holder = self.members.get(&id).filter(|member| !member.left && !self.is_free(id))?;
+        let holder = self.members.get(id).filter(|member| !member.left && !self.is_free(id))?;
         let (pid, silence_ms) = (holder.pid, self.config.shape.silence_ms);
         Some(format!(
             "rank already in use: process {pid} is {id}; if {pid} is a previous run of this process, restart: its failure is detected \
@@ -238,7 +232,7 @@ impl Engine {
     /// A worker that has left may only be followed where rounds go on without it.
     fn is_free(&self, id: MemberId) -> bool {
         let may_follow = self.config.shape.worker_loss == WorkerLoss::Continue;
-        self.members.get(&id).is_none_or(|member| member.left && may_follow)
+        self.members.get(id).is_none_or(|member| member.left && may_follow)
     }
 
     fn free_rank(&self, role: Role, wanted: Option<Rank>, places: u32) -> Result<MemberId, RefusalReason> {
@@ -273,7 +267,7 @@ impl Engine {
         if self.phase == Phase::Rebuilding && self.rebuild.has_roster() {
             return self.rebuild.not_back();
         }
-        self.places().filter(|id| !self.members.contains_key(id) && is_open(id)).collect()
+        self.places().filter(|id| self.members.get(*id).is_none() && is_open(id)).collect()
     }
 
     /// Everyone is there: ranks for those who have none, the first epoch, and the roster for all.
@@ -289,8 +283,7 @@ impl Engine {
             return self.end(now_ms, Outcome::Unusable(unusable), out);
         }
         self.phase = Phase::Running;
-        let beyond: Vec<MemberId> = self.members.keys().copied().collect();
-        beyond.into_iter().for_each(|id| self.barriers.join(id));
+        self.members.iter().for_each(|(id, _)| self.barriers.join(id));
         self.tell_roster(out);
     }
 }

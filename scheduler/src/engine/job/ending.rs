@@ -1,12 +1,13 @@
 //! How members leave and how the job ends: goodbyes, silence, deadlines, the drain. `losses` decides what a failure means. All
 //! members report the same failure as the end of the job.
 
-use super::rebuild::later;
-use super::report::cut_to;
-use super::{
-    Command, ConnectionId, Engine, Note, Outcome, Phase, Saving, Unusable, declared, refuse, release, send,
-    send_to,
+use super::super::barriers::release;
+use super::super::declarations::declared;
+use super::super::report::cut_to;
+use super::super::{
+    Command, ConnectionId, Engine, Note, Outcome, Phase, Saving, Unusable, refuse, send, send_to,
 };
+use super::rebuild::later;
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{MemberId, Rank, Role};
@@ -25,19 +26,15 @@ impl Engine {
         fault: Option<String>,
         out: &mut Vec<Command>,
     ) {
-        self.rebuild_without(connection);
+        self.rebuild.forget(connection);
         self.checkpoints.forget(connection);
         let Some(id) = self.member_of(connection) else { return };
-        if self.members.get(&id).is_some_and(|member| member.is_away) {
-            return;
-        }
+        let Some(member) = self.members.get(id).filter(|member| !member.is_away) else { return };
         if fault.is_none() {
-            let silence_ms = self.config.shape.silence_ms;
-            let is_late = |member: &super::Member| now_ms.saturating_sub(member.heard_ms) > silence_ms;
-            if self.members.get(&id).is_some_and(is_late) {
+            if now_ms.saturating_sub(member.heard_ms) > self.config.shape.silence_ms {
                 // If the network was cut, the kernel may close the connection of a process that still runs: the process has abandoned this
                 // scheduler, and its notice was lost.
-                return self.abandoned(id);
+                return self.members.abandon(id);
             }
             self.exited(id);
         }
@@ -48,14 +45,8 @@ impl Engine {
 
     /// A member's process has exited, or is about to: it is on no other side of a divided network.
     fn exited(&mut self, id: MemberId) {
-        let life = self.members.get(&id).map(|member| member.incarnation);
-        life.into_iter().for_each(|life| self.quorum.exits(life));
-    }
-
-    /// A member looks for another scheduler. It is treated like a silent member.
-    pub(super) fn abandoned(&mut self, id: MemberId) {
-        if let Some(member) = self.members.get_mut(&id) {
-            member.is_away = true;
+        if let Some(member) = self.members.get(id) {
+            self.quorum.exits(member.incarnation);
         }
     }
 
@@ -74,7 +65,7 @@ impl Engine {
 
     /// A member says goodbye: a worker when it is done, a server after SIGTERM.
     pub(super) fn goodbye(&mut self, now_ms: u64, id: MemberId, out: &mut Vec<Command>) {
-        let Some(connection) = self.members.get(&id).map(|member| member.connection) else { return };
+        let Some(connection) = self.members.get(id).map(|member| member.connection) else { return };
         // While the job runs, a goodbye is answered after the other members have been notified. If only this scheduler knew of it and
         // failed, the next scheduler would wait for this member; the notified members report it.
         let ack = send(connection, FromScheduler::GoodbyeAck);
@@ -95,9 +86,7 @@ impl Engine {
             (Phase::Running, Role::Worker | Role::Scheduler)
             | (Phase::Rebuilding | Phase::Ending { .. } | Phase::Ended { .. }, _) => {}
         }
-        if let Some(member) = self.members.get_mut(&id) {
-            member.left = true;
-        }
+        self.members.leave(id);
         self.note(Note::Left(id));
         self.forget(id, out);
         self.go_on_after(now_ms, id, out);
@@ -112,37 +101,31 @@ impl Engine {
         if self.phase != Phase::Running {
             return;
         }
-        if self.workers_left() {
-            if !self.pass_checkpoints(out) {
+        if self.members.workers_left() {
+            let servers = self.server_connections();
+            if !self.checkpoints.pass(&servers, out) {
                 return self.end_done(now_ms, out);
             }
             let until_ms = now_ms.saturating_add(self.config.drain_ms);
-            self.saving = Some(Saving { until_ms, only_manifests: false });
+            self.saving = Some(Saving { until_ms, only_manifests: false, unheeded: Vec::new() });
         }
         self.tell_roster(out);
     }
 
-    /// Has every worker left in good order?
-    fn workers_left(&self) -> bool {
-        let mut workers = self.members.iter().filter(|(id, _)| id.role == Role::Worker);
-        workers.all(|(_, member)| member.left) && self.awaited.is_empty()
-    }
-
     /// All workers are done: the job ends when no checkpoint is in progress any more, or when the drain time is over.
     pub(super) fn end_if_saved(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        let Some(Saving { until_ms, only_manifests }) = self.saving else { return };
-        if self.phase != Phase::Running || !self.workers_left() {
-            self.saving = None;
+        let Some(saving) = &self.saving else { return };
+        if self.phase != Phase::Running || !self.members.workers_left() {
             // A worker has joined that needs the data of servers whose failure was ignored.
-            for death in std::mem::take(&mut self.unheeded) {
-                let is_gone = self.members.get(&death.member).is_some_and(|member| member.gone);
+            for death in self.saving.take().into_iter().flat_map(|saving| saving.unheeded) {
+                let is_gone = self.members.get(death.member).is_some_and(|member| member.gone);
                 if is_gone && self.phase == Phase::Running {
                     self.lose_server(now_ms, death, out);
                 }
             }
             return;
         }
-        if self.checkpoints.is_writing() && now_ms < until_ms {
+        if self.checkpoints.is_writing() && now_ms < saving.until_ms {
             return;
         }
         self.fail_checkpoints(
@@ -150,9 +133,11 @@ impl Engine {
             out,
         );
         // A checkpoint of which only the manifest is missing gets more time: the disk may be slow.
-        if self.checkpoints.is_writing() && !only_manifests {
-            let until_ms = until_ms.saturating_add(MANIFEST_MS_MAX);
-            self.saving = Some(Saving { until_ms, only_manifests: true });
+        if let Some(saving) = self.saving.as_mut().filter(|saving| !saving.only_manifests)
+            && self.checkpoints.is_writing()
+        {
+            saving.only_manifests = true;
+            saving.until_ms = saving.until_ms.saturating_add(MANIFEST_MS_MAX);
             return;
         }
         self.saving = None;
@@ -164,7 +149,8 @@ impl Engine {
     /// Ends a job that a restarted scheduler finds to be over: the previous scheduler waited only for the last checkpoint, which is
     /// abandoned, or had already confirmed goodbyes. No worker would say goodbye to this scheduler.
     pub(super) fn end_if_left(&mut self, now_ms: u64, out: &mut Vec<Command>) -> bool {
-        let is_over = self.phase == Phase::Running && !self.left().is_empty() && self.workers_left();
+        let is_over =
+            self.phase == Phase::Running && !self.members.left().is_empty() && self.members.workers_left();
         if is_over {
             self.end_done(now_ms, out);
         }
@@ -216,9 +202,9 @@ impl Engine {
 
     fn find_silent(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let bound = self.config.shape.silence_ms;
-        let silent = self.members.iter().filter(|(_, member)| !member.gone).filter_map(|(id, member)| {
+        let silent = self.members.there().filter_map(|(id, member)| {
             let silent_ms = now_ms.saturating_sub(member.heard_ms);
-            (silent_ms > bound || member.is_away).then_some((*id, silent_ms))
+            (silent_ms > bound || member.is_away).then_some((id, silent_ms))
         });
         let silent: Vec<(MemberId, u64)> = silent.collect();
         let ids: Vec<MemberId> = silent.iter().map(|(id, _)| *id).collect();
@@ -236,7 +222,7 @@ impl Engine {
 
     /// Notifies all connected members why the job ends, and gives them the drain time to leave.
     pub(super) fn end(&mut self, now_ms: u64, outcome: Outcome, out: &mut Vec<Command>) {
-        let to = self.present(|_| true);
+        let to = self.members.connections(|_| true);
         match &outcome {
             Outcome::Done { reason } => {
                 out.push(send_to(to, FromScheduler::Shutdown { reason: reason.clone() }));
@@ -255,14 +241,14 @@ impl Engine {
                 for connection in to {
                     refuse(connection, reason.clone(), out);
                 }
-                let members: Vec<MemberId> = self.members.keys().copied().collect();
+                let members: Vec<MemberId> = self.members.iter().map(|(id, _)| id).collect();
                 for id in members {
                     self.forget(id, out);
                 }
             }
         }
         // No worker is waited for any more. Otherwise an expired deadline would end the job again at each tick, and restart the drain.
-        self.awaited.clear();
+        self.members.await_none();
         for (connection, _) in self.rebuild.take_waiting() {
             let reason = match &outcome {
                 Outcome::Incomplete { waited_ms, missing } => {
@@ -273,7 +259,7 @@ impl Engine {
             };
             refuse(connection, reason, out);
         }
-        self.refuse_orders("the job is ending", out);
+        self.checkpoints.refuse_orders("the job is ending", out);
         out.retain(|command| !matches!(command, Command::Send { to, .. } if to.is_empty()));
         self.phase = Phase::Ending { outcome, deadline_ms: now_ms + self.config.drain_ms };
     }
@@ -285,10 +271,7 @@ impl Engine {
 
     /// Forgets a member's connection and its open requests, which are not answered any more.
     pub(super) fn forget(&mut self, id: MemberId, out: &mut Vec<Command>) -> Option<ConnectionId> {
-        let member = self.members.get_mut(&id)?;
-        member.gone = true;
-        let connection = member.connection;
-        self.connections.remove(&connection);
+        let connection = self.members.close(id)?;
         self.barriers.forget(id);
         self.declarations.forget(connection);
         self.checkpoints.forget(connection);
@@ -302,7 +285,7 @@ impl Engine {
     /// The job is over when all members have gone, or the drain time is over.
     pub(super) fn end_if_empty(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let Phase::Ending { outcome, deadline_ms } = &self.phase else { return };
-        if now_ms >= *deadline_ms || self.members.values().all(|member| member.gone) {
+        if now_ms >= *deadline_ms || self.members.there().next().is_none() {
             let outcome = outcome.clone();
             out.push(Command::End(outcome.clone()));
             self.phase = Phase::Ended { outcome };

@@ -1,8 +1,8 @@
 //! The engine's state as `/status` shows it. Looks, changes nothing.
 
-use super::member::Member;
-use super::stragglers::Waited;
-use super::{Engine, Phase};
+use super::super::member::Member;
+use super::super::stragglers::{Waited, rounds_per_second, stragglers, waited_for};
+use super::super::{Engine, Phase};
 use daemon::status::{
     ClusterStatus, JobPhase, LinkStatus, LoadStatus, MemberStatus, MetricStatus, RecoveryStatus,
 };
@@ -30,22 +30,22 @@ impl Engine {
             Phase::Assembling | Phase::Rebuilding | Phase::Running => None,
             Phase::Ending { outcome, .. } | Phase::Ended { outcome } => Some(outcome.to_string()),
         };
-        let waited = self.waited_for();
+        let waited = waited_for(&self.members);
         ClusterStatus {
             job: self.config.job.0,
             phase: self.job_phase(),
             epoch: self.epoch.to_string(),
-            workers: self.config.shape.workers.saturating_sub(self.left().len() as u32),
-            servers: self.changes.servers,
+            workers: self.config.shape.workers.saturating_sub(self.members.left().len() as u32),
+            servers: self.members.changes().servers,
             silence_ms: self.config.shape.silence_ms,
             uptime_ms: now_ms.saturating_sub(self.started_ms),
             tensors,
             tensor_bytes,
-            rounds_per_second: self.rounds_per_second(),
-            stragglers: self.stragglers(&waited),
+            rounds_per_second: rounds_per_second(&self.members),
+            stragglers: stragglers(&self.members, &waited, self.config.shape.heartbeat_ms),
             recovery: self.recovery(),
             uncopied_chunks: self.declarations.shards.uncopied(),
-            members: self.members.iter().map(|(id, member)| show(*id, member, &waited, now_ms)).collect(),
+            members: self.members.iter().map(|(id, member)| show(id, member, &waited, now_ms)).collect(),
             missing: self.missing(),
             barriers: self.barriers.status(now_ms),
             checkpoints: self.checkpoints.status(
@@ -56,13 +56,11 @@ impl Engine {
             ending,
         }
     }
-}
 
-impl Engine {
     fn recovery(&self) -> RecoveryStatus {
-        let (changes, shards) = (&self.changes, &self.declarations.shards);
-        let counts = shards.counts;
-        let copied = shards.map.ranges().filter(|range| range.backup.is_some());
+        let (changes, shards) = (self.members.changes(), &self.declarations.shards);
+        let counts = shards.counts();
+        let (copied_bytes, seeding_bytes) = shards.copied_bytes();
         RecoveryStatus {
             rosters: changes.rosters,
             lost: changes.lost,
@@ -73,10 +71,10 @@ impl Engine {
             copies_made: counts.copies_made,
             moves_made: counts.moves_made,
             moved_bytes: counts.moved_bytes,
-            copied_bytes: copied.map(|range| shards.bytes_of(range)).sum(),
-            seeding_bytes: shards.seeds.values().map(|seed| seed.bytes).sum(),
-            awaited: self.awaited.keys().copied().collect(),
-            draining: self.servers().draining.into_iter().collect(),
+            copied_bytes,
+            seeding_bytes,
+            awaited: self.members.awaited().collect(),
+            draining: self.members.servers().draining.into_iter().collect(),
             failed: changes.failed.clone(),
         }
     }

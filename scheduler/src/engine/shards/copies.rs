@@ -2,7 +2,7 @@
 //! that wish to go, and balance. It must not know connections or time.
 
 use super::moves::{Move, Piece, level};
-use super::shards::{Loads, RANGES_MAX, Seed, Servers, Shards, Why};
+use super::{Load, Loads, RANGES_MAX, Seed, Servers, Shards, Why};
 use proto_common::ids::{ChunkId, Epoch, Key, Rank};
 use proto_common::shard_map::{KeyRange, MapChange};
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ struct Draft<'a> {
 
 impl Shards {
     /// All chunks that `from` serves and that were being copied to `to`, by decisions up to this epoch, are kept up there.
-    pub(super) fn seeded(
+    pub(in super::super) fn seeded(
         &mut self,
         (from, to): (Rank, Rank),
         said: Epoch,
@@ -56,7 +56,7 @@ impl Shards {
     }
 
     /// What is to be done next, and whether all is as it should be. `balance`: bytes are to be levelled, too.
-    pub(super) fn plan(
+    pub(in super::super) fn plan(
         &mut self,
         servers: &Servers,
         ready: impl Fn(Key) -> bool,
@@ -191,7 +191,7 @@ impl Draft<'_> {
         &self,
         held: &[(KeyRange, u64)],
         lies: impl Fn(&KeyRange) -> (Rank, Option<Rank>, Option<Rank>),
-        load: impl Fn(super::shards::Load) -> u64,
+        load: impl Fn(Load) -> u64,
     ) -> Vec<Move> {
         let can_take = |rank: &Rank| self.shards.refusals(*rank) == Some(0);
         let loads: BTreeMap<Rank, u64> =

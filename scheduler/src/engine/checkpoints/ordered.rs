@@ -1,20 +1,50 @@
 //! Checkpoints that operators ask for: servers say how far they are, then a round is named that none of them has reached. Where
 //! one has got there before it heard of it, another one is named, further on. It must not know how parts come together.
 
-use super::checkpoints::{ASKERS_MAX, Asker, Checkpoints, Wanted, answer, order};
-use super::{Command, ConnectionId, Engine, Phase, deadline_ms, refuse, send_to};
-use proto_common::ids::{Epoch, Rank, Role};
-use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{
-    Build, CheckpointOrder, FromScheduler, RefusalReason, SaveError, SaveProgress, Waits,
-};
+use super::{ASKERS_MAX, Asker, Checkpoints, Command, Wanted, answer, order};
+use crate::engine::command::{deadline_ms, send_to};
+use crate::engine::member::ConnectionId;
+use proto_common::ids::{Epoch, Rank};
+use proto_common::message::{CheckpointOrder, FromScheduler, SaveError, SaveProgress, Waits};
 use std::collections::BTreeMap;
 
 const AHEAD_MAX: u64 = 1 << 20;
 /// Operators that wait for one. Each keeps a connection that members could have: fewer than there are places for strangers.
-pub(super) const OPERATORS_MAX: usize = 64;
+pub(in super::super) const OPERATORS_MAX: usize = 64;
 
 impl Checkpoints {
+    /// An operator asks for one. `not_now` says why the job takes no order.
+    pub(in super::super) fn order(
+        &mut self,
+        from: ConnectionId,
+        (now_ms, timeout_ms): (u64, u64),
+        not_now: Option<&str>,
+        out: &mut Vec<Command>,
+    ) {
+        let deadline_ms = deadline_ms(now_ms, timeout_ms);
+        let asker = Asker { connection: from, is_operator: true, request: 0, since_ms: now_ms, deadline_ms };
+        let is_full = || self.askers() >= ASKERS_MAX || self.operators().count() >= OPERATORS_MAX;
+        let refused = match not_now {
+            _ if !self.has_place => SaveError::NoPlace,
+            Some(why) => SaveError::NotNow(why.into()),
+            None if is_full() => {
+                SaveError::NotNow("too many clients wait for checkpoints; retry later".into())
+            }
+            None => {
+                self.ordered.askers.push(asker);
+                self.ordered.told = SaveProgress::default();
+                return;
+            }
+        };
+        answer(&[asker], &Err(refused), out);
+    }
+
+    /// Begins what is to be begun, as soon as it can be.
+    pub(in super::super) fn go_on(&mut self, epoch: Epoch, wanted: &Wanted<'_>, out: &mut Vec<Command>) {
+        self.begin_queued(epoch, wanted, out);
+        self.ask_servers(wanted, out);
+    }
+
     /// Asks servers how far they are, where somebody waits for that and nothing else is being written.
     fn ask_servers(&mut self, wanted: &Wanted<'_>, out: &mut Vec<Command>) {
         let is_idle = self.ordered.asked.is_none() && self.pending.is_empty() && self.queued.is_empty();
@@ -104,7 +134,7 @@ impl Checkpoints {
     }
 
     /// Operators hear how it goes, when it has gone on.
-    fn tell_progress(&mut self, parts_expected: u64, out: &mut Vec<Command>) {
+    pub(in super::super) fn tell_progress(&mut self, parts_expected: u64, out: &mut Vec<Command>) {
         let ordered = self.pending.iter().find(|(_, pending)| pending.is_ordered);
         let now = SaveProgress {
             round: ordered.map(|(round, _)| *round),
@@ -130,94 +160,21 @@ impl Checkpoints {
     }
 
     /// Is it an operator's that waits for one?
-    pub(super) fn is_awaited_by(&self, connection: ConnectionId) -> bool {
+    pub(in super::super) fn is_awaited_by(&self, connection: ConnectionId) -> bool {
         self.operators().any(|operator| operator == connection)
     }
 
-    /// Is anything under way, or to be begun?
-    pub(super) fn is_writing(&self) -> bool {
-        !self.pending.is_empty()
-    }
-}
-
-impl Engine {
-    /// An operator asks for a checkpoint.
-    pub(super) fn order_checkpoint(
-        &mut self,
-        now_ms: u64,
-        from: ConnectionId,
-        (protocol, timeout_ms): (u32, u64),
-        out: &mut Vec<Command>,
-    ) {
-        if protocol != PROTOCOL_VERSION {
-            let theirs = Build { protocol, version: String::new() };
-            return refuse(from, RefusalReason::Protocol { theirs, ours: Build::own() }, out);
-        }
-        let not_now = |what: &str| Some(SaveError::NotNow(what.into()));
-        let refused = match self.phase {
-            _ if !self.checkpoints.has_place => Some(SaveError::NoPlace),
-            Phase::Running if self.saving.is_some() => not_now("the job is ending"),
-            Phase::Running
-                if self.checkpoints.askers() >= ASKERS_MAX
-                    || self.checkpoints.operators().count() >= OPERATORS_MAX =>
-            {
-                not_now("too many clients wait for checkpoints; retry later")
-            }
-            Phase::Running => None,
-            Phase::Assembling => not_now("the cluster is not complete yet; retry when training runs"),
-            Phase::Rebuilding => not_now("the scheduler is waiting for the members of its job; retry soon"),
-            Phase::Ending { .. } | Phase::Ended { .. } => not_now("the job is ending"),
-        };
-        let deadline_ms = deadline_ms(now_ms, timeout_ms);
-        let asker = Asker { connection: from, is_operator: true, request: 0, since_ms: now_ms, deadline_ms };
-        if let Some(error) = refused {
-            return answer(&[asker], &Err(error), out);
-        }
-        self.checkpoints.ordered.askers.push(asker);
-        self.checkpoints.ordered.told = SaveProgress::default();
-        self.ask_servers(out);
-    }
-
-    /// What operators wait for is begun as soon as it can be.
-    pub(super) fn ask_servers(&mut self, out: &mut Vec<Command>) {
-        let mut checkpoints = std::mem::take(&mut self.checkpoints);
-        if self.phase == Phase::Running {
-            let wanted = self.wanted();
-            checkpoints.begin_queued(self.epoch, &wanted, out);
-            checkpoints.ask_servers(&wanted, out);
-        }
-        self.checkpoints = checkpoints;
-    }
-
-    /// Deadlines, progress, and what is to be begun.
-    pub(super) fn tick_checkpoints(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        let parts = self.checkpoint_parts();
-        let servers = self.present(|id| id.role == Role::Server);
-        self.checkpoints.expire(now_ms, &parts, out);
-        let asks = self.checkpoints.give_up_stalled(now_ms, &parts, &servers, out);
-        self.ask_servers(out);
-        self.checkpoints.tell_progress(parts.len() as u64, out);
-        if asks {
-            order(&servers, CheckpointOrder::Where, out);
-        }
-    }
-
     /// No worker contributes any more: what is under way takes chunks as they are. True where there is something to wait for.
-    pub(super) fn pass_checkpoints(&mut self, out: &mut Vec<Command>) -> bool {
-        let servers = self.present(|id| id.role == Role::Server);
+    pub(in super::super) fn pass(&mut self, servers: &[ConnectionId], out: &mut Vec<Command>) -> bool {
         self.refuse_orders("all workers are done", out);
-        for (round, pending) in &self.checkpoints.pending {
-            if !pending.is_complete {
-                order(&servers, CheckpointOrder::Passed { round: *round }, out);
-            }
+        for (round, _) in self.pending.iter().filter(|(_, pending)| !pending.is_complete) {
+            order(servers, CheckpointOrder::Passed { round: *round }, out);
         }
-        self.checkpoints.is_writing()
+        self.is_writing()
     }
 
-    /// What was asked for and is not begun is not.
-    pub(super) fn refuse_orders(&mut self, why: &str, out: &mut Vec<Command>) {
-        let mut askers = std::mem::take(&mut self.checkpoints.ordered.askers);
-        askers.extend(self.checkpoints.queued.drain(..).map(|(_, asker)| asker));
-        answer(&askers, &Err(SaveError::NotNow(why.into())), out);
+    /// Is anything under way, or to be begun?
+    pub(in super::super) fn is_writing(&self) -> bool {
+        !self.pending.is_empty()
     }
 }

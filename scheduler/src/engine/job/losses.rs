@@ -1,7 +1,9 @@
 //! What a member's death means: a server's shards go to their copies, a worker is waited for, done without, or the end. While
 //! a job is assembling any death ends it.
 
-use super::{Awaited, Command, Engine, Note, Outcome, Phase, declared, release};
+use super::super::barriers::release;
+use super::super::declarations::declared;
+use super::super::{Command, Engine, Note, Outcome, Phase};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Key, MemberId, Role};
@@ -15,15 +17,17 @@ const TENSORS_NAMED_MAX: usize = 5;
 
 impl Engine {
     /// Decides about a death; while the job is ending already, members just go.
-    pub(super) fn death(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
+    pub(in super::super) fn death(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
         if matches!(self.phase, Phase::Assembling | Phase::Running) {
             self.note(Note::Lost(death.clone()));
         }
         match (&self.phase, death.member.role) {
             (Phase::Assembling, _) => self.end(now_ms, Outcome::Died(death), out),
-            // Nobody needs it any more, unless a worker comes yet; a checkpoint that needed it has failed.
-            (Phase::Running, Role::Server) if self.saving.is_some() => self.unheeded.push(death),
-            (Phase::Running, Role::Server) => self.lose_server(now_ms, death, out),
+            (Phase::Running, Role::Server) => match &mut self.saving {
+                // Nobody needs it any more, unless a worker comes yet; a checkpoint that needed it has failed.
+                Some(saving) => saving.unheeded.push(death),
+                None => self.lose_server(now_ms, death, out),
+            },
             (Phase::Running, Role::Worker) => self.lose_worker(now_ms, death, out),
             (Phase::Running, Role::Scheduler)
             | (Phase::Rebuilding | Phase::Ending { .. } | Phase::Ended { .. }, _) => {}
@@ -32,22 +36,23 @@ impl Engine {
 
     pub(super) fn lose_server(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
         let id = death.member;
-        let Some(member) = self.members.remove(&id) else { return };
-        self.dead.add(member.incarnation);
-        self.changes.lose(id, &member);
-        self.changes.promotion_ms = now_ms.saturating_sub(member.heard_ms);
+        if !self.members.fail(id, now_ms) {
+            return;
+        }
         let epoch = self.epoch.next();
-        let has_any = !self.declarations.shards.is_empty_at(id.rank);
-        let by = self.declarations.shards.successors(id.rank);
-        let mut lost = self.declarations.shards.gone(epoch, id.rank);
-        if self.servers().there.is_empty() {
+        let is_last = self.members.there_as(Role::Server).next().is_none();
+        let shards = &mut self.declarations.shards;
+        let has_any = !shards.is_empty_at(id.rank);
+        let by = shards.successors(id.rank);
+        let mut lost = shards.gone(epoch, id.rank);
+        if is_last {
             // Whoever was to follow is gone as well, and its death is only not decided yet.
-            lost = self.declarations.shards.map.tensors().map(|(spec, _)| spec.key).collect();
+            lost = shards.map().tensors().map(|(spec, _)| spec.key).collect();
         }
         lost.retain(|key| self.declarations.is_kept(*key));
         // Without copies the job's own servers have what no map tells of: what programs keep in them.
         let alone = self.config.shape.replicas == 0 && id.rank.0 < self.config.shape.servers;
-        if lost.is_empty() && (alone && !has_any || self.servers().there.is_empty()) {
+        if lost.is_empty() && (alone && !has_any || is_last) {
             return self.end(now_ms, Outcome::Died(death), out);
         }
         if alone || !lost.is_empty() {
@@ -85,7 +90,7 @@ impl Engine {
         if self.phase != Phase::Running {
             return;
         }
-        let ranges = self.declarations.shards.map.ranges().filter(|range| range.server == id.rank);
+        let ranges = self.declarations.shards.map().ranges().filter(|range| range.server == id.rank);
         let lost: BTreeSet<Key> = ranges.map(|range| range.first.key).collect();
         let what = self.loss(&lost.into_iter().collect::<Vec<_>>());
         let reason = format!(
@@ -100,13 +105,13 @@ impl Engine {
         declared(self.declarations.without(id.rank), out);
         release(self.barriers.without(id), out);
         self.count_without(id.rank, out);
-        self.unsettled = true;
+        self.declarations.unsettle();
         self.settle(out);
     }
 
     /// What went with a server, and what to do.
-    pub(super) fn loss(&self, lost: &[Key]) -> String {
-        let map = &self.declarations.shards.map;
+    pub(in super::super) fn loss(&self, lost: &[Key]) -> String {
+        let map = self.declarations.shards.map();
         let name = |key: &Key| match map.tensor(*key).map(|spec| spec.name.as_str()) {
             None | Some("") => key.to_string(),
             Some(name) => format!("{key} ({name})"),
@@ -144,18 +149,15 @@ impl Engine {
         if policy == WorkerLoss::Stop {
             return self.end(now_ms, Outcome::Died(death), out);
         }
-        let Some(member) = self.members.remove(&id) else { return };
-        self.dead.add(member.incarnation);
-        self.forget_coming(id.rank);
-        self.changes.lose(id, &member);
-        if policy == WorkerLoss::Wait {
-            let deadline_ms = now_ms.saturating_add(self.config.rejoin_ms);
-            self.awaited.insert(id.rank, Awaited { deadline_ms, death: death.clone() });
+        if !self.members.fail(id, now_ms) {
+            return;
         }
-        let there =
-            self.members.iter().filter(|(id, member)| id.role == Role::Worker && !member.gone).count();
-        let counted = (there + self.awaited.len()) as u32;
-        let finished = self.left().len() as u32;
+        self.comings.forget(id.rank);
+        if policy == WorkerLoss::Wait {
+            self.members.await_again(now_ms.saturating_add(self.config.rejoin_ms), death.clone());
+        }
+        let counted = (self.members.there_as(Role::Worker).count() + self.members.awaited().len()) as u32;
+        let finished = self.members.left().len() as u32;
         if counted == 0 || counted + finished < self.config.shape.workers_min {
             let what = format!(
                 "{counted} workers are left, but the job needs {} (cluster.workers_min)",
@@ -172,8 +174,7 @@ impl Engine {
 
     /// Workers that did not come again in time end the job.
     pub(super) fn give_up(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        let late = self.awaited.values().find(|awaited| awaited.deadline_ms <= now_ms);
-        if let Some(Awaited { death: Death { member, cause }, .. }) = late.cloned() {
+        if let Some(Death { member, cause }) = self.members.late(now_ms) {
             let waited_ms = self.config.rejoin_ms;
             let what = format!("it did not rejoin within {waited_ms} ms (deadlines.rejoin_ms)");
             let cause = DeathCause::Beyond { cause: Box::new(cause), what };
@@ -183,15 +184,12 @@ impl Engine {
 
     /// A server that others have taken over from, or that had nothing, leaves: all others are told. False where it may not.
     pub(super) fn server_leaves(&mut self, id: MemberId, out: &mut Vec<Command>) -> bool {
-        let others = self.servers().there.iter().any(|rank| *rank != id.rank);
+        let others = self.members.there_as(Role::Server).any(|(rank, _)| rank != id.rank);
         if !others || !self.declarations.shards.is_empty_at(id.rank) {
             return false;
         }
         self.forget(id, out);
-        if let Some(member) = self.members.remove(&id) {
-            self.dead.add(member.incarnation);
-        }
-        self.changes.servers = self.changes.servers.saturating_sub(1);
+        self.members.dismiss(id);
         self.tell_roster(out);
         self.go_on_without(id, out);
         true

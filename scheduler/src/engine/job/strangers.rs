@@ -1,7 +1,8 @@
 //! Connections that are no member's: what may be said on them, and how far each has come. Every answer closes them. It must not
 //! decide who becomes a member: registration does.
 
-use super::{Command, ConnectionId, Engine, name_of, refuse, send};
+use super::super::{Command, ConnectionId, Engine, refuse, send};
+use super::name_of;
 use proto_common::message::{FromScheduler, RefusalReason, ToScheduler};
 
 /// How far a connection has come.
@@ -19,7 +20,7 @@ impl Engine {
     /// How far a connection has come.
     #[must_use]
     pub fn standing(&self, connection: ConnectionId) -> Standing {
-        if self.connections.contains_key(&connection)
+        if self.member_of(connection).is_some()
             || self.rebuild.was_let_in(connection)
             || self.is_leaving(connection)
         {

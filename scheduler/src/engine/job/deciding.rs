@@ -1,9 +1,8 @@
-//! Decisions on their way into force: proposals, elections, and the end of a scheduler that no majority hears.
+//! Decisions on their way into force: proposals, elections, and the end of a scheduler that no majority hears. It must not count
+//! votes: `quorum` does.
 
-use super::super::command::{Command, Outcome, let_go, send, send_to};
-use super::super::member::ConnectionId;
-use super::super::{Engine, Note, Phase};
-use super::{Election, Proposed, Quorum, named};
+use super::super::quorum::{Contact, Quorum, named};
+use super::super::{Command, ConnectionId, Engine, Note, Outcome, Phase, let_go, send_to};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Incarnation, MemberId, Role};
@@ -12,7 +11,7 @@ use std::collections::BTreeSet;
 
 impl Engine {
     /// After each step: proposes its decisions. There is one proposal at a time; it is in force when a majority has received it.
-    pub(in super::super) fn propose(&mut self, out: &mut Vec<Command>) {
+    pub(super) fn propose(&mut self, out: &mut Vec<Command>) {
         if self.phase == Phase::Running {
             self.propose_and_decide(out);
         }
@@ -31,21 +30,13 @@ impl Engine {
             matches!(command, Command::Send { message, .. }
                 if matches!(**message, FromScheduler::Roster { .. } | FromScheduler::Remap { .. }))
         };
-        self.quorum.has_more |= out.iter().any(is_decision);
-        loop {
-            let is_alone = self.is_alone();
-            let message = if let Some(epoch) = self.quorum.decide(is_alone) {
-                FromScheduler::Decided { epoch }
-            } else if self.quorum.has_more && self.quorum.proposed.is_none() {
-                let there = self.members.values().filter(|member| !member.gone);
-                let roster = there.map(|member| member.incarnation).collect();
-                self.quorum.has_more = false;
-                self.quorum.proposed = Some(Proposed { epoch: self.epoch, roster, heard: BTreeSet::new() });
-                FromScheduler::Proposed { epoch: self.epoch, rosters: self.quorum.rosters.clone() }
-            } else {
-                return;
-            };
-            let to = self.present(|_| true);
+        if out.iter().any(is_decision) {
+            self.quorum.add_decisions();
+        }
+        let (is_alone, members) = (self.is_alone(), &self.members);
+        let roster = || members.there().map(|(_, member)| member.incarnation).collect();
+        while let Some(message) = self.quorum.step(is_alone, self.epoch, roster) {
+            let to = members.connections(|_| true);
             if !to.is_empty() {
                 out.push(send_to(to, message));
             }
@@ -53,25 +44,22 @@ impl Engine {
     }
 
     /// A member has received the decisions up to this epoch.
-    pub(in super::super) fn heard(&mut self, id: MemberId, epoch: Epoch) {
-        let Some(member) = self.members.get(&id).filter(|_| epoch <= self.epoch) else { return };
-        if let Some(proposed) = self.quorum.proposed.as_mut().filter(|proposed| proposed.epoch <= epoch) {
-            proposed.heard.insert(member.incarnation);
+    pub(super) fn heard(&mut self, id: MemberId, epoch: Epoch) {
+        if let Some(member) = self.members.get(id).filter(|_| epoch <= self.epoch) {
+            self.quorum.heard(member.incarnation, epoch);
         }
     }
 
     /// Members that are silent, or look for another scheduler, are dropped only if the remaining members are a majority. Otherwise the
     /// silent members may be a majority that follows another scheduler. Without a majority the job waits for `deadlines.scheduler_ms`.
-    pub(in super::super) fn keeps_majority(
+    pub(super) fn keeps_majority(
         &mut self,
         now_ms: u64,
         silent: &[MemberId],
         out: &mut Vec<Command>,
     ) -> bool {
-        let is_heard =
-            |(id, member): &(&MemberId, &super::super::Member)| !member.gone && !silent.contains(id);
-        let there: BTreeSet<Incarnation> =
-            self.members.iter().filter(is_heard).map(|(_, member)| member.incarnation).collect();
+        let heard = self.members.there().filter(|(id, _)| !silent.contains(id));
+        let there: BTreeSet<Incarnation> = heard.map(|(_, member)| member.incarnation).collect();
         // If the loss of a silent member ends the job anyway, no majority is needed: there are no decisions after it.
         let shape = &self.config.shape;
         let ends = |id: &MemberId| match id.role {
@@ -79,16 +67,13 @@ impl Engine {
             _ => shape.worker_loss == WorkerLoss::Stop,
         };
         let needs_none = self.phase != Phase::Running || self.is_alone() || silent.iter().any(ends);
-        if needs_none || self.quorum.has(|life| there.contains(life)) {
-            self.quorum.lost_ms = None;
+        let Contact::Lost { since_ms, is_new } = self.quorum.judge(now_ms, needs_none, &there) else {
             return true;
-        }
-        let is_new = self.quorum.lost_ms.is_none();
-        let lost_ms = *self.quorum.lost_ms.get_or_insert(now_ms);
+        };
+        let (waited_ms, limit_ms) = (now_ms.saturating_sub(since_ms), self.config.shape.scheduler_ms);
         if is_new {
-            self.note(Note::Minority { silent: silent.to_vec(), ends_ms: self.config.shape.scheduler_ms });
+            self.note(Note::Minority { silent: silent.to_vec(), ends_ms: limit_ms });
         }
-        let (waited_ms, limit_ms) = (now_ms.saturating_sub(lost_ms), self.config.shape.scheduler_ms);
         if waited_ms >= limit_ms {
             let silent_ms = waited_ms.saturating_add(self.config.shape.silence_ms);
             let member = silent.first().copied();
@@ -111,19 +96,19 @@ impl Engine {
 
     /// Whether this process may register again: this scheduler has no majority, and the process is a member that has abandoned it and has
     /// found no other scheduler.
-    pub(in super::super) fn may_return(&self, life: Incarnation) -> bool {
-        let is_it = |member: &super::super::Member| member.incarnation == life && !member.left;
-        self.quorum.lost_ms.is_some() && self.members.values().any(is_it)
+    pub(super) fn may_return(&self, life: Incarnation) -> bool {
+        let mut members = self.members.iter();
+        self.quorum.is_lost() && members.any(|(_, member)| member.incarnation == life && !member.left)
     }
 
     /// Has a majority of each roster that may be in force registered with this restarted scheduler?
-    pub(in super::super) fn has_quorum(&self) -> bool {
+    pub(super) fn has_quorum(&self) -> bool {
         self.quorum_of_rebuild().has(|life| self.rebuild.is_back(*life))
     }
 
     /// Processes that count for no majority: exited and leaving ones, and, with `--force`, all that have not registered.
     fn exited_before(&self) -> BTreeSet<Incarnation> {
-        let mut exited: BTreeSet<Incarnation> = self.quorum.exited.clone();
+        let mut exited: BTreeSet<Incarnation> = self.quorum.exited().clone();
         exited.extend(self.rebuild.leaving());
         if self.config.force {
             let all = self.rebuild.rosters().into_iter().flatten();
@@ -134,50 +119,29 @@ impl Engine {
 
     /// Asks the members that have registered for their votes, and counts the votes. A member votes once in a term, so of two schedulers
     /// with the same members at most one is elected.
-    pub(in super::super) fn is_elected(&mut self, out: &mut Vec<Command>) -> bool {
+    pub(super) fn is_elected(&mut self, out: &mut Vec<Command>) -> bool {
         if !self.has_quorum() {
             let missing = self.rebuild.not_back();
-            if self.rebuild.said_missing.as_ref() != Some(&missing) {
-                self.note(Note::NoQuorum { missing: missing.clone() });
-                self.rebuild.said_missing = Some(missing);
+            if self.rebuild.is_news(&missing) {
+                self.note(Note::NoQuorum { missing });
             }
             return false;
         }
         // Higher than every term that a member has reported. The scheduler's own term grows by one each time it was suspended.
         let term = self.config.term.max(self.rebuild.term().max(self.epoch.term).saturating_add(1));
-        // If the member that had reported the highest term has gone, the others have already voted in that election: keep its term.
-        let term = self.rebuild.election.as_ref().map_or(term, |election| term.max(election.term));
-        let fresh = || Election { term, asked: BTreeSet::new(), votes: BTreeSet::new() };
-        let mut election = self.rebuild.election.take().filter(|one| one.term == term).unwrap_or_else(fresh);
-        for connection in self.rebuild.back() {
-            if election.asked.insert(connection) {
-                out.push(send(connection, FromScheduler::Candidate { term }));
-            }
-        }
-        let is_elected = self.quorum_of_rebuild().has(|life| election.votes.contains(life));
-        self.rebuild.election = Some(election);
-        is_elected
+        self.rebuild.elect(term, out);
+        self.quorum_of_rebuild().has(|life| self.rebuild.has_vote(life))
     }
 
     /// A member that has registered with a restarted scheduler votes for it.
-    pub(in super::super) fn voted(
-        &mut self,
-        now_ms: u64,
-        from: ConnectionId,
-        epoch: Epoch,
-        out: &mut Vec<Command>,
-    ) {
-        let Some(life) = self.rebuild.life_on(from) else { return };
-        if let Some(election) = &mut self.rebuild.election
-            && election.term == epoch.term
-        {
-            election.votes.insert(life);
+    pub(super) fn voted(&mut self, now_ms: u64, from: ConnectionId, epoch: Epoch, out: &mut Vec<Command>) {
+        if self.rebuild.vote(from, epoch.term) {
+            self.rebuild_if_whole(now_ms, out);
         }
-        self.rebuild_if_whole(now_ms, out);
     }
 
     /// The quorum that a restarted scheduler begins with.
-    pub(in super::super) fn quorum_of_rebuild(&self) -> Quorum {
+    pub(super) fn quorum_of_rebuild(&self) -> Quorum {
         Quorum::of(self.rebuild.rosters(), self.exited_before())
     }
 }

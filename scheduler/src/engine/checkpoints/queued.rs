@@ -1,8 +1,8 @@
 //! Workers that ask for a checkpoint while another one is being written that will be complete by itself: they wait for it, and
 //! share the next one. Nobody's is given up for somebody else's. It must not know how parts come together.
 
-use super::Command;
-use super::checkpoints::{Asker, Checkpoints, Pending, Wanted, answer};
+use super::{Asker, Checkpoints, Command, Pending, Wanted, answer};
+use crate::engine::member::ConnectionId;
 use proto_common::ids::Epoch;
 use proto_common::message::SaveError;
 
@@ -66,12 +66,28 @@ impl Checkpoints {
         }
     }
 
-    /// Nobody who waits here will hear anything any more.
-    pub(super) fn refuse_all(&mut self, is_told: impl Fn(&Asker) -> bool, why: &str, out: &mut Vec<Command>) {
-        let mut askers = std::mem::take(&mut self.ordered.askers);
-        askers.extend(std::mem::take(&mut self.queued).into_iter().map(|(_, asker)| asker));
-        askers.extend(self.pending.values_mut().flat_map(|pending| std::mem::take(&mut pending.askers)));
-        askers.retain(is_told);
+    /// What was asked for and is not begun is not.
+    pub(in super::super) fn refuse_orders(&mut self, why: &str, out: &mut Vec<Command>) {
+        let askers = self.take_unbegun();
         answer(&askers, &Err(SaveError::NotNow(why.into())), out);
+    }
+
+    /// Nobody who waits here will hear anything any more.
+    pub(in super::super) fn refuse_all(
+        &mut self,
+        is_told: impl Fn(ConnectionId) -> bool,
+        why: &str,
+        out: &mut Vec<Command>,
+    ) {
+        let mut askers = self.take_unbegun();
+        askers.extend(self.pending.values_mut().flat_map(|pending| std::mem::take(&mut pending.askers)));
+        askers.retain(|asker| is_told(asker.connection));
+        answer(&askers, &Err(SaveError::NotNow(why.into())), out);
+    }
+
+    fn take_unbegun(&mut self) -> Vec<Asker> {
+        let mut askers = std::mem::take(&mut self.ordered.askers);
+        askers.extend(self.queued.drain(..).map(|(_, asker)| asker));
+        askers
     }
 }

@@ -62,7 +62,7 @@ impl Encoder {
         self.compression.codec.encoded_bytes(self.chunk_elements)
     }
 
-    /// Encodes a round's gradient, which is as long as the tensor and [`finite`](not_finite), into [`Encoder::bytes`].
+    /// Encodes a round's gradient, which is as long as the tensor, into [`Encoder::bytes`].
     pub fn encode(&mut self, gradient: &[f32], round: u64, into: &mut [u8]) {
         debug_assert_eq!((gradient.len(), into.len()), (self.left.len(), self.bytes()));
         let (chunk_elements, full_bytes) = (self.chunk_elements, self.full_bytes());
@@ -74,27 +74,6 @@ impl Encoder {
             let velocity = velocity.next().unwrap_or_default();
             widest(Encode { compression, seed, gradient, velocity, left, into });
         }
-    }
-}
-
-/// The first element that is infinite or no number, if there is one: it would be fed back for ever.
-#[must_use]
-pub fn not_finite(gradient: &[f32]) -> Option<usize> {
-    let mut all_finite = true;
-    widest(AllFinite { gradient, all_finite: &mut all_finite });
-    if all_finite { None } else { gradient.iter().position(|value| !value.is_finite()) }
-}
-
-struct AllFinite<'a> {
-    gradient: &'a [f32],
-    all_finite: &'a mut bool,
-}
-
-impl Pass for AllFinite<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let magnitudes = self.gradient.iter().map(|value| value.to_bits() & 0x7fff_ffff);
-        *self.all_finite = magnitudes.fold(0, u32::max) < f32::INFINITY.to_bits();
     }
 }
 
@@ -112,6 +91,12 @@ impl Pass for Encode<'_> {
     #[inline(always)]
     fn run(self) {
         let Self { compression: Compression { codec, feedback, momentum }, .. } = self;
+        // All workers see such a chunk, and skip the step, as with a plain tensor. If it became part of what is kept, it would be sent for
+        // ever.
+        let magnitudes = self.gradient.iter().map(|value| value.to_bits() & 0x7fff_ffff);
+        if magnitudes.fold(0, u32::max) >= f32::INFINITY.to_bits() {
+            return codec.encode_not_finite(self.gradient, self.into);
+        }
         // What adds up beyond the largest f32 stays it.
         let sum = |left: f32, value: f32| {
             let whole = if feedback { left + value } else { value };

@@ -122,11 +122,25 @@ fn a_tensor_without_codec_has_no_encoder_and_chunks_tile_the_bytes() {
 }
 
 #[test]
-fn what_is_not_finite_is_found() {
-    let mut values = vec![f32::MAX; 100];
-    assert_eq!(not_finite(&values), None);
-    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        values[77] = bad;
-        assert_eq!(not_finite(&values), Some(77));
+fn a_chunk_that_is_not_finite_is_seen_and_leaves_what_was_kept_as_it_was() {
+    for codec in codecs() {
+        let compression = Compression { momentum: 0.9, ..Compression::of(codec) };
+        let (mut disturbed, mut undisturbed) = (encoder(compression, 0), encoder(compression, 0));
+        let mut bytes = vec![0; disturbed.bytes()];
+        let mut encode = |encoder: &mut Encoder, gradient: &[f32], round| {
+            encoder.encode(gradient, round, &mut bytes);
+            bytes.clone()
+        };
+        assert_eq!(encode(&mut disturbed, &gradient(1), 1), encode(&mut undisturbed, &gradient(1), 1));
+        let mut bad = gradient(2);
+        bad[7] = f32::INFINITY;
+        let seen = encode(&mut disturbed, &bad, 2);
+        let first = &seen[disturbed.place(ChunkIndex(0))];
+        let mut decoded = vec![0.0; disturbed.chunk_elements];
+        assert_eq!(codec.check(decoded.len(), first), Ok(()), "{codec}");
+        codec.decode(first, &mut decoded);
+        assert!(decoded.iter().any(|value| !value.is_finite()), "{codec}");
+        let first = |encoder: &Encoder| encoder.left[..encoder.chunk_elements].to_vec();
+        assert_eq!(first(&disturbed), first(&undisturbed), "{codec}");
     }
 }

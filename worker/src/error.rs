@@ -396,18 +396,6 @@ pub enum ClientError {
         /// Its name; empty for a tensor declared by number.
         name: String,
     },
-    /// The codec cannot encode an element: the encoder's error feedback would keep it for ever. Nothing was sent.
-    #[error(
-        "gradient of {} is not finite: element {position} is infinite or NaN, and the tensor's codec cannot encode it. Lower the learning rate, or skip the step on every worker.", label(*key, name)
-    )]
-    NotFinite {
-        /// The tensor.
-        key: Key,
-        /// Its name; empty for a tensor declared by number.
-        name: String,
-        /// The first such element.
-        position: usize,
-    },
     /// Parts of a dynamic tensor came from rounds of different lengths.
     #[error(
         "pull of dynamic {} returned chunks of rounds {oldest} to {newest}, whose lengths may differ. Wait for each pull before the next push.", label(*key, name)
@@ -530,7 +518,6 @@ impl ClientError {
             | Self::WrongDtype { .. }
             | Self::Dynamic { .. }
             | Self::Uneven { .. }
-            | Self::NotFinite { .. }
             | Self::BadCall { .. }
             | Self::Table { .. }
             | Self::Metric { .. }

@@ -202,7 +202,6 @@ impl From<ClientError> for Failure {
             ClientError::Lacking(_) => GradwireCode::Transport,
             ClientError::Memory(_) => GradwireCode::Memory,
             ClientError::Died(_) => GradwireCode::MemberDied,
-            ClientError::NotFinite { .. } => GradwireCode::Value,
             ClientError::Internal(_) => GradwireCode::Internal,
             _ => GradwireCode::BadArgument,
         };

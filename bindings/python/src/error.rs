@@ -111,7 +111,6 @@ fn class_of(error: &ClientError) -> (Kind, &'static str) {
         ClientError::WrongDtype { .. } => (Kind::Input, "wrong_dtype"),
         ClientError::Dynamic { .. } => (Kind::Input, "dynamic"),
         ClientError::Uneven { .. } => (Kind::Input, "uneven"),
-        ClientError::NotFinite { .. } => (Kind::Input, "not_finite"),
         ClientError::Torn { .. } => (Kind::Operation, "torn"),
         ClientError::Undeclared(_) => (Kind::Input, "undeclared"),
         ClientError::Foreign { .. } => (Kind::Input, "foreign"),

@@ -339,9 +339,6 @@ def test_codecs_lose_nothing_in_the_long_run(client: Client, codec: gradwire.Cod
         weights = client.push_pull(tensor, gradient if turn % 2 else gradient.copy()).wait()
     error = np.abs(weights / 400 - gradient).mean() / np.abs(gradient).mean()
     assert error < 0.1, error
-    with pytest.raises(gradwire.InputError) as refused:
-        client.push(tensor, np.full(4096, np.nan, np.float32))
-    assert refused.value.code == "not_finite"
 
 
 def test_dynamic_tensors_have_a_length_each_round(client: Client) -> None:

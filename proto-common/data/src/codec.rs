@@ -8,12 +8,15 @@
 //! | codec | wire id | bytes | what they are |
 //! | --- | --- | --- | --- |
 //! | `plain` | 0 | 4n | the f32 themselves |
-//! | `f16`, `bf16` | 1, 2 | 2n | nearest halves; beyond the largest finite one, that one |
+//! | `f16`, `bf16` | 1, 2 | 2n | nearest halves; of finite numbers beyond the largest finite half, that one |
 //! | `onebit` | 3 | 4 + n/8 | f32 scale, the mean magnitude; then a bit each, 1 where negative: ±scale |
-//! | `twobit:T` | 4 | n/4 | 2 bits each: 1 is +T (at least T), 2 is -T (at most -T), 0 is 0; 3 is refused |
+//! | `twobit:T` | 4 | n/4 | 2 bits each: 1 is +T (at least T), 2 is -T (at most -T), 0 is 0, 3 is NaN |
 //! | `topk:S` | 5 | 8k | the k = round(S n), at least 1, largest magnitudes: u32 places, rising, then their f32 |
 //! | `randomk:S` | 6 | 8 + 4k | u64 seed, then the f32 of one place of each of k stretches, which the seed picks |
 //! | `dither:B` | 7 | 4 + Bn/8 | f32 step; then B bits each, sign and magnitude in steps, rounded up or down at random |
+//!
+//! A chunk with an infinite element or NaN decodes to what is not finite either, so that all workers see it: halves keep each such
+//! element, and of the other codecs all numbers that are sent are NaN.
 //!
 //! Within a word the first element has the lowest bits. Sources: `onebit` is Karimireddy et al. 2019 (EF-signSGD,
 //! after Seide et al. 2014), `twobit` is MXNet's, `topk` Aji and Heafield 2017, `randomk` Stich et al. 2018, `dither`
@@ -75,8 +78,19 @@ impl Codec {
         }
     }
 
-    /// Checks that these are the bytes of an encoded chunk with this number of elements. Such bytes decode to finite
-    /// numbers.
+    /// Encodes a chunk that has an infinite element or NaN. Nothing is left of it for the next round.
+    pub fn encode_not_finite(&self, values: &[f32], into: &mut [u8]) {
+        into.fill(0);
+        match self {
+            Self::Plain | Self::F16 | Self::Bf16 => self.encode(0, &mut values.to_vec(), into),
+            Self::OneBit | Self::Dither { .. } => malformed::set_scale(f32::NAN, into),
+            Self::TwoBit { .. } => signs::encode_two_not_finite(values.len(), into),
+            Self::TopK { .. } => sparse::encode_top_not_finite(into),
+            Self::RandomK { .. } => sparse::encode_random_not_finite(into),
+        }
+    }
+
+    /// Checks that these are the bytes of an encoded chunk with this number of elements.
     #[inline(always)]
     pub fn check(&self, elements: usize, encoded: &[u8]) -> Result<(), Malformed> {
         let (have, want) = (encoded.len(), self.encoded_bytes(elements));
@@ -85,12 +99,11 @@ impl Codec {
         }
         match self {
             Self::Plain => Ok(()),
-            Self::F16 => halves::check(elements, encoded, 0x7c00),
-            Self::Bf16 => halves::check(elements, encoded, 0x7f80),
+            Self::F16 | Self::Bf16 => halves::check(elements, encoded),
             Self::OneBit => signs::check_one(elements, encoded),
             Self::TwoBit { .. } => signs::check_two(elements, encoded),
             Self::TopK { .. } => sparse::check_top(elements, encoded),
-            Self::RandomK { .. } => sparse::check_random(encoded),
+            Self::RandomK { .. } => Ok(()),
             Self::Dither { bits } => dither::check(*bits, elements, encoded),
         }
     }

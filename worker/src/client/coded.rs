@@ -2,18 +2,16 @@
 //! and again. An operation owns its encoded bytes until it has ended, so a replay sends the very same.
 
 use super::tensor::{CodedTensor, Numbers};
-use super::{Client, Source, Tensor};
-use crate::encoder::not_finite;
+use super::{Client, Source};
 use crate::error::ClientError;
 use crate::runtime::OpBuffers;
 use fabric::{Exclusive, Span};
 use zerocopy::FromBytes;
 
 impl Client {
-    /// As `gather`, of a gradient that is to be encoded: it is looked at where it lies, and room is made.
+    /// As `gather`, of a gradient that is to be encoded: room is made.
     pub(super) fn hold(
         &self,
-        tensor: &Tensor,
         coded: &CodedTensor,
         source: Option<Source>,
     ) -> Result<(Option<Span>, OpBuffers), ClientError> {
@@ -28,9 +26,6 @@ impl Client {
                 shared.read(&mut copy).map_err(|error| ClientError::Internal(error.to_string()))?;
                 buffers.source = Some(copy);
             }
-        }
-        if let Some(position) = not_finite(gradient(&buffers)) {
-            return Err(ClientError::NotFinite { key: tensor.key(), name: tensor.name(), position });
         }
         let allocate = || -> Result<Exclusive, ClientError> {
             let buffer = self.0.pool.allocate(coded.bytes)?;

@@ -275,7 +275,7 @@ impl Client {
         }
         let coded = tensor.coded(kind);
         let (source, mut buffers) = match coded {
-            Some(coded) => self.hold(tensor, coded, source)?,
+            Some(coded) => self.hold(coded, source)?,
             None => self.gather(source)?,
         };
         let target = target.map(|target| buffers.keep_target(target));

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::exchange::{Exchange, How, NamedTensor, Traffic};
-use gradwire_worker::encoder::{Encoder, not_finite};
+use gradwire_worker::encoder::Encoder;
 use proto_common::ids::{ChunkIndex, Rank};
 use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use proto_common::optimizer::{Optimizer, Rule, rules};
@@ -90,9 +90,6 @@ impl Slot {
         let Some(encoder) = self.encoders.get_mut(self.contributions as usize) else {
             return Ok(4 * self.gradient.len() as u64);
         };
-        if let Some(position) = not_finite(&self.gradient) {
-            anyhow::bail!("element {position} of a gradient is infinite or no number; lower --lr");
-        }
         let mut bytes = vec![0; encoder.bytes()];
         encoder.encode(&self.gradient, self.round, &mut bytes);
         for (index, chunk) in self.gradient.chunks_mut(CHUNK_BYTES_DEFAULT as usize / 4).enumerate() {

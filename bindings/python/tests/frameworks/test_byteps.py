@@ -182,16 +182,17 @@ def scale(net: nn.Module, rank: int, optimizer: Any, scaler: Any, synchronizes: 
 
 
 @pytest.mark.skipif(not hasattr(getattr(torch, "amp", None), "GradScaler"), reason="torch 2.3 has it for the CPU first")
-def test_scaled_gradients_are_unscaled_after_they_are_averaged_or_refused() -> None:
+def test_scaled_gradients_are_unscaled_after_they_are_averaged() -> None:
     def work(client: Client) -> nn.Module:
         net = model()
         optimizer = bps.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters(), client=client)
         scale(net, client.rank, optimizer, torch.amp.GradScaler("cpu", init_scale=64.0), True)
-        # Without synchronize(), the scaler unscales what has left already.
+        # What unscale_ changes has left already, without synchronize().
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         before = [p.detach().clone() for p in net.parameters()]
         optimizer.zero_grad()
         scaler.scale(loss_of(net, 9, client.rank)).backward()
+        scaler.unscale_(optimizer)
         with pytest.raises(gradwire.InputError, match="synchronize"):
             scaler.step(optimizer)
         assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before)), "nothing was stepped"

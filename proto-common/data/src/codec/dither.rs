@@ -75,7 +75,7 @@ impl Steps {
 
 #[inline(always)]
 fn decoded<const BITS: u32>(step: f32, code: u32) -> f32 {
-    let magnitude = ((code & most(BITS)) as i32 as f32 * step).min(f32::MAX);
+    let magnitude = ((code & most(BITS)) as i32 as f32 * step).clamp(0.0, f32::MAX);
     f32::from_bits(magnitude.to_bits() | (code >> (BITS - 1)) << 31)
 }
 

@@ -13,18 +13,9 @@ pub enum Malformed {
         /// Bytes of an encoded chunk.
         want: usize,
     },
-    /// A scale, step or value that is not a finite number, or a scale below 0.
-    #[error("number {at} of an encoded chunk is not finite, or is a negative scale")]
-    Number {
-        /// Its position.
-        at: usize,
-    },
-    /// A two-bit code without a meaning.
-    #[error("word {at} of an encoded chunk has an unknown code")]
-    Code {
-        /// The word.
-        at: usize,
-    },
+    /// A scale or step that is infinite or below 0.
+    #[error("the scale of an encoded chunk is infinite or negative")]
+    Scale,
     /// Positions that do not increase, or are beyond the chunk.
     #[error("index {at} of an encoded chunk does not increase, or is beyond the chunk")]
     Place {
@@ -45,9 +36,16 @@ pub(super) fn after_scale(encoded: &[u8]) -> (f32, &[[u8; 4]]) {
     }
 }
 
-/// A scale or a step: finite and not negative.
+/// Sets the leading f32.
+pub(super) fn set_scale(scale: f32, into: &mut [u8]) {
+    if let Some(first) = into.first_chunk_mut() {
+        *first = scale.to_le_bytes();
+    }
+}
+
+/// A scale or a step: not negative and finite, or NaN in a chunk that was not finite.
 pub(super) fn check_scale(scale: f32) -> Result<(), Malformed> {
-    if scale.is_finite() && scale >= 0.0 { Ok(()) } else { Err(Malformed::Number { at: 0 }) }
+    if scale.is_nan() || scale.is_finite() && scale >= 0.0 { Ok(()) } else { Err(Malformed::Scale) }
 }
 
 /// Checks that all bits after the last of `elements` codes of `bits` bits are 0.

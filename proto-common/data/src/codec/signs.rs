@@ -111,7 +111,16 @@ fn codes_of(values: &mut [f32], threshold: f32) -> u32 {
 
 #[inline(always)]
 fn stepped(threshold: f32, code: u32) -> f32 {
-    threshold * ((code & 1) as i32 - (code >> 1) as i32) as f32
+    let step = threshold * ((code & 1) as i32 - (code >> 1) as i32) as f32;
+    if code == 3 { f32::NAN } else { step }
+}
+
+pub(super) fn encode_two_not_finite(elements: usize, into: &mut [u8]) {
+    for (at, out) in into.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let codes = elements.saturating_sub(16 * at).min(16);
+        let word = ((1u64 << (2 * codes)) - 1) as u32;
+        *out = word.to_le_bytes();
+    }
 }
 
 #[inline(always)]
@@ -135,13 +144,5 @@ pub(super) fn decode_two(threshold: f32, encoded: &[u8], into: &mut [f32]) {
 #[inline(always)]
 pub(super) fn check_two(elements: usize, encoded: &[u8]) -> Result<(), Malformed> {
     let words = encoded.as_chunks::<4>().0;
-    let both = |word: &[u8; 4]| {
-        let word = u32::from_le_bytes(*word);
-        word & (word >> 1) & 0x5555_5555
-    };
-    // Gathered without a way out of the loop, which is vectorised so.
-    if words.iter().fold(0, |all, word| all | both(word)) != 0 {
-        return Err(Malformed::Code { at: words.iter().position(|word| both(word) != 0).unwrap_or(0) });
-    }
     check_tail(elements, 2, words)
 }

@@ -77,7 +77,7 @@ fn places_and_numbers(encoded: &[u8]) -> (&[[u8; 4]], &[[u8; 4]]) {
 }
 
 pub(super) fn check_top(elements: usize, encoded: &[u8]) -> Result<(), Malformed> {
-    let (places, numbers) = places_and_numbers(encoded);
+    let (places, _) = places_and_numbers(encoded);
     let mut least = 0;
     for (at, place) in places.iter().enumerate() {
         let place = u32::from_le_bytes(*place) as usize;
@@ -86,14 +86,22 @@ pub(super) fn check_top(elements: usize, encoded: &[u8]) -> Result<(), Malformed
         }
         least = place + 1;
     }
-    check_numbers(numbers)
+    Ok(())
 }
 
-fn check_numbers(numbers: &[[u8; 4]]) -> Result<(), Malformed> {
-    match numbers.iter().position(|number| !f32::from_le_bytes(*number).is_finite()) {
-        Some(at) => Err(Malformed::Number { at }),
-        None => Ok(()),
+/// NaN in the first places.
+pub(super) fn encode_top_not_finite(into: &mut [u8]) {
+    let words = into.as_chunks_mut::<4>().0;
+    let (places, numbers) = words.split_at_mut(words.len() / 2);
+    for (at, (place, number)) in (0u32..).zip(places.iter_mut().zip(numbers)) {
+        (*place, *number) = (at.to_le_bytes(), f32::NAN.to_le_bytes());
     }
+}
+
+/// NaN in the places that the seed 0 picks.
+pub(super) fn encode_random_not_finite(into: &mut [u8]) {
+    let Some((_, numbers)) = into.split_first_chunk_mut::<8>() else { return };
+    numbers.as_chunks_mut::<4>().0.fill(f32::NAN.to_le_bytes());
 }
 
 pub(super) fn decode_top(encoded: &[u8], into: &mut [f32]) {
@@ -126,10 +134,6 @@ pub(super) fn encode_random(share: f32, seed: u64, values: &mut [f32], into: &mu
             *out = std::mem::take(value).to_le_bytes();
         }
     }
-}
-
-pub(super) fn check_random(encoded: &[u8]) -> Result<(), Malformed> {
-    check_numbers(encoded.split_first_chunk::<8>().map_or(&[], |(_, numbers)| numbers.as_chunks::<4>().0))
 }
 
 pub(super) fn decode_random(encoded: &[u8], into: &mut [f32]) {

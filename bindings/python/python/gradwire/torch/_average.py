@@ -12,7 +12,7 @@ from .._native import Tensor as Declared
 from ..client import Client, Declaration
 from ..codecs import Codec
 from ..errors import InputError
-from ._exchange import MEAN, Exchange, Named, refuse_strangers, unique
+from ._exchange import MEAN, Exchange, Named, Taken, refuse_strangers, unique
 
 _CHANGED = (
     "gradients were modified after backward had contributed them, and the change would be lost: call synchronize() after "
@@ -32,7 +32,8 @@ class _Sent:
         self._some = self._sample().clone()
 
     def _sample(self) -> torch.Tensor:
-        flat = self.gradient.detach().reshape(-1)
+        dense = self.gradient._values() if self.gradient.is_sparse else self.gradient
+        flat = dense.detach().reshape(-1)
         return flat[:: max(1, flat.numel() // _SAMPLE)]
 
     def is_still(self, gradient: torch.Tensor | None) -> bool:
@@ -51,15 +52,23 @@ class Averager:
             raise InputError("backward_passes_per_step must be at least 1", "backward_passes")
         self.names = unique(named)
         chosen = {name: p for name, p in self.names.items() if p.requires_grad and p.numel()}
-        declared = _declare(client, [prefix + name for name in chosen], list(chosen.values()), codec)
+        taken = Taken(client, prefix, chosen)
+        declared = _declare(client, [taken.prefix + name for name in chosen], list(chosen.values()), codec)
         self._exchanges = {p: Exchange(client, d, p) for p, d in zip(chosen.values(), declared)}
         self._passes = passes
         self._left = dict.fromkeys(self._exchanges, passes)
         # Gradients that are on their way.
         self._sent: dict[torch.Tensor, _Sent] = {}
+        # Of them, those to which a later backward has added.
+        self._stale: set[torch.Tensor] = set()
+        # Parameters whose gradients are sparse.
+        self.sparse: set[torch.Tensor] = set()
+        self._names_taken = taken
         self._nodes: list[Any] = []
         self._hooks = [self._hook(p) for p in self._exchanges]
         self.is_on = True
+        # Whether gradients are means, and no backward has begun since.
+        self.is_synchronized = False
         # Called as a gradient is on its way.
         self.on_begin: Callable[[], None] = lambda: None
 
@@ -74,19 +83,21 @@ class Averager:
     def _ready(self, parameter: torch.Tensor) -> None:
         if not self.is_on:
             return
-        if self._left[parameter] <= 0:
-            name = next(name for name, one in self.names.items() if one is parameter)
-            raise InputError(
-                f"the gradient of {name} was computed more than backward_passes_per_step={self._passes} times before step() or zero_grad(): "
-                "call one of them, or raise backward_passes_per_step",
-                "backward_passes",
-            )
+        self.is_synchronized = False
         self._left[parameter] -= 1
-        if self._left[parameter] == 0 and parameter.grad is not None:
-            self._begin(parameter, parameter.grad)
-            self.on_begin()
+        if self._left[parameter] > 0 or parameter.grad is None:
+            return
+        if parameter in self._sent:
+            # Another backward before the step, as in a loop with two losses. The sum is sent by `synchronize`. If it were sent here, this
+            # would wait for workers that wait for a gradient of this one.
+            self._stale.add(parameter)
+            return
+        self._begin(parameter, parameter.grad)
+        self.on_begin()
 
     def _begin(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        if gradient.is_sparse:
+            self.sparse.add(parameter)
         self._exchanges[parameter].begin(gradient)
         self._sent[parameter] = _Sent(gradient)
 
@@ -105,17 +116,33 @@ class Averager:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 self._begin(parameter, parameter.grad)
+        for parameter in self._exchanges:
+            # In this order on all workers. What was sent first is discarded.
+            if parameter in self._stale and parameter.grad is not None:
+                self._begin(parameter, parameter.grad)
         if not all(sent.is_still(parameter.grad) for parameter, sent in self._sent.items()):
             raise InputError(_CHANGED, "changed_gradient")
         for parameter, exchange in self._exchanges.items():
-            exchange.end(self._sent[parameter].gradient)
+            exchange.wait()
+            self._take(parameter, exchange)
         self._again()
+        self.is_synchronized = True
+
+    def _take(self, parameter: torch.Tensor, exchange: Exchange) -> None:
+        if parameter not in self.sparse:
+            exchange.copy_to(self._sent[parameter].gradient)
+            return
+        dense = torch.empty_like(parameter)
+        exchange.copy_to(dense)
+        # The rows that any worker has used.
+        parameter.grad = dense.to_sparse(1)
 
     def forget(self) -> None:
         """Waits for all operations in flight, and discards their results."""
         for exchange in self._exchanges.values():
             exchange.wait()
         self._again()
+        self.is_synchronized = False
 
     def abandon(self) -> None:
         """Completes a round in which only some gradients were sent: contributes zeros for the others, and discards the results."""
@@ -126,6 +153,7 @@ class Averager:
 
     def _again(self) -> None:
         self._sent.clear()
+        self._stale.clear()
         self._left = dict.fromkeys(self._exchanges, self._passes)
 
     def remove_hooks(self) -> None:
@@ -133,6 +161,7 @@ class Averager:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._names_taken.free()
 
 
 def _declare(client: Client, names: list[str], like: list[torch.Tensor], codec: Codec | None) -> list[Declared]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from .._native import Handle
 from .._native import Tensor as Declared
 from ..client import Client, Declaration, wait_all
-from ..dtypes import element_of
 from ..errors import InputError
 from ..optimizers import Assign
+from ._encoding import decode, encode, tensors_of
 from ._exchange import Named
 from ._optimizer import DistributedOptimizer
 from ._process import client_or_default
@@ -28,24 +26,24 @@ def broadcast_parameters(
     client: Client | None = None,
 ) -> None:
     """Copies the tensors of `root_rank` to every worker, in place: `model.state_dict()`, or `model.named_parameters()`. Every
-    worker must call it with the same names. Negative zeros become positive in a repeated broadcast, and if `root_rank` is
-    not 0."""
+    worker must call it with the same names. Every bit is kept."""
     pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
     named = {name: one for name, one in pairs if isinstance(one, torch.Tensor) and one.numel()}
     _broadcast([(prefix + name, one) for name, one in named.items()], client_or_default(client), root_rank)
 
 
 def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int) -> None:
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < client.workers:
-        raise InputError(f"invalid root_rank {root!r}: pass a worker's rank from 0 to {client.workers - 1}", "root_rank")
+    check_root(root, client)
     declarations, memories = [], []
     for name, one in named:
-        # Types that do not travel go as their bytes.
-        plain = one.detach().to("cpu").contiguous().reshape(-1)
-        if not _travels(plain.dtype):
-            plain = plain.view(torch.uint8)
+        # Bits travel, as integers: sums of floats would lose the sign of zeros. Tensors of one name may have several sizes, as those of
+        # two models.
+        plain = one.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        if plain.numel() % 4 == 0:
+            plain = plain.view(torch.int32)
         memories.append(plain.clone())
-        declarations.append(Declaration(name, plain.numel(), plain.dtype, Assign(), mode="sync", backup_workers=0))
+        full = f"{name}.{plain.numel() * plain.element_size()}"
+        declarations.append(Declaration(full, plain.numel(), plain.dtype, Assign(), mode="sync", backup_workers=0))
     # What was declared stays so, and an initial value, once set: a repeated broadcast is a round, to which the others
     # contribute zeros.
     known: dict[Declaration, Declared] = vars(client).setdefault("_broadcast", {})
@@ -64,15 +62,13 @@ def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int)
     wait_all([client.pull(known[one], out=memory) for one, memory in zip(declarations, memories)])
     with torch.no_grad():
         for (_, one), memory in zip(named, memories):
-            one.copy_(memory.view(one.dtype).view(one.shape))
+            one.copy_(memory.view(torch.uint8).view(one.dtype).view(one.shape))
 
 
-def _travels(dtype: torch.dtype) -> bool:
-    try:
-        element_of(dtype)
-    except InputError:
-        return False
-    return True
+def check_root(root: int, client: Client) -> None:
+    """Rejects what is no worker's rank."""
+    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < client.workers:
+        raise InputError(f"invalid root_rank {root!r}: pass a worker's rank from 0 to {client.workers - 1}", "root_rank")
 
 
 def broadcast_optimizer_state(
@@ -82,55 +78,45 @@ def broadcast_optimizer_state(
     *,
     client: Client | None = None,
 ) -> None:
-    """Copies the optimizer state of `root_rank` to every worker: tensors, counters, and the options of parameter groups.
-    Options must be JSON values; received data is never executed."""
-    client, is_root = client_or_default(client), client_or_default(client).rank == root_rank
+    """Copies the optimizer state of `root_rank` to every worker: tensors, counters, and the options of parameter groups, with their
+    types. If the state has something that does not travel (see `broadcast_object`), every worker gets the InputError."""
+    client = client_or_default(client)
     inner = optimizer.optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
-    mine = inner.state_dict()
-    plan = broadcast_object(_described(mine) if is_root else None, root_rank, prefix + "plan", client=client)
-    tensors: dict[str, torch.Tensor] = {}
-    for path, shape, dtype in plan["tensors"]:
-        there = _at(mine["state"], path) if is_root else None
-        tensors[path] = torch.empty(shape, dtype=getattr(torch, dtype)) if there is None else there.detach().cpu().clone()
-    names = sorted(path for path, one in tensors.items() if one.numel())
-    _broadcast([(f"{prefix}{plan['tag']}.{path}", tensors[path]) for path in names], client, root_rank)
-    state: dict[Any, dict[str, Any]] = {}
-    for path, value in [*plan["values"], *tensors.items()]:
-        index, _, name = path.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    inner.load_state_dict({"state": state, "param_groups": plan["groups"]})
-
-
-def _described(state: dict[str, Any]) -> dict[str, Any]:
-    tensors: list[Any] = []
-    values: list[Any] = []
-    for index, entry in state["state"].items():
-        for name, value in entry.items():
-            path = f"{index}.{name}"
-            if isinstance(value, torch.Tensor):
-                tensors.append((path, list(value.shape), str(value.dtype).rpartition(".")[2]))
-            else:
-                values.append((path, value))
-    # Other shapes are other tensors for the servers.
-    tag = hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:16]
-    return {"tensors": tensors, "values": values, "groups": state["param_groups"], "tag": tag}
-
-
-def _at(state: dict[Any, Any], path: str) -> torch.Tensor:
-    index, _, name = path.partition(".")
-    return cast(torch.Tensor, state[int(index)][name])
+    mine = inner.state_dict() if client.rank == root_rank else None
+    inner.load_state_dict(_object(mine, root_rank, prefix, client, "the optimizer's state"))
 
 
 def broadcast_object(value: Any, root_rank: int = 0, name: str = "object", *, client: Client | None = None) -> Any:
-    """Returns the value of `root_rank` on every worker. It must be a JSON value."""
-    client = client_or_default(client)
-    text = json.dumps(value).encode() if client.rank == root_rank else b""
-    length = torch.tensor([len(text)])
-    _broadcast([(f"{name}.length", length)], client, root_rank)
-    size = int(length[0])
+    """Returns the value of `root_rank` on every worker, with its types: None, numbers, strings, bytes, lists, tuples, sets, dictionaries,
+    tensors, and numbers and arrays of numpy, in any combination. Received data is never executed. If the value has something else in
+    it, every worker gets the InputError."""
+    return _object(value, root_rank, f"{name}.", client_or_default(client), "the value")
+
+
+def _object(value: Any, root: int, prefix: str, client: Client, what: str) -> Any:
+    check_root(root, client)
+    is_root, tensors, refused = client.rank == root, [], ""
+    text = b""
+    if is_root:
+        try:
+            encoded, tensors = encode(value, what)
+            text = encoded.encode()
+        except InputError as error:
+            refused = str(error)
+            text = refused.encode()
+    length = torch.tensor([len(text), bool(refused)])
+    _broadcast([(prefix + "length", length)], client, root)
+    size, is_refused = length.tolist()
     # Room is for powers of two, so that few tensors are declared for values whose length changes.
     room = torch.zeros(1 << max(6, size.bit_length()), dtype=torch.uint8)
-    if client.rank == root_rank:
+    if is_root:
         room[:size] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    _broadcast([(f"{name}.{room.numel()}", room)], client, root_rank)
-    return json.loads(room[:size].numpy().tobytes())
+    _broadcast([(prefix + "text", room)], client, root)
+    received = room[:size].numpy().tobytes().decode()
+    if is_refused:
+        raise InputError(f"broadcast from rank {root}: {received}", "object")
+    if not is_root:
+        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in tensors_of(received)]
+    copies = [one.clone() for one in tensors]
+    _broadcast([(f"{prefix}{at}", one) for at, one in enumerate(copies) if one.numel()], client, root)
+    return decode(received, iter(copies))

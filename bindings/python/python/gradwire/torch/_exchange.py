@@ -44,9 +44,9 @@ class Exchange:
         self.owner: Any = None
 
     def begin(self, gradient: torch.Tensor, priority: int | None = None) -> Handle:
-        """Contributes the gradient. The gradient may be modified again when this returns."""
+        """Contributes the gradient, a sparse one with zeros in all other rows. It may be modified again when this returns."""
         self.wait()
-        flat = gradient.detach().reshape(-1)
+        flat = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(-1)
         if self.pinned is not None:
             self.pinned.copy_(flat, non_blocking=True)
             wait_for_device(gradient)
@@ -114,3 +114,22 @@ def unique(named: Named) -> dict[str, torch.Tensor]:
             raise InputError(f"duplicate name {name!r}: names must be unique", "same_name")
         found[name] = parameter
     return found
+
+
+class Taken:
+    """Names of tensors that a wrapper uses. If two models in a process have parameters of the same names, as two nets of a GAN have, the
+    second wrapper has another prefix. It follows from the order in which wrappers are made, which is the same on all workers.
+    Otherwise gradients of both models would be averaged in one tensor."""
+
+    def __init__(self, client: Client, prefix: str, names: Iterable[str]) -> None:
+        self._all: set[str] = vars(client).setdefault("_taken", set())
+        names, turn, self.prefix = list(names), 1, prefix
+        while any(self.prefix + name in self._all for name in names):
+            turn += 1
+            self.prefix = f"{prefix}{turn}."
+        self._mine = {self.prefix + name for name in names}
+        self._all |= self._mine
+
+    def free(self) -> None:
+        """Another wrapper may use the names from now on."""
+        self._all -= self._mine

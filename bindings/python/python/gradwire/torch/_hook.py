@@ -12,7 +12,7 @@ from .._native import Handle
 from ..client import Client
 from ..codecs import Codec
 from ..dtypes import element_of
-from ._exchange import MEAN, Exchange
+from ._exchange import MEAN, Exchange, Taken
 from ._process import client_or_default
 
 
@@ -20,7 +20,8 @@ class DdpState:
     """The state of `ddp_hook`: one buffer for each bucket. Create one state for each model."""
 
     def __init__(self, client: Client | None = None, *, prefix: str = "ddp.", codec: Codec | None = None) -> None:
-        self.client, self.prefix, self.codec = client_or_default(client), prefix, codec
+        self.client, self.codec = client_or_default(client), codec
+        self.prefix = Taken(self.client, prefix, [""]).prefix
         self._exchanges: dict[tuple[int, int, torch.dtype], Exchange] = {}
 
     def exchange(self, bucket: Any) -> Exchange:
@@ -44,17 +45,18 @@ def ddp_hook(state: DdpState, bucket: Any) -> torch.futures.Future[torch.Tensor]
     of an all-reduce."""
     flat = bucket.buffer()
     exchange = state.exchange(bucket)
+    dense = flat.to_dense() if flat.is_sparse else flat
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else None)
 
     def end(handle: Handle) -> None:
         try:
             handle.wait()
-            exchange.copy_to(flat)
-            future.set_result(flat)
+            exchange.copy_to(dense)
+            future.set_result(dense.to_sparse(1) if flat.is_sparse else dense)
         except Exception as error:
             future.set_exception(error)  # type: ignore[arg-type]
 
-    exchange.begin(flat).add_done_callback(end)
+    exchange.begin(dense).add_done_callback(end)
     return future
 
 

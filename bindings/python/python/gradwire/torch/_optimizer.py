@@ -32,13 +32,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
     gradient contributes zeros, so that workers may use different parts of a model. Without `named_parameters`, parameters
     are named by their position in the optimizer. The default `client` is the client of the process (`init`).
 
-    Code that modifies gradients before the step must come after `synchronize`. With torch's GradScaler:
+    Code that modifies gradients before the step must come after `synchronize`. torch's GradScaler needs it only where you unscale:
 
         scaler.scale(loss).backward()
         optimizer.synchronize()
-        scaler.unscale_(optimizer)   # and clip, if you like
+        scaler.unscale_(optimizer)   # and clip
         scaler.step(optimizer)
         scaler.update()
+
+    All workers skip a step together if the gradient of any of them is infinite or NaN.
     """
 
     def __init__(
@@ -70,12 +72,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.mode not in ("sync", "async"):
             raise InputError(f"DistributedOptimizer does not support mode {self.mode}; pass mode='sync' or mode='async'", "mode")
         self._averager: Averager | None = None
-        self._weights: Weights | None = None
         if self.mode == "async":
             self._weights = Weights(named_parameters, self.client, prefix + "weight.", codec)
         else:
             self._averager = Averager(named_parameters, self.client, prefix, codec, backward_passes_per_step)
-        self._synchronized = self._skips = False
+            if isinstance(optimizer, torch.optim.SparseAdam):
+                self._averager.sparse.update(p for p in of_optimizer if p.requires_grad)
+        self._skips = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many gradients are summed locally before they are averaged, from the next gradient on."""
@@ -87,7 +90,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Waits until all gradients are the mean over all workers. Call it before you read or modify gradients."""
         if self._averager is not None:
             self._averager.synchronize()
-        self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -104,24 +106,63 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise InputError(
                 "closures are not supported: gradients that a closure computes within the step cannot be averaged", "closure"
             )
-        if self._weights is not None:
+        if self._averager is None:
             return self._weights.step(self.optimizer.step)
-        if not (self._synchronized or self._skips):
+        if not (self._averager.is_synchronized or self._skips):
             self.synchronize()
-        self._synchronized = False
+        self._averager.is_synchronized = False
         return self.optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Waits for gradients in flight, discards them, and calls `zero_grad` of the wrapped optimizer."""
         if self._averager is not None:
             self._averager.forget()
-        self._synchronized = False
         self.optimizer.zero_grad(set_to_none)
 
     def remove_hooks(self) -> None:
-        """Stops averaging gradients."""
-        if self._averager is not None:
+        """Stops averaging gradients. Another wrapper may use the names of the tensors from now on."""
+        if self._averager is None:
+            self._weights.free()
+        else:
             self._averager.remove_hooks()
+
+    # GradScaler's protocol.
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """GradScaler asks this at the beginning of its `step`, before it looks for infinite gradients. If they were not means by then,
+        one worker would take a step that another one skips."""
+        if self._averager is not None and not (self._averager.is_synchronized or self._skips):
+            self.synchronize()
+        return bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+
+    # An optimizer that unscales within its step (fused=True) finds the scale, and whether to skip, in these two.
+
+    @property
+    def grad_scale(self) -> Any:
+        """That of the wrapped optimizer."""
+        return self.optimizer.grad_scale  # type: ignore[attr-defined]
+
+    @grad_scale.setter
+    def grad_scale(self, scale: Any) -> None:
+        self.optimizer.grad_scale = scale  # type: ignore[attr-defined]
+
+    @grad_scale.deleter
+    def grad_scale(self) -> None:
+        del self.optimizer.grad_scale  # type: ignore[attr-defined]
+
+    @property
+    def found_inf(self) -> Any:
+        """That of the wrapped optimizer."""
+        return self.optimizer.found_inf  # type: ignore[attr-defined]
+
+    @found_inf.setter
+    def found_inf(self, found: Any) -> None:
+        self.optimizer.found_inf = found  # type: ignore[attr-defined]
+
+    @found_inf.deleter
+    def found_inf(self) -> None:
+        del self.optimizer.found_inf  # type: ignore[attr-defined]
 
     # What an optimizer has is the wrapped one's: its hooks are registered there, too.
 

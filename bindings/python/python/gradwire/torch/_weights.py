@@ -11,7 +11,7 @@ import torch
 from ..client import Client, Declaration
 from ..codecs import Codec
 from ..optimizers import Sum
-from ._exchange import Exchange, Named, refuse_strangers, unique
+from ._exchange import Exchange, Named, Taken, refuse_strangers, unique
 
 
 class Weights:
@@ -20,9 +20,10 @@ class Weights:
     def __init__(self, named: Named, client: Client, prefix: str, codec: Codec | None) -> None:
         self.names, self._client = unique(named), client
         chosen = {name: p for name, p in self.names.items() if p.requires_grad and p.numel()}
+        self._taken = Taken(client, prefix, chosen)
         declared = client.declare_all(
             Declaration(
-                prefix + name, p.numel(), p.dtype, Sum(), codec if p.dtype == torch.float32 else None, "async", -at
+                self._taken.prefix + name, p.numel(), p.dtype, Sum(), codec if p.dtype == torch.float32 else None, "async", -at
             )
             for at, (name, p) in enumerate(chosen.items())
         )
@@ -48,3 +49,7 @@ class Weights:
         for parameter, exchange in self._exchanges.items():
             exchange.end(parameter)
         return result
+
+    def free(self) -> None:
+        """Another wrapper may use the names from now on."""
+        self._taken.free()

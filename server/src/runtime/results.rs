@@ -1,7 +1,8 @@
 //! Result batches on their way out: encoded, and their landings given the keys and places that the channel knows. What
 //! they say is the engine's.
 
-use super::lane::{DataLane, LaneError};
+use super::error::LaneError;
+use super::lane::DataLane;
 use super::link::Post;
 use crate::engine::ResultBlock;
 use fabric::{Access, CompletionQueue, PostError};

@@ -24,6 +24,7 @@ mod placed;
 mod places;
 mod quarantine;
 mod ranks;
+mod record;
 mod relief;
 mod role;
 mod roster;

@@ -39,7 +39,7 @@ mod waiting;
 
 pub use calls::CallAnswer;
 pub use command::{
-    Addend, Arrival, CallTaken, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict,
+    Addend, Arrival, CallTaken, Command, Commands, Onto, Payload, Place, ResultBlock, Source, Verdict,
 };
 pub use image::ChunkState;
 pub use inputs::{BatchContext, EngineConfig, RecordContext};

@@ -136,3 +136,56 @@ pub(super) fn block_of(
         ..Block::bare(chunk.spec.id, op, chunk.spec.dtype, count)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto_common::batch::{BatchHeader, BatchKind, SlotGrant};
+    use proto_common::ids::{Incarnation, JobId, Lane, Rank};
+
+    fn read(block: &Block) -> Result<Said, &'static str> {
+        let header = BatchHeader {
+            kind: BatchKind::Record,
+            lane: Lane(0),
+            wanted: 0,
+            sender: Rank(2),
+            job: JobId(7),
+            epoch: Epoch::default(),
+            sender_incarnation: Incarnation(1),
+            receiver_incarnation: Incarnation(1),
+            sequence: 1,
+            payload_offset: 64,
+            payload_bytes: 0,
+            payload_checksum: None,
+        };
+        let slot = SlotGrant { slot: 3, generation: 1 };
+        let blocks = std::slice::from_ref(block);
+        let record = RecordContext { from: Rank(2), slot, header: &header, blocks, contributors: &[] };
+        Said::read(&record, block)
+    }
+
+    #[test]
+    fn what_a_block_is_made_of_is_what_it_says() {
+        let mut chunk = Chunk::sample(1);
+        chunk.initialised = true;
+        let check = read(&block_of(&chunk, (OpKind::CopyCheck, 0, 5), (0, 0, 0))).unwrap();
+        assert!(matches!(check, Said::Check { version: 5, initialised: true, .. }) && check.is_last());
+        let part = |at| block_of(&chunk, (OpKind::CopyUpdate, 0, 6), (at, 8, 16));
+        let first = read(&part(0)).unwrap();
+        assert!(!first.is_last() && read(&part(8)).unwrap().is_last());
+        let Said::Update(Update {
+            round: 6,
+            part: Part { place, at: 0, bytes: 8, total: 16 },
+            round_bytes,
+            ..
+        }) = first
+        else {
+            panic!("{first:?}")
+        };
+        assert_eq!(place, Source::Record { from: Rank(2), slot: 3, offset: 64 });
+        assert_eq!(round_bytes, chunk.round_bytes());
+        assert!(read(&part(9)).is_err(), "it reaches beyond its whole");
+        assert!(read(&Block { landing: None, ..part(0) }).is_err());
+        assert!(read(&Block { op: OpKind::Push, ..part(0) }).is_err());
+    }
+}

@@ -132,6 +132,12 @@ impl Peer {
     }
 }
 
+/// An operation's block on its way back, without what it carried.
+pub(super) fn sent_back(block: &Block, status: Status) -> Block {
+    let data = BlockData::Inline { offset: 0 };
+    Block { status, bytes: 0, data, landing: None, view: false, timeout_ms: 0, ..*block }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Peers {
@@ -355,9 +361,7 @@ impl Peers {
 
     /// The operation was not taken: its block goes back, without what it carried.
     pub(super) fn send_back(&mut self, rank: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
-        let data = BlockData::Inline { offset: 0 };
-        let block = Block { status, bytes: 0, data, landing: None, view: false, timeout_ms: 0, ..*block };
-        self.tell(rank, block, missing);
+        self.tell(rank, sent_back(block, status), missing);
     }
 
     /// Free slots go round-robin to those who want them.

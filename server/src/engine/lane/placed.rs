@@ -5,7 +5,8 @@ use super::LaneEngine;
 use crate::engine::chunk::Reopened;
 use crate::engine::command::{Commands, Place, Source};
 use crate::engine::held::Held;
-use proto_common::batch::{Block, BlockData, Status};
+use crate::engine::peers::sent_back;
+use proto_common::batch::{Block, Status};
 use proto_common::ids::Rank;
 
 impl LaneEngine {
@@ -36,12 +37,12 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         let spill = self.placement.grant(&mut chunk.key_buffers, peer, keep);
         let bytes = chunk.spec.bytes;
-        let data = BlockData::Inline { offset: 0 };
-        let status = Status::Granted;
-        let block = Block { status, bytes: 0, data, landing: None, view: false, timeout_ms: 0, ..*block };
         match spill {
-            Some(spill) => self.peers.tell_place(peer, block, Place::Spill(spill), bytes),
-            None => self.peers.tell(peer, block, Vec::new()),
+            Some(spill) => {
+                let block = sent_back(block, Status::Granted);
+                self.peers.tell_place(peer, block, Place::Spill(spill), bytes);
+            }
+            None => self.peers.send_back(peer, block, Status::Granted, Vec::new()),
         }
     }
 

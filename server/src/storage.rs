@@ -3,68 +3,40 @@
 //! can be written by a peer.
 
 mod array;
+mod cells;
 mod coded;
 mod copies;
+mod error;
 mod image;
 mod integers;
 mod numbers;
 mod rule;
+mod typed;
 
 use crate::engine::{Addend, ChunkSpec, Onto, Source, Verdict};
 use crate::kernel::{self, Change, Squares};
 use crate::own::{Applied, Found, OwnRuleError, OwnStep, Rules, caught};
 use crate::space::Space;
+use cells::{Areas, Place};
 use coded::Decoder;
-use fabric::{Exclusive, FabricError, OutOfBounds, PeerWritable, Pool, PoolError, Region, Span, View};
-pub use image::{Image, ImageError};
-use numbers::{Place, Typed, zeros};
-use proto_common::batch::payload_checksum;
+use fabric::{Exclusive, OutOfBounds, Pool, Region, Span, View};
+use numbers::zeros;
+use proto_common::batch::{Block, BlockData, Status, payload_checksum};
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
-use proto_common::ids::Rank;
+use proto_common::ids::ChunkId;
 use proto_common::optimizer::{Optimizer, Rule};
 use rule::CurrentRule;
 use std::ops::Range;
-use std::sync::Arc;
-use thiserror::Error;
+use typed::Typed;
+
+pub use cells::Cells;
+pub use error::{ImageError, StorageError};
+pub use image::Image;
+pub use typed::Round;
 
 /// Bytes of a payload that are summed at once, out of the first level cache.
 const SUM_BYTES: usize = 16 << 10;
-
-/// Storage that cannot serve.
-#[derive(Debug, Error)]
-pub enum StorageError {
-    /// The system gives no memory.
-    #[error("{0}")]
-    Fabric(#[from] FabricError),
-    /// The weights' address space is used up.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
-    /// A contribution does not lie where the engine says: a bug.
-    #[error(transparent)]
-    Bounds(#[from] OutOfBounds),
-    /// An index without a chunk: a bug.
-    #[error("internal error: no chunk {0} in storage")]
-    NoChunk(u32),
-    /// A contribution in a worker's memory that was not mapped: a bug.
-    #[error("internal error: a contribution in a worker's memory is not mapped")]
-    NotMapped,
-    /// Bytes that are no image of a chunk.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// A sum that is to be sent, and lies where it cannot be: a bug.
-    #[error("internal error: the sum of chunk {0} is not lent")]
-    NotLent(u32),
-    /// Changes of a rule wait for rounds that do not come.
-    #[error("{0} changes of this tensor's optimizer are already pending; contribute to their rounds first")]
-    TooManyChanges(usize),
-    /// A buffer that is not a whole number of elements: a bug.
-    #[error("internal error: chunk bytes are not whole elements")]
-    Elements,
-    /// A rule that the program does not have, or that failed.
-    #[error(transparent)]
-    OwnRule(#[from] OwnRuleError),
-}
 
 #[derive(Debug)]
 struct Stored {
@@ -84,9 +56,9 @@ struct Stored {
 }
 
 impl Stored {
-    /// How many numbers an encoded contribution becomes: of these, chunks have one length.
-    fn elements(&self) -> usize {
-        self.bytes / size_of::<f32>()
+    /// How contributions are encoded, and how many numbers each becomes: of these, chunks have one length.
+    fn coding(&self) -> (Codec, usize) {
+        (self.codec, self.bytes / size_of::<f32>())
     }
 }
 
@@ -102,21 +74,6 @@ impl Made {
     }
 }
 
-/// What completes a round: see `engine::Command::Finish`.
-#[derive(Clone, Copy, Debug)]
-pub struct Round {
-    /// Its number, from 1.
-    pub number: u64,
-    /// The last contribution, not reduced yet.
-    pub last: Option<Addend>,
-    /// The buffer in force.
-    pub old: u8,
-    /// The buffer to write.
-    pub into: u8,
-    /// How many contributed.
-    pub contributors: u32,
-}
-
 /// Where a contribution and one that it is added to can be read, as far as they are in workers' memory.
 pub type Views = [Option<View>; 2];
 
@@ -126,55 +83,13 @@ pub struct Storage {
     pool: Pool,
     /// None of those that were given up.
     chunks: Vec<Option<Stored>>,
-    inbox: Cells,
-    spill: Cells,
-    /// Slots of streams from other servers.
-    records: Vec<(Rank, Cells)>,
+    areas: Areas,
     /// Sums that are sent to other servers, and images on their way there.
     sent: Pool,
     scratch: Box<[u8]>,
     decoder: Decoder,
     /// Of the server's program.
     rules: Rules,
-}
-
-/// Memory that peers write, cut into cells of one size: the inbox's slots, or the spill area's blocks.
-#[derive(Clone, Debug)]
-pub struct Cells {
-    memory: Arc<PeerWritable>,
-    cell_bytes: u64,
-}
-
-impl Cells {
-    /// `count` cells; memory is taken from the system at first touch.
-    pub fn allocate(count: u32, cell_bytes: u64, name: &str) -> Result<Self, FabricError> {
-        let bytes = usize::try_from(u64::from(count).saturating_mul(cell_bytes)).unwrap_or(usize::MAX);
-        let memory = PeerWritable::allocate(bytes, name)?;
-        Ok(Self { memory: Arc::new(memory), cell_bytes })
-    }
-
-    /// The memory of all of them.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<PeerWritable> {
-        &self.memory
-    }
-
-    /// Where a cell starts.
-    #[must_use]
-    pub fn start(&self, cell: u32) -> u64 {
-        u64::from(cell) * self.cell_bytes
-    }
-
-    /// All of a cell.
-    pub fn span(&self, cell: u32) -> Result<Span, OutOfBounds> {
-        self.memory.span(self.start(cell), self.cell_bytes)
-    }
-
-    /// Bytes of a cell.
-    #[must_use]
-    pub fn cell_bytes(&self) -> u64 {
-        self.cell_bytes
-    }
 }
 
 impl Storage {
@@ -189,9 +104,9 @@ impl Storage {
         let pool = Pool::readable(space.weights_bytes(), "gradwire-weights")?;
         let scratch = vec![0; SUM_BYTES].into_boxed_slice();
         let sent = Pool::new(space.copies_bytes(), "gradwire-copies")?;
-        let (records, decoder) = (Vec::new(), Decoder::default());
-        let rules = Rules::default();
-        Ok(Self { pool, chunks: Vec::new(), inbox, spill, records, sent, scratch, decoder, rules })
+        let areas = Areas { inbox, spill, records: Vec::new() };
+        let (chunks, decoder, rules) = (Vec::new(), Decoder::default(), Rules::default());
+        Ok(Self { pool, chunks, areas, sent, scratch, decoder, rules })
     }
 
     /// Update rules of the server's program.
@@ -304,14 +219,14 @@ impl Storage {
 
     /// The checksum of a payload in a slot, read in blocks by raw copies.
     pub fn checksum(&mut self, slot: u32, offset: u64, bytes: u64) -> Result<u32, StorageError> {
-        let Self { inbox, scratch, .. } = self;
+        let Self { areas: Areas { inbox, .. }, scratch, .. } = self;
         let (mut sum, mut at) = (0, inbox.start(slot) + offset);
         // A payload lies within its slot, whose bytes fit the address space.
         let mut left = bytes as usize;
         while left > 0 {
             let part_bytes = scratch.len().min(left);
             let part = &mut scratch[..part_bytes];
-            inbox.memory.read(at, part)?;
+            inbox.memory().read(at, part)?;
             sum = payload_checksum(sum, part);
             at += part_bytes as u64;
             left -= part_bytes;
@@ -322,22 +237,22 @@ impl Storage {
     /// sum = what the contribution is added to + the contribution. Those in a worker's memory come with their views, here
     /// and below.
     pub fn reduce(&mut self, chunk: u32, addend: Addend, views: &Views) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, records, decoder, .. } = self;
+        let Self { chunks, areas, decoder, .. } = self;
         let stored = stored_of(chunks, chunk)?;
-        let addend = plain((inbox, spill, records), decoder, stored, addend, views)?;
+        let addend = plain(areas, decoder, stored, addend, views)?;
         Ok(stored.numbers.reduce(addend, stored.now)?)
     }
 
     /// Applies the update rule; a last contribution is added in the same pass. Says whether the values fit.
     pub fn finish(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<Verdict, StorageError> {
-        let Self { chunks, inbox, spill, records, decoder, rules, .. } = self;
+        let Self { chunks, areas, decoder, rules, .. } = self;
         let stored = stored_of(chunks, chunk)?;
         let mut step = stored.rule.step(round, &mut *stored.numbers);
         if stored.rule.needs_norms() {
             step = step.along(stored.trust);
         }
         let last = match round.last {
-            Some(last) => Some(plain((inbox, spill, records), decoder, stored, last, views)?),
+            Some(last) => Some(plain(areas, decoder, stored, last, views)?),
             None => None,
         };
         let Stored { numbers, weights, now, own: found, .. } = stored;
@@ -360,11 +275,11 @@ impl Storage {
 
     /// A round of a chunk whose tensor's norms count is complete: its step, and its share of them. `finish` follows.
     pub fn prepare(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, records, decoder, .. } = self;
+        let Self { chunks, areas, decoder, .. } = self;
         let stored = stored_of(chunks, chunk)?;
         let step = stored.rule.step(round, &mut *stored.numbers);
         if let Some(last) = round.last {
-            let last = plain((inbox, spill, records), decoder, stored, last, views)?;
+            let last = plain(areas, decoder, stored, last, views)?;
             stored.numbers.reduce(last, stored.now)?;
         }
         stored.squares = stored.numbers.prepare(&step, &stored.weights[usize::from(round.old & 1)])?;
@@ -399,9 +314,9 @@ impl Storage {
         view: Option<&View>,
         into: u8,
     ) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, records, .. } = self;
+        let Self { chunks, areas, .. } = self;
         let stored = stored_of(chunks, chunk)?;
-        let from = find((inbox, spill, records), from, view)?;
+        let from = areas.find(from, view)?;
         from.read(&mut stored.weights[usize::from(into & 1)])?;
         stored.numbers.init(from, stored.bytes)?;
         Ok(())
@@ -415,31 +330,57 @@ impl Storage {
         view: Option<&View>,
         to: u32,
     ) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, records, .. } = self;
-        let stored =
-            chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
-        let coded = !stored.codec.is_plain();
-        let bytes = if coded { stored.codec.encoded_bytes(stored.elements()) } else { stored.now };
-        let from = find((inbox, spill, records), from, view)?;
-        Ok(from.copy_to(&spill.memory, spill.start(to), bytes as u64)?)
+        let stored = self.stored(chunk)?;
+        let (codec, elements) = stored.coding();
+        let bytes = if codec.is_plain() { stored.now } else { codec.encoded_bytes(elements) };
+        let Areas { spill, .. } = &self.areas;
+        let from = self.areas.find(from, view)?;
+        Ok(from.copy_to(spill.memory(), spill.start(to), bytes as u64)?)
     }
 
     /// Where a payload is read to.
     pub fn spill_span(&self, block: u32, bytes: u64) -> Result<Span, StorageError> {
-        Ok(self.spill.memory.span(self.spill.start(block), bytes)?)
+        let spill = self.spill_cells();
+        Ok(spill.memory().span(spill.start(block), bytes)?)
     }
 
     /// Copies a chunk's weights into a spill block.
     pub fn copy_weights(&self, chunk: u32, buffer: u8, to: u32) -> Result<Span, StorageError> {
         let weights = &self.stored(chunk)?.weights[usize::from(buffer & 1)];
-        self.spill.memory.write(self.spill.start(to), weights)?;
+        let spill = self.spill_cells();
+        spill.memory().write(spill.start(to), weights)?;
         self.spill_span(to, weights.len() as u64)
     }
 
     /// The memory that workers write contributions into, where they have a grant.
     #[must_use]
     pub fn spill_cells(&self) -> &Cells {
-        &self.spill
+        &self.areas.spill
+    }
+
+    /// Looks at a batch's encoded contributions before the engine does, and gives those that their codec does not make the
+    /// status that says so. Another codec or length than declared is the engine's to refuse.
+    pub fn check_coded(
+        &mut self,
+        (slot, payload_offset): (u32, u64),
+        index_of: impl Fn(ChunkId) -> Option<u32>,
+        blocks: &mut [Block],
+    ) -> Result<(), StorageError> {
+        let Self { chunks, areas, decoder, .. } = self;
+        for block in blocks.iter_mut().filter(|block| block.codec != 0) {
+            let BlockData::Inline { offset } = block.data else { continue };
+            let stored = index_of(block.id).and_then(|index| chunks.get(index as usize)?.as_ref());
+            let Some((codec, elements)) = stored.map(Stored::coding) else { continue };
+            if codec.wire_id() != block.codec || block.bytes != codec.encoded_bytes(elements) as u64 {
+                continue;
+            }
+            let from = areas.find(Source::Slot { slot, offset: payload_offset + offset }, None)?;
+            if let Err(error) = decoder.check((codec, elements), from)? {
+                tracing::debug!(chunk = %block.id, %codec, %error, "an encoded contribution is malformed");
+                block.status = Status::Malformed;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -448,31 +389,9 @@ fn stored_of(chunks: &mut [Option<Stored>], chunk: u32) -> Result<&mut Stored, S
     chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))
 }
 
-/// Where contributions may lie: inbox, spill area, and slots of streams.
-type Areas<'a> = (&'a Cells, &'a Cells, &'a [(Rank, Cells)]);
-
-/// Where a contribution lies.
-fn find<'a>(
-    (inbox, spill, records): Areas<'a>,
-    from: Source,
-    view: Option<&'a View>,
-) -> Result<Place<'a>, StorageError> {
-    Ok(match from {
-        Source::Slot { slot, offset } => {
-            Place::Memory { memory: &inbox.memory, at: inbox.start(slot) + offset }
-        }
-        Source::Spill(block) => Place::Memory { memory: &spill.memory, at: spill.start(block) },
-        Source::Record { from, slot, offset } => {
-            let of_it = records.iter().find(|(rank, _)| *rank == from).ok_or(StorageError::NotMapped)?;
-            Place::Memory { memory: &of_it.1.memory, at: of_it.1.start(slot) + offset }
-        }
-        Source::Worker { .. } => Place::View(view.ok_or(StorageError::NotMapped)?),
-    })
-}
-
 /// Where a contribution lies as plain numbers, and one that it is added to. Only workers encode theirs.
 fn plain<'a>(
-    areas: Areas<'a>,
+    areas: &'a Areas,
     decoder: &'a mut Decoder,
     stored: &Stored,
     addend: Addend,
@@ -480,11 +399,15 @@ fn plain<'a>(
 ) -> Result<Addend<Place<'a>>, StorageError> {
     let onto = match addend.onto {
         Onto::Nothing => Onto::Nothing,
-        Onto::First(first) => Onto::First(find(areas, first, first_view.as_ref())?),
+        Onto::First(first) => Onto::First(areas.find(first, first_view.as_ref())?),
         Onto::Sum => Onto::Sum,
     };
-    let found = Addend { from: find(areas, addend.from, view.as_ref())?, onto };
-    if matches!(addend.from, Source::Record { .. }) { Ok(found) } else { decoder.plain(stored, found) }
+    let found = Addend { from: areas.find(addend.from, view.as_ref())?, onto };
+    if matches!(addend.from, Source::Record { .. }) {
+        Ok(found)
+    } else {
+        decoder.plain(stored.coding(), found)
+    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,16 @@
 //! The interface for a program that runs a server: handlers for workers' calls. Each handler has its own thread, so
 //! that a slow one delays no rounds. The lanes' engines know what a call is and when it is answered.
 
+mod body;
 mod queue;
 mod reply;
 
+pub(crate) use body::AnswerBody;
+pub use body::{Body, CallBuffer, ReplyBody};
 pub(crate) use queue::Queue;
 pub use queue::{Apps, RegisterError, StuckHandler};
 pub(crate) use reply::ReplyMemory;
-pub use reply::{Body, CallBuffer, Reply, ReplyBody, ReplyError};
+pub use reply::{Reply, ReplyError};
 
 use proto_common::ids::Rank;
 

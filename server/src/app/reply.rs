@@ -1,9 +1,9 @@
-//! The memory of calls as handlers see it, and the path of an answer to the lane that received the call.
+//! The path of an answer to the lane that received the call, and the memory that replies are made in.
 
-use crate::runtime::{AnswerBody, Answers};
-use fabric::{Exclusive, Pool, Region};
+use super::body::{AnswerBody, CallBuffer, ReplyBody};
+use crate::runtime::Answers;
+use fabric::Pool;
 use proto_common::call::{CALL_HEAD_BYTES_MAX, REPLY_INLINE_BYTES_MAX};
-use std::ops::{Deref, DerefMut};
 use thiserror::Error;
 
 /// A reply that cannot be sent. The call is then answered with an error.
@@ -35,127 +35,6 @@ pub enum ReplyError {
     /// The server has ended.
     #[error("the server has ended")]
     Ended,
-}
-
-/// The body of a request: dereferences to its bytes.
-#[derive(Debug)]
-pub struct Body(Held);
-
-#[derive(Debug)]
-enum Held {
-    Plain { bytes: Vec<u8>, from: usize },
-    Pool(Exclusive),
-}
-
-impl Body {
-    pub(crate) fn plain(bytes: Vec<u8>, from: usize) -> Self {
-        Self(Held::Plain { bytes, from })
-    }
-
-    pub(crate) fn of_pool(buffer: Exclusive) -> Self {
-        Self(Held::Pool(buffer))
-    }
-
-    /// What it was read into, until it is whole.
-    pub(crate) fn buffer(&self) -> Option<&Exclusive> {
-        match &self.0 {
-            Held::Plain { .. } => None,
-            Held::Pool(buffer) => Some(buffer),
-        }
-    }
-}
-
-impl Deref for Body {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match &self.0 {
-            Held::Plain { bytes, from } => bytes.get(*from..).unwrap_or_default(),
-            Held::Pool(buffer) => buffer,
-        }
-    }
-}
-
-/// Registered memory of the server for a reply's body, which is sent in place.
-#[derive(Debug)]
-pub struct CallBuffer(Exclusive);
-
-impl CallBuffer {
-    pub(crate) fn new(buffer: Exclusive) -> Self {
-        Self(buffer)
-    }
-
-    pub(crate) fn into_inner(self) -> Exclusive {
-        self.0
-    }
-}
-
-impl Deref for CallBuffer {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl DerefMut for CallBuffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.0
-    }
-}
-
-/// The memory of a reply's body. A large body is not copied. An RDMA device reads only registered memory, so over such
-/// a device everything except [`ReplyBody::Buffer`] is copied into registered memory.
-#[derive(Debug)]
-pub enum ReplyBody {
-    /// Plain bytes.
-    Bytes(Vec<u8>),
-    /// Registered memory.
-    Buffer(CallBuffer),
-    /// Memory of another owner ([`Region::adopt`]). It is released when the worker has the reply, or later.
-    Adopted(Region),
-}
-
-impl ReplyBody {
-    /// Its bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Bytes(bytes) => bytes.len(),
-            Self::Buffer(buffer) => buffer.len(),
-            Self::Adopted(region) => region.len(),
-        }
-    }
-
-    /// Has it none?
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-impl From<Vec<u8>> for ReplyBody {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self::Bytes(bytes)
-    }
-}
-
-impl From<&[u8]> for ReplyBody {
-    fn from(bytes: &[u8]) -> Self {
-        Self::Bytes(bytes.to_vec())
-    }
-}
-
-impl From<CallBuffer> for ReplyBody {
-    fn from(buffer: CallBuffer) -> Self {
-        Self::Buffer(buffer)
-    }
-}
-
-impl From<Region> for ReplyBody {
-    fn from(region: Region) -> Self {
-        Self::Adopted(region)
-    }
 }
 
 /// Answers one call, once, from any thread. If it is dropped without an answer, the worker gets an error.
@@ -206,7 +85,7 @@ impl Reply {
 
     /// Registered memory for the body, with undefined contents.
     pub fn allocate(&self, bytes: u64) -> Result<CallBuffer, fabric::PoolError> {
-        self.memory.pool.allocate(bytes).map(CallBuffer)
+        self.memory.pool.allocate(bytes).map(CallBuffer::new)
     }
 
     /// Answers the call.

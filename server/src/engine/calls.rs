@@ -387,7 +387,7 @@ impl Calls {
             token: entry.token,
             ..Block::bare(entry.named, OpKind::Call, Dtype::F32, Operation(entry.operation))
         };
-        let result = ResultBlock { block, missing: Vec::new(), call: (bytes > 0).then_some(id) };
+        let result = ResultBlock { block, place: None, missing: Vec::new(), call: (bytes > 0).then_some(id) };
         desk.peers.push(peer, result);
     }
 

@@ -373,13 +373,27 @@ pub struct CallTaken {
     pub bytes: u64,
 }
 
+/// Memory of this server that a worker is granted, or shown. The runtime knows where it lies for the worker's channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A spill block, for a payload.
+    Spill(u32),
+    /// The weights of a chunk, in one of its buffers.
+    Weights {
+        /// Chunk index.
+        chunk: u32,
+        /// Which buffer.
+        buffer: u8,
+    },
+}
+
 /// A result block with the few bytes it may carry (ranks waited for).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResultBlock {
-    /// The table entry. The region of a granted landing is filled in by the runtime, which knows the channel; its
-    /// offset is the number of a spill block. So it is for a view: its region is the number of the chunk, its offset
-    /// that of the buffer.
+    /// The table entry. Where there is a `place`, its landing has the bytes of that only.
     pub block: Block,
+    /// What the block's landing is to name.
+    pub place: Option<Place>,
     /// Ranks that were waited for, with `Status::DeadlineWaiting` and `Status::DeadlineReading`; ranks that come
     /// first, with `Status::Retry`.
     pub missing: Vec<Rank>,

@@ -16,16 +16,14 @@
 //! it crashes.
 
 use super::chunk::{Chunk, Lineage, Stage};
-use super::command::{Addend, Command, Commands, Onto, Source};
+use super::command::{Addend, Command, Commands, Onto};
 use super::credits::{Misuse, misuse};
 use super::held::Held;
 use super::image::COUNT_END;
 use super::inputs::{EngineConfig, RecordContext};
+use super::record::{Part, Said, Update};
 use super::role::Role;
-use proto_common::batch::{
-    BatchKind, Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, RECORD_LEFT,
-    SlotGrant,
-};
+use proto_common::batch::{BatchKind, Block, Judgement, Notice, SlotGrant};
 use proto_common::element::{Arithmetic, Dtype};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Operation, Rank};
 use std::collections::HashMap;
@@ -71,10 +69,11 @@ pub(super) struct Complete {
 
 /// What becomes of a record.
 enum Judged {
+    /// So, if it is the last part of its whole; other parts are taken or passed over, and nothing is said of them.
     As(Judgement),
     /// It was confirmed already: it is the last part of an update.
     Complete(Complete),
-    /// More is to come: another part, or what the runtime says of an image.
+    /// The runtime is to say more, of an image.
     Nothing,
 }
 
@@ -154,24 +153,55 @@ impl Copies {
         out: &mut Commands,
     ) -> Option<Complete> {
         let from = record.from;
-        let judged = self.admit(record, here).and_then(|block| match block.op {
-            OpKind::CopyCheck => Ok(Judged::As(self.checked(from, block, here))),
-            OpKind::CopyUpdate => self.update(record, block, here, out),
-            OpKind::CopyState => self.image_part(record, block, here, out),
-            OpKind::CopyRules => rules(record, block, here, out),
-            _ => Err("its record is invalid"),
-        });
-        match judged {
+        let said = self.admit(record, here).and_then(|block| Ok((block, Said::read(record, block)?)));
+        let (block, said) = match said {
+            Ok(said) => said,
+            Err(reason) => {
+                end(from, reason, out);
+                return None;
+            }
+        };
+        let is_last = said.is_last();
+        match self.take(record, (block, said), here, out) {
             // An image says it when it is loaded.
             Ok(Judged::Nothing) => {}
             Ok(Judged::Complete(complete)) => return Some(complete),
             Ok(Judged::As(judgement)) => {
-                self.judge(from, record.slot, judgement, out);
+                if is_last {
+                    self.judge(from, record.slot, judgement, out);
+                }
                 self.give_back(from, record.slot, out);
             }
             Err(reason) => end(from, reason, out),
         }
         None
+    }
+
+    fn take(
+        &mut self,
+        record: &RecordContext<'_>,
+        (block, said): (&Block, Said),
+        here: &mut Here<'_>,
+        out: &mut Commands,
+    ) -> Answer {
+        let (from, epoch) = (record.from, here.epoch);
+        let Some(copy) = here.copy_of(from, block) else { return Ok(Judged::As(Judgement::Later)) };
+        match said {
+            Said::Check { version, since, initialised } => {
+                // A copy from before that decision is given up when we hear of what came in between.
+                if since > epoch {
+                    return Ok(Judged::As(Judgement::Later));
+                }
+                Ok(Judged::As(self.checked(from, copy.1, (version, since, initialised))))
+            }
+            Said::Update(update) => self.update(record, (block, update), copy, out),
+            Said::State { version, part } => Ok(self.image_part(record, (version, part), copy, out)),
+            Said::Rules { rules, bytes } => {
+                let (chunk, after) = (copy.0, copy.1.promised());
+                out.push(Command::TakeRules { from, chunk, rules, bytes, after });
+                Ok(Judged::As(Judgement::Confirmed))
+            }
+        }
     }
 
     fn admit<'a>(&self, record: &RecordContext<'a>, here: &Here<'_>) -> Result<&'a Block, &'static str> {
@@ -200,21 +230,6 @@ impl Copies {
         out.push(Command::TellPrimary { from, notice: Notice::Judged(slot, judgement) });
     }
 
-    /// Only last parts are judged.
-    fn judge_last(
-        &mut self,
-        record: &RecordContext<'_>,
-        is_last: bool,
-        judgement: Judgement,
-        out: &mut Commands,
-    ) -> Answer {
-        if is_last {
-            return Ok(Judged::As(judgement));
-        }
-        self.give_back(record.from, record.slot, out);
-        Ok(Judged::Nothing)
-    }
-
     /// A record was read: its slot may be written again.
     pub(super) fn give_back(&mut self, from: Rank, slot: SlotGrant, out: &mut Commands) {
         let Some(copy) = self.copy(from) else { return };
@@ -232,17 +247,15 @@ impl Copies {
         }
     }
 
-    fn checked(&self, from: Rank, block: &Block, here: &mut Here<'_>) -> Judgement {
+    fn checked(
+        &self,
+        from: Rank,
+        chunk: &mut Chunk,
+        (asked, since, initialised): (u64, Epoch, bool),
+    ) -> Judgement {
         let life = self.incarnation(from);
-        // A copy from before that decision is given up when we hear of what came in between.
-        let since = Epoch::from_number(block.operation.0);
-        if since > here.epoch {
-            return Judgement::Later;
-        }
-        let Some((_, chunk)) = here.copy_of(from, block) else { return Judgement::Later };
         chunk.copy_since = since;
-        let (has, asked) = (chunk.promised(), block.round);
-        let initialised = block.token & RECORD_INITIALISED != 0;
+        let has = chunk.promised();
         let is_its = match chunk.lineage {
             Lineage::Zeros => asked == 0 && has == 0 && !initialised && !chunk.initialised,
             lineage @ Lineage::Of(..) => lineage == Lineage::Of(from, life, since),
@@ -262,49 +275,40 @@ impl Copies {
     fn update(
         &mut self,
         record: &RecordContext<'_>,
-        block: &Block,
-        here: &mut Here<'_>,
+        (block, Update { round, part, round_bytes, count, left }): (&Block, Update),
+        (index, chunk): (u32, &mut Chunk),
         out: &mut Commands,
     ) -> Answer {
-        let from = record.from;
-        let (place, landing) = part_of(record, block)?;
-        let is_last = landing.offset + block.bytes == landing.bytes;
+        let (from, Part { place, at, bytes, total }) = (record.from, part);
         let life = self.incarnation(from);
-        let Some((index, chunk)) = here.copy_of(from, block) else {
-            return self.judge_last(record, is_last, Judgement::Later, out);
-        };
-        if chunk.promised() + 1 != block.round || chunk.lineage != Lineage::Of(from, life, chunk.copy_since) {
-            return self.judge_last(record, is_last, Judgement::Wanting, out);
+        if chunk.promised() + 1 != round || chunk.lineage != Lineage::Of(from, life, chunk.copy_since) {
+            return Ok(Judged::As(Judgement::Wanting));
         }
         if chunk.stage != Stage::Contributions {
-            return self.judge_last(record, is_last, Judgement::Later, out);
+            return Ok(Judged::As(Judgement::Later));
         }
-        let bytes = landing.region;
-        let right = bytes <= chunk.spec.bytes
-            && (chunk.spec.dynamic || bytes == chunk.spec.bytes)
-            && bytes.is_multiple_of(chunk.spec.dtype.bytes() as u64)
-            && landing.bytes == chunk.spec.sum_bytes(bytes)
+        let right = round_bytes <= chunk.spec.bytes
+            && (chunk.spec.dynamic || round_bytes == chunk.spec.bytes)
+            && round_bytes.is_multiple_of(chunk.spec.dtype.bytes() as u64)
+            && total == chunk.spec.sum_bytes(round_bytes)
             && block.dtype == chunk.spec.dtype;
         if !right {
             return Err("its update has another shape than the chunk");
         }
-        if landing.offset != 0 && landing.offset != chunk.filled {
-            return self.judge_last(record, is_last, Judgement::Wanting, out);
+        if at != 0 && at != chunk.filled {
+            return Ok(Judged::As(Judgement::Wanting));
         }
-        chunk.filled = landing.offset + block.bytes;
-        let left = block.token & RECORD_LEFT != 0;
+        chunk.filled = at + bytes;
         // A sum that is whole, of numbers as storage adds them up, is applied from where it lies.
-        let is_whole = landing.offset == 0 && is_last && is_summed_as_is(chunk.spec.dtype);
-        let take =
-            Command::TakeSum { chunk: index, from: place, at: landing.offset, bytes: block.bytes, left };
-        if !is_last {
+        let is_whole = at == 0 && part.is_last() && is_summed_as_is(chunk.spec.dtype);
+        let take = Command::TakeSum { chunk: index, from: place, at, bytes, left };
+        if !part.is_last() {
             out.push(take);
-            self.give_back(from, record.slot, out);
-            return Ok(Judged::Nothing);
+            return Ok(Judged::As(Judgement::Confirmed));
         }
         chunk.filled = 0;
         // What follows it is counted on from there.
-        if chunk.is_loose() && block.operation.0 >= COUNT_END {
+        if chunk.is_loose() && count >= COUNT_END {
             return Err("its update counts more contributions than possible");
         }
         if !chunk.contributed.set_words(record.contributors) {
@@ -313,13 +317,13 @@ impl Copies {
         if chunk.is_loose() {
             let rank = chunk.contributed.first().unwrap_or_default();
             // Its operation is before all that come here, should this server take over.
-            let (round, operation) = (block.operation.0, Operation(0));
+            let (round, operation, bytes) = (count, Operation(0), round_bytes);
             chunk.begin_applying(Held { rank, round, operation, bytes, from: place, arrived: true });
         }
-        chunk.collect(bytes);
+        chunk.collect(round_bytes);
         // Posted before the update is applied, because it will be. Over tcp it is sent at the end of this turn.
         self.judge(from, record.slot, Judgement::Confirmed, out);
-        here.chunks[index as usize].size(index, bytes, out);
+        chunk.size(index, round_bytes, out);
         let last = is_whole.then_some(Addend { from: place, onto: Onto::Nothing });
         if !is_whole {
             out.push(take);
@@ -330,68 +334,33 @@ impl Copies {
     fn image_part(
         &mut self,
         record: &RecordContext<'_>,
-        block: &Block,
-        here: &mut Here<'_>,
+        (version, part): (u64, Part),
+        (index, chunk): (u32, &mut Chunk),
         out: &mut Commands,
-    ) -> Answer {
-        let from = record.from;
-        let (part, Landing { offset: at, bytes: total, .. }) = part_of(record, block)?;
-        let is_last = at + block.bytes == total;
-        let Some((index, chunk)) = here.copy_of(from, block) else {
-            return self.judge_last(record, is_last, Judgement::Later, out);
-        };
-        let (room, other) = (chunk.writable(), chunk.is_read(1));
-        let keeps_other = chunk.is_read(0) || other;
-        let Some(copy) = self.copy(from) else {
-            return Ok(Judged::Nothing);
-        };
-        let expected = if at == 0 { Some((index, block.round, 0)) } else { copy.image };
-        if expected != Some((index, block.round, at)) {
-            return self.judge_last(record, is_last, Judgement::Wanting, out);
+    ) -> Judged {
+        let (from, Part { place, at, bytes, total }) = (record.from, part);
+        let (room, keeps_other) = (chunk.writable(), chunk.is_read(0) || chunk.is_read(1));
+        let Some(copy) = self.copy(from) else { return Judged::Nothing };
+        let expected = if at == 0 { Some((index, version, 0)) } else { copy.image };
+        if expected != Some((index, version, at)) {
+            return Judged::As(Judgement::Wanting);
         }
-        copy.image = Some((index, block.round, at + block.bytes));
-        out.push(Command::TakePart { from, part, at, bytes: block.bytes, total, chunk: index });
-        if !is_last {
-            self.give_back(from, record.slot, out);
-            return Ok(Judged::Nothing);
+        copy.image = (!part.is_last()).then_some((index, version, at + bytes));
+        out.push(Command::TakePart { from, part: place, at, bytes, total, chunk: index });
+        match room {
+            _ if !part.is_last() => Judged::As(Judgement::Confirmed),
+            Some(into) => {
+                out.push(Command::Load { from, chunk: index, into, keeps_other, slot: record.slot });
+                Judged::Nothing
+            }
+            None => Judged::As(Judgement::Later),
         }
-        copy.image = None;
-        let Some(into) = room else { return Ok(Judged::As(Judgement::Later)) };
-        out.push(Command::Load { from, chunk: index, into, keeps_other, slot: record.slot });
-        Ok(Judged::Nothing)
     }
-}
-
-fn rules(record: &RecordContext<'_>, block: &Block, here: &mut Here<'_>, out: &mut Commands) -> Answer {
-    let from = record.from;
-    let BlockData::Inline { offset } = block.data else { return Err("its record is not in its batch") };
-    let rules = record_source(record, offset);
-    let Some((chunk, copy)) = here.copy_of(from, block) else { return Ok(Judged::As(Judgement::Later)) };
-    let after = copy.promised();
-    out.push(Command::TakeRules { from, chunk, rules, bytes: block.bytes, after });
-    Ok(Judged::As(Judgement::Confirmed))
 }
 
 /// Are numbers of this type summed in their own type? Integers are not, and say more of their sum than its numbers.
 fn is_summed_as_is(dtype: Dtype) -> bool {
     matches!(dtype.arithmetic(), Arithmetic::Float)
-}
-
-fn record_source(record: &RecordContext<'_>, offset: u64) -> Source {
-    let offset = record.header.payload_offset.saturating_add(offset);
-    Source::Record { from: record.from, slot: record.slot.slot, offset }
-}
-
-/// Where a record's part lies, and what it is a part of.
-fn part_of(record: &RecordContext<'_>, block: &Block) -> Result<(Source, Landing), &'static str> {
-    let (BlockData::Inline { offset }, Some(landing)) = (block.data, block.landing) else {
-        return Err("its record does not name what it is a part of");
-    };
-    let end = landing.offset.checked_add(block.bytes);
-    if end.is_none_or(|end| end > landing.bytes) {
-        return Err("its record reaches beyond what it is a part of");
-    }
-    Ok((record_source(record, offset), landing))
 }
 
 /// The sender broke the protocol.
@@ -402,7 +371,8 @@ pub(super) fn end(peer: Rank, reason: &str, out: &mut Commands) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto_common::batch::BatchHeader;
+    use crate::engine::command::Source;
+    use proto_common::batch::{BatchHeader, Landing, OpKind};
 
     const FROM: Rank = Rank(2);
 

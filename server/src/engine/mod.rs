@@ -24,6 +24,7 @@ mod placed;
 mod places;
 mod quarantine;
 mod ranks;
+mod record;
 mod relief;
 mod role;
 mod roster;
@@ -38,7 +39,7 @@ mod waiting;
 
 pub use calls::CallAnswer;
 pub use command::{
-    Addend, Arrival, CallTaken, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict,
+    Addend, Arrival, CallTaken, Command, Commands, Onto, Payload, Place, ResultBlock, Source, Verdict,
 };
 pub use image::ChunkState;
 pub use inputs::{BatchContext, EngineConfig, RecordContext};

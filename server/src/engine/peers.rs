@@ -17,9 +17,9 @@
 //!
 //! A worker that returns a slot of its inbox becomes dirty again: results that found no slot are sent then.
 
-use super::command::{Command, Commands, ResultBlock};
+use super::command::{Command, Commands, Place, ResultBlock};
 use super::credits::{Ledger, Misuse, misuse};
-use proto_common::batch::{BatchRoom, Block, BlockData, Notice, SlotGrant, Status};
+use proto_common::batch::{BatchRoom, Block, BlockData, Landing, Notice, SlotGrant, Status};
 use proto_common::ids::{Incarnation, Rank};
 use proto_common::limits::{GRANTS_PER_BATCH_MAX, OPERATIONS_PER_WORKER_MAX, RESULT_SLOT_BYTES};
 use std::collections::VecDeque;
@@ -130,6 +130,12 @@ impl Peer {
             });
         }
     }
+}
+
+/// An operation's block on its way back, without what it carried.
+pub(super) fn sent_back(block: &Block, status: Status) -> Block {
+    let data = BlockData::Inline { offset: 0 };
+    Block { status, bytes: 0, data, landing: None, view: false, timeout_ms: 0, ..*block }
 }
 
 /// See the module.
@@ -343,14 +349,19 @@ impl Peers {
 
     /// As [`Peers::push`], of an operation on a chunk; `missing` are the ranks that were waited for.
     pub(super) fn tell(&mut self, rank: Rank, block: Block, missing: Vec<Rank>) {
-        self.push(rank, ResultBlock { block, missing, call: None });
+        self.push(rank, ResultBlock { block, place: None, missing, call: None });
+    }
+
+    /// As [`Peers::push`], of an operation that is granted so many bytes of a place, or is shown them.
+    pub(super) fn tell_place(&mut self, rank: Rank, block: Block, place: Place, bytes: u64) {
+        let landing = Some(Landing { region: 0, offset: 0, bytes });
+        let block = Block { landing, ..block };
+        self.push(rank, ResultBlock { block, place: Some(place), missing: Vec::new(), call: None });
     }
 
     /// The operation was not taken: its block goes back, without what it carried.
     pub(super) fn send_back(&mut self, rank: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
-        let data = BlockData::Inline { offset: 0 };
-        let block = Block { status, bytes: 0, data, landing: None, view: false, timeout_ms: 0, ..*block };
-        self.tell(rank, block, missing);
+        self.tell(rank, sent_back(block, status), missing);
     }
 
     /// Free slots go round-robin to those who want them.
@@ -399,7 +410,7 @@ mod tests {
 
     fn result(operation: u64) -> ResultBlock {
         let block = Block::bare(ChunkId::new(1, 0), OpKind::Push, Dtype::F32, Operation(operation));
-        ResultBlock { block, missing: Vec::new(), call: None }
+        ResultBlock { block, place: None, missing: Vec::new(), call: None }
     }
 
     /// Operations and grants of each batch that a flush sends.

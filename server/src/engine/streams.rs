@@ -23,8 +23,9 @@ use super::command::{Command, Commands, Payload};
 use super::credits::{Misuse, misuse};
 use super::keep::{At, Keep};
 use super::norms::Groups;
-use proto_common::batch::{Block, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, SlotGrant};
-use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
+use super::record::block_of;
+use proto_common::batch::{Judgement, Notice, OpKind, SlotGrant};
+use proto_common::ids::{Epoch, Incarnation, Rank};
 use std::collections::VecDeque;
 use whole::{can_begin, keep_together};
 
@@ -433,7 +434,7 @@ impl Stream {
             // All that there are now are in it.
             item.round = chunk.rules;
         }
-        let block = record_block(chunk, item, bytes);
+        let block = block_of(chunk, (item.op, item.keep, item.round), (item.at, bytes, item.total));
         let first = out.contributors.len();
         if item.op == OpKind::CopyUpdate {
             out.contributors.extend(chunk.contributed.words());
@@ -477,25 +478,5 @@ fn joins_at(
         Judgement::Ahead if version == asked && is_complete => Some(version + 1),
         Judgement::Ahead if version == asked + 1 && can_begin => Some(version),
         _ => None,
-    }
-}
-
-fn record_block(chunk: &Chunk, item: &Item, bytes: u64) -> Block {
-    let whole = match item.op {
-        OpKind::CopyUpdate => Some(chunk.round_bytes()),
-        OpKind::CopyState => Some(0),
-        _ => None,
-    };
-    // What it counts is no operation: none is open before it.
-    let count = Operation(match item.op {
-        OpKind::CopyCheck => chunk.since_of(item.keep).to_number(),
-        _ => chunk.applying().map_or(0, |held| held.round),
-    });
-    Block {
-        round: item.round,
-        bytes,
-        landing: whole.map(|region| Landing { region, offset: item.at, bytes: item.total }),
-        token: if chunk.initialised { RECORD_INITIALISED } else { 0 },
-        ..Block::bare(chunk.spec.id, item.op, chunk.spec.dtype, count)
     }
 }

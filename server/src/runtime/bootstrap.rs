@@ -2,7 +2,7 @@
 //! choice of driver, channels, inboxes and first credits. Grants go only to members of the roster. Design, section 5.
 
 use super::link::WorkerInbox;
-use super::thread::LaneMessage;
+use super::message::LaneMessage;
 use crate::engine::member::Peers;
 use daemon::control::Connection;
 use daemon::security::Security;

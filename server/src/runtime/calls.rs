@@ -1,19 +1,11 @@
-//! The bytes of calls: copied out of slots or read out of workers' memory, handed to handlers' threads, and replies written
-//! back. Which of that happens, and when, is the engine's to decide.
+//! The bytes of the calls that a lane has: requests until handlers take them, and replies until they are written. Which of that
+//! happens, and when, is the engine's to decide.
 
-use super::lane::{DataLane, LaneError};
-use super::thread::LaneMessage;
-use crate::app::{Body, ReplyBody, ReplyMemory};
-use crate::engine::{CallAnswer, CallTaken, Source};
+use crate::app::{AnswerBody, Body, ReplyMemory};
+use crate::engine::CallTaken;
 use crate::space::Space;
-use fabric::{
-    CompletionQueue, Exclusive, FabricError, Mailbox, OutOfBounds, Pages, Pool, Region, RemoteKey,
-    RemoteSpan, Span,
-};
-use proto_common::batch::Status;
-use proto_common::call::{Frame, PieceAt};
+use fabric::{Exclusive, FabricError, OutOfBounds, Pages, Pool, RemoteSpan, Span};
 use proto_common::ids::Rank;
-use proto_common::table::table_of;
 use std::collections::{HashMap, VecDeque};
 
 /// Address space for so many times what is kept, so that holes between bodies do no harm; memory is taken at first touch.
@@ -26,88 +18,6 @@ pub(super) enum CallEvent {
     Deliver { call: u64, app: u32, from: Rank, head: Vec<u8>, body: Body },
     /// One that it need not begin.
     Cancel { call: u64, app: u32, from: Rank },
-}
-
-/// The way back to a lane, for answers.
-#[derive(Clone)]
-pub(crate) struct Answers(pub(super) Mailbox<LaneMessage>);
-
-impl std::fmt::Debug for Answers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Answers")
-    }
-}
-
-impl Answers {
-    /// False when the lane has ended.
-    pub(crate) fn send(&self, call: u64, answer: Option<AnswerBody>) -> bool {
-        self.0.send(LaneMessage::Answer { call, answer })
-    }
-}
-
-/// Where a lane hears of handlers.
-pub(crate) struct HandlerNews(pub(super) Mailbox<LaneMessage>);
-
-impl HandlerNews {
-    pub(crate) fn tell(&self, app: u32, is_there: bool) {
-        // A lane that has ended need not know.
-        let _ = self.0.send(LaneMessage::Handler { app, is_there });
-    }
-}
-
-/// A reply on its way: short, or to be written from where it lies.
-#[derive(Debug)]
-pub(crate) struct AnswerBody {
-    head: Vec<u8>,
-    body: Sent,
-}
-
-#[derive(Debug)]
-enum Sent {
-    Inline(Vec<u8>),
-    Pool(Exclusive),
-    Elsewhere(Region),
-}
-
-impl AnswerBody {
-    pub(crate) fn new(head: &[u8], body: ReplyBody) -> Self {
-        // As the engine decides it: what does not travel with its result is kept as it is to be written.
-        let is_short = answer_of(head, body.len() as u64).is_inline();
-        let body = match body {
-            ReplyBody::Bytes(bytes) if is_short => Sent::Inline(bytes),
-            ReplyBody::Bytes(bytes) => Sent::Elsewhere(Region::of_bytes(bytes)),
-            ReplyBody::Buffer(buffer) if is_short => Sent::Inline(buffer.to_vec()),
-            ReplyBody::Buffer(buffer) => Sent::Pool(buffer.into_inner()),
-            ReplyBody::Adopted(region) if is_short => Sent::Inline(region.contents().into_owned()),
-            ReplyBody::Adopted(region) => Sent::Elsewhere(region),
-        };
-        Self { head: head.to_vec(), body }
-    }
-
-    fn bytes(&self) -> u64 {
-        match &self.body {
-            Sent::Inline(bytes) => bytes.len() as u64,
-            Sent::Pool(buffer) => buffer.len() as u64,
-            Sent::Elsewhere(region) => region.len() as u64,
-        }
-    }
-
-    fn answer(&self) -> CallAnswer {
-        answer_of(&self.head, self.bytes())
-    }
-
-    fn span(&self) -> Option<Span> {
-        match &self.body {
-            Sent::Inline(_) => None,
-            Sent::Pool(buffer) => Some(buffer.span()),
-            Sent::Elsewhere(region) => Some(region.all()),
-        }
-    }
-}
-
-fn answer_of(head: &[u8], body_bytes: u64) -> CallAnswer {
-    // A head's length is checked where it is sent.
-    CallAnswer { status: Status::Done, head_bytes: head.len() as u32, body_bytes }
 }
 
 #[derive(Debug)]
@@ -133,7 +43,7 @@ struct Held {
 /// The calls of a lane whose bytes it has.
 #[derive(Debug)]
 pub(super) struct CallMemory {
-    memory: ReplyMemory,
+    pub(super) memory: ReplyMemory,
     held: HashMap<u64, Held>,
     events: VecDeque<CallEvent>,
 }
@@ -145,6 +55,37 @@ impl CallMemory {
         let pool = Pool::with_pages(Pages::Private, pool_bytes, "gradwire-calls")?;
         let memory = ReplyMemory { pool, most_bytes, is_registered: false };
         Ok(Self { memory, held: HashMap::new(), events: VecDeque::new() })
+    }
+
+    /// A call whose frame was read. So many bytes of its body are still to come.
+    pub(super) fn hold(
+        &mut self,
+        &CallTaken { call, peer, app, .. }: &CallTaken,
+        head: Vec<u8>,
+        (body, lies): (Option<Body>, Option<(RemoteSpan, u64)>),
+        unread_bytes: u64,
+    ) {
+        let held = Held {
+            peer,
+            app,
+            head,
+            body,
+            lies,
+            unread_bytes,
+            reads: 0,
+            is_delivered: false,
+            reply: None,
+            landings: 0,
+            is_over: false,
+        };
+        self.held.insert(call, held);
+    }
+
+    /// A call is answered, or (none) its handler has let go of it. False where it is over.
+    pub(super) fn answered(&mut self, call: u64, reply: Option<AnswerBody>) -> bool {
+        let Some(held) = self.held.get_mut(&call).filter(|held| !held.is_over) else { return false };
+        held.reply = reply;
+        true
     }
 
     /// Memory for a body. The engine has counted it; where no hole is long enough it gets pages of its own.
@@ -169,12 +110,7 @@ impl CallMemory {
 
     /// What of a reply travels with its result.
     pub(super) fn reply_prefix(&self, call: u64) -> Option<(&[u8], &[u8])> {
-        let reply = self.held.get(&call)?.reply.as_ref()?;
-        let body = match &reply.body {
-            Sent::Inline(bytes) => bytes.as_slice(),
-            Sent::Pool(_) | Sent::Elsewhere(_) => &[],
-        };
-        Some((&reply.head, body))
+        Some(self.held.get(&call)?.reply.as_ref()?.prefix())
     }
 
     /// Reads of a worker's memory that its channel's end has ended.
@@ -280,133 +216,4 @@ pub(super) struct Request {
     pub(super) head: Vec<u8>,
     pub(super) body: Option<Body>,
     pub(super) lies: Option<(RemoteSpan, u64)>,
-}
-
-impl<Q: CompletionQueue> DataLane<Q> {
-    /// Bytes of requests and replies that this lane keeps at most.
-    pub fn limit_calls(&mut self, bytes: u64) -> Result<(), LaneError> {
-        self.engine.limit_calls(bytes);
-        self.calls = CallMemory::new(bytes, self.config.space)?;
-        Ok(())
-    }
-
-    /// Where bodies and replies lie.
-    pub(super) fn reply_memory(&self) -> &ReplyMemory {
-        &self.calls.memory
-    }
-
-    /// Replies are sent from memory that is registered once, because a device would register other memory for each.
-    pub fn register_replies(&mut self) {
-        self.calls.memory.is_registered = true;
-    }
-
-    /// Bytes of rows that this lane's tables keep at most.
-    pub fn limit_tables(&mut self, bytes: u64) {
-        self.tables.limit(bytes);
-    }
-
-    /// A handler came or went.
-    pub(super) fn set_handler(&mut self, app: u32, is_there: bool) {
-        self.engine.set_handler(app, is_there);
-    }
-
-    /// A handler has answered a call, or let go of it.
-    pub(super) fn answer_call(&mut self, call: u64, answer: Option<AnswerBody>) {
-        self.note_answer(call, answer);
-        self.execute();
-    }
-
-    /// As [`DataLane::note_answer`], of a reply whose body, so many bytes, is where the worker wants it.
-    pub(super) fn note_placed(&mut self, call: u64, head: &[u8], body_bytes: u64) {
-        let Some(held) = self.calls.held.get_mut(&call).filter(|held| !held.is_over) else { return };
-        held.reply = Some(AnswerBody { head: head.to_vec(), body: Sent::Inline(Vec::new()) });
-        self.engine.call_placed(call, answer_of(head, body_bytes), &mut self.commands);
-    }
-
-    /// As [`DataLane::answer_call`], and what follows is executed by the caller.
-    pub(super) fn note_answer(&mut self, call: u64, answer: Option<AnswerBody>) {
-        let told = answer.as_ref().map(AnswerBody::answer);
-        let none = CallAnswer { status: Status::NoReply, head_bytes: 0, body_bytes: 0 };
-        let Some(held) = self.calls.held.get_mut(&call).filter(|held| !held.is_over) else { return };
-        held.reply = answer;
-        self.engine.call_answered(call, told.unwrap_or(none), &mut self.commands);
-    }
-
-    /// Copies a call's frame out of its slot, and starts reading what is not in it.
-    pub(super) fn take_call(&mut self, taken: &CallTaken) -> Result<(), LaneError> {
-        let Source::Slot { slot, offset } = taken.from else { return Ok(()) };
-        let mut bytes = vec![0; taken.frame_bytes as usize];
-        self.inbox.memory().read(self.inbox.start(slot) + offset, &mut bytes)?;
-        let Ok(frame) = Frame::read(&bytes, taken.bytes) else {
-            self.expel(taken.peer, "the frame of its call is cut short, or says more than it may");
-            return Ok(());
-        };
-        let CallTaken { call, peer, app, .. } = *taken;
-        let (head, mut unread_bytes) = (frame.head.to_vec(), 0);
-        let is_whole = frame.pieces().all(|piece| matches!(piece, PieceAt::Frame { .. }));
-        let lies = self.lies(taken, &frame);
-        let body = if is_whole || taken.bytes == 0 {
-            let from = bytes.len() - taken.bytes as usize;
-            Some(Body::plain(bytes, from))
-        } else if lies.is_some() {
-            None
-        } else {
-            let mut buffer = match self.calls.allocate(taken.bytes) {
-                Ok(buffer) => buffer,
-                Err(error) => {
-                    tracing::error!(worker = peer.0, app, %error, "no memory for the body of a call");
-                    self.engine.call_failed(call, &mut self.commands);
-                    return Ok(());
-                }
-            };
-            let mut at = 0;
-            for piece in frame.pieces() {
-                match piece {
-                    PieceAt::Frame { offset, bytes: length } => {
-                        let to = at as usize;
-                        buffer[to..to + length].copy_from_slice(&bytes[offset..offset + length]);
-                    }
-                    PieceAt::Worker { offset, bytes } => {
-                        let from = RemoteSpan { key: RemoteKey(taken.region), offset };
-                        self.queue_read(peer, (call, at), from, bytes);
-                        unread_bytes += bytes;
-                    }
-                }
-                at += piece.bytes();
-            }
-            Some(Body::of_pool(buffer))
-        };
-        let held = Held {
-            peer,
-            app,
-            head,
-            body,
-            lies,
-            unread_bytes,
-            reads: 0,
-            is_delivered: false,
-            reply: None,
-            landings: 0,
-            is_over: false,
-        };
-        self.calls.held.insert(call, held);
-        if unread_bytes == 0 {
-            self.engine.call_arrived(call, &mut self.commands);
-        }
-        self.read_on(peer)
-    }
-
-    /// Where a request about rows lies that is read there: over a channel whose peer's memory can be, as one piece.
-    fn lies(&self, taken: &CallTaken, frame: &Frame<'_>) -> Option<(RemoteSpan, u64)> {
-        let link = self.links.get(taken.peer.0 as usize)?.as_ref()?;
-        let mut pieces = frame.pieces();
-        match (pieces.next(), pieces.next()) {
-            (Some(PieceAt::Worker { offset, bytes }), None)
-                if link.in_place && table_of(taken.app).is_some() =>
-            {
-                Some((RemoteSpan { key: RemoteKey(taken.region), offset }, bytes))
-            }
-            _ => None,
-        }
-    }
 }

@@ -1,32 +1,38 @@
-//! A tensor's rule changes: at one round on all of its chunks, or not at all on this lane. Where no worker knows which
-//! rounds are open, each chunk changes with its next one.
+//! Decisions that a lane is still carrying out: chunks that it is to have a part in, and new rules of tensors that copies have not
+//! confirmed. It must not carry them out.
 
-use super::lane::{DataLane, LaneError};
-use crate::own::Rules;
-use fabric::{CompletionQueue, oneshot};
-use proto_common::ids::{Epoch, Key, Rank};
+use super::error::LaneError;
+use crate::engine::{ChunkSpec, Role};
+use crate::storage::Made;
+use fabric::oneshot;
+use proto_common::ids::{ChunkId, Epoch, Key, Rank};
 use proto_common::message::NotTaken;
-use proto_common::tensor::RuleChange;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 /// How long copies may take to confirm a change. Less than whoever asks lanes waits for them, so that it hears whom this
 /// waits for; one that is silent for so long is dead by then, and waited for no more.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
 
-/// A change that is made here, and is answered when copies have confirmed it: it is to outlive this server.
+/// Who asked for a change.
+pub(super) type Reply = oneshot::Sender<Result<(), NotTaken>>;
+
+/// Chunks that have memory, and no index yet.
+pub(super) type AllMade = HashMap<ChunkId, (ChunkSpec, Made)>;
+
+/// A new rule that is made here, and is answered when copies have confirmed it: it is to outlive this server.
 #[derive(Debug)]
 pub(super) struct Changed {
-    key: Key,
+    pub(super) key: Key,
     /// Chunks that were changed here, and since when this server serves each.
-    chunks: Vec<(u32, Epoch)>,
-    made: Instant,
-    reply: oneshot::Sender<Result<(), NotTaken>>,
+    pub(super) chunks: Vec<(u32, Epoch)>,
+    pub(super) made: Instant,
+    pub(super) reply: Reply,
 }
 
 impl Changed {
     /// What is to be said of it now; nothing yet while servers that lack it may still confirm it.
-    fn answer(
+    pub(super) fn answer(
         &self,
         moved: bool,
         lacking: impl Iterator<Item = Rank>,
@@ -51,53 +57,27 @@ impl Changed {
     }
 }
 
-impl<Q: CompletionQueue> DataLane<Q> {
-    /// Update rules of the server's program.
-    pub fn set_rules(&mut self, rules: Rules) {
-        self.storage.set_rules(rules);
-    }
+/// Roles that are being prepared.
+#[derive(Debug)]
+pub(super) struct Changing {
+    pub(super) epoch: Epoch,
+    pub(super) chunks: Vec<(ChunkSpec, Role)>,
+    /// Those before it were looked at.
+    pub(super) next: usize,
+    pub(super) made: AllMade,
+    /// Copies that could not be made, and why the first of them.
+    pub(super) lacking: Vec<ChunkId>,
+    pub(super) failed: Option<LaneError>,
+    pub(super) reply: Option<Reply>,
+}
 
-    /// As [`DataLane::change_rule`], answered at once where it failed, and else when it is wherever the tensor is copied. Who asks
-    /// waits no longer than it says.
-    pub(super) fn take_change(&mut self, change: &RuleChange, reply: oneshot::Sender<Result<(), NotTaken>>) {
-        match self.change_rule(change) {
-            Ok(()) => {
-                let chunks = self.engine.served_since(change.key).collect();
-                self.changed.push(Changed { key: change.key, chunks, made: Instant::now(), reply });
-            }
-            // Nobody listens any more where the deadline has passed.
-            Err(error) => reply.send(Err(error.into())),
+impl Changing {
+    pub(super) fn answer(&mut self, result: Result<(), LaneError>) {
+        let result = result.map_err(NotTaken::from);
+        // Nobody listens any more where the deadline has passed.
+        if let Some(reply) = self.reply.take() {
+            reply.send(result);
         }
-        self.answer_changes();
-    }
-
-    /// Answers changes of rules that copies have confirmed by now. Whoever serves a chunk that has moved meanwhile may have
-    /// heard of the change, or not.
-    pub(super) fn answer_changes(&mut self) {
-        let Self { changed, engine, .. } = self;
-        changed.retain(|change| {
-            let key = change.key;
-            let moved = engine.served_since(key).ne(change.chunks.iter().copied());
-            let answer = change.answer(moved, engine.lacking_rules(key), change.made.elapsed());
-            // Nobody listens any more where the asker's deadline has passed.
-            answer.map(|answer| change.reply.send(answer)).is_none()
-        });
-    }
-
-    /// Gives a tensor another rule from a round on. Nothing changes where a chunk is past it.
-    pub fn change_rule(&mut self, change: &RuleChange) -> Result<(), LaneError> {
-        let RuleChange { key, from_round: round, optimizer } = *change;
-        let mut chunks: Vec<(u32, u64)> = self.engine.rounds_of(key).collect();
-        if self.engine.has_common_rounds(key) {
-            if chunks.iter().any(|(_, open)| round < *open) {
-                return Err(LaneError::RuleTooLate { key, round });
-            }
-            chunks.iter_mut().for_each(|(_, from)| *from = round);
-        }
-        self.storage.change_rule(&chunks, optimizer)?;
-        // Copies hear of it in its place between updates.
-        chunks.iter().for_each(|(chunk, _)| self.engine.rule_changed(*chunk));
-        Ok(())
     }
 }
 

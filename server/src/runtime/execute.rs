@@ -1,7 +1,8 @@
 //! What becomes of each command of the engine: in order, one after another. What is to be done is the engine's, how it is done
 //! storage's, the channels' and the calls'.
 
-use super::lane::{DataLane, LaneError};
+use super::error::LaneError;
+use super::lane::DataLane;
 use super::link::Post;
 use crate::engine::{Addend, Command, Commands, Onto, Source};
 use crate::storage::{Round, Views};
@@ -85,7 +86,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Command::CallDrop { call } => self.calls.drop_call(call),
             Command::Results { peer, slot, results, grants, sequence } => {
                 let (results, grants) = (&of.results[results], &of.grants[grants]);
-                self.record_results(peer, results);
+                self.flight.results(peer, results);
                 self.send_results(peer, slot, results, grants, sequence)?;
             }
             Command::Notice { peer, notice } => self.post(peer, Post::Notice(notice.to_wire()))?,
@@ -120,29 +121,30 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     fn reduce(&mut self, chunk: u32, addend: &Addend) -> Result<(), LaneError> {
         let views = self.views_of(Some(*addend));
-        let begun = self.begin_work(chunk);
+        let begun = self.flight.begin(chunk, &self.storage);
         self.storage.reduce(chunk, *addend, &views)?;
-        self.end_work(begun, Kind::Reduce, chunk, Some(addend.from));
+        self.flight.end(begun, Kind::Reduce, (chunk, (&self.engine, &self.storage)), addend.from);
         self.plan_rows(chunk, addend)
     }
 
     fn finish(&mut self, chunk: u32, round: &Round) -> Result<(), LaneError> {
         let views = self.views_of(round.last);
-        let begun = self.begin_work(chunk);
+        let begun = self.flight.begin(chunk, &self.storage);
         let verdict = match self.engine.home(chunk) {
             Some(home) => self.finish_rows((chunk, home), round, &views)?,
             None => self.storage.finish(chunk, round, &views)?,
         };
-        self.record_round(begun, chunk, round.number, round.contributors);
+        let of = (chunk, (&self.engine, &self.storage));
+        self.flight.round(begun, of, (round.number, round.contributors));
         self.engine.finished(chunk, verdict, &mut self.commands);
         Ok(())
     }
 
     fn spill(&mut self, chunk: u32, from: Source, to: u32) -> Result<(), LaneError> {
         let view = self.view_of(from);
-        let begun = self.begin_work(chunk);
+        let begun = self.flight.begin(chunk, &self.storage);
         self.storage.spill(chunk, from, view.as_ref(), to)?;
-        self.end_work(begun, Kind::Spill, chunk, Some(from));
+        self.flight.end(begun, Kind::Spill, (chunk, (&self.engine, &self.storage)), from);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! A command that fails ends its lane, whoever had it executed: rounds would go on without the commands behind it.
 
-use super::lane::{DataLane, LaneError};
+use super::error::LaneError;
+use super::lane::DataLane;
 use super::link::WorkerInbox;
 use super::rig;
 use crate::engine::Command;
@@ -34,7 +35,10 @@ const CAUSES: [(&str, Cause); 8] = [
     ("assign", |lane, _, _| drop(lane.assign(EPOCH, &[]))),
     ("roles", |lane, _, _| drop(lane.roles(EPOCH, &[]))),
     ("workers", |lane, _, _| lane.workers(EPOCH, &[], &[])),
-    ("answer a call", |lane, _, _| lane.answer_call(1, None)),
+    ("answer a call", |lane, _, _| {
+        lane.note_answer(1, None);
+        lane.execute();
+    }),
     ("end a server", |lane, _, _| lane.end_server(Rank(1))),
     ("step", |_, _, _| {}),
 ];

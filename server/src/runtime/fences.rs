@@ -2,32 +2,14 @@
 //! what was taken of them is read, what was granted comes back when their fences are done, and weights are moved out of the way of
 //! rounds. Which memory that is, the engine knows.
 
-use super::lane::{DataLane, LaneError};
-use super::link::{Link, Post, Posted};
-use crate::engine::{BrokenRule, FenceId};
+use super::error::LaneError;
+use super::lane::DataLane;
+use super::link::{Gone, Post, Posted};
+use crate::engine::BrokenRule;
 use fabric::{CompletionQueue, Fence};
 use proto_common::ids::Rank;
 
-/// A worker's channel that nothing is sent over, or taken from, any more.
-#[derive(Debug)]
-pub(super) struct Gone {
-    pub(super) rank: Rank,
-    fence: FenceId,
-    pub(super) link: Link,
-}
-
 impl<Q: CompletionQueue> DataLane<Q> {
-    /// Forgets what was to be said to a worker. Its channel is closed as soon as what was taken of it is read: the commands that
-    /// are there may still name its memory, which it may write again from its close on.
-    pub fn detach(&mut self, rank: Rank) {
-        let Some(link) = self.links.get_mut(rank.0 as usize).and_then(Option::take) else { return };
-        self.ranks.remove(&link.channel);
-        // This also ends the reads that were under way. First, so that nothing that follows is for this worker.
-        let fence = self.engine.peer_down(rank);
-        self.calls.end_reads(rank);
-        self.gone.push(Gone { rank, fence, link });
-    }
-
     /// Closes the channels of workers that are gone: no command names their memory any more. What a worker was copying is
     /// free only now, because it learns from the close that its copy may not be whole.
     pub(super) fn close_gone(&mut self) {

@@ -1,12 +1,11 @@
 //! What a lane records of its work, and what it says of rounds that were slow. Everything is told after the fact, from what the
 //! engine knows anyway; it must not change what the lane does.
 
-use super::lane::DataLane;
-use crate::engine::{Arrival, ResultBlock, Source};
+use crate::engine::{Arrival, LaneEngine, ResultBlock, Source, Waiting};
+use crate::storage::Storage;
 use daemon::flight::{Event, Flight, Kind, NOBODY, OWN_EVENT_BYTES, Recorder, Slow};
-use fabric::CompletionQueue;
-use proto_common::batch::{BlockData, OpKind};
-use proto_common::ids::{Key, Rank, Role};
+use proto_common::batch::{Block, BlockData, OpKind};
+use proto_common::ids::{Key, Lane, Rank, Role};
 use std::fmt;
 use std::time::Instant;
 
@@ -14,6 +13,9 @@ use std::time::Instant;
 const NAMED_MAX: usize = 8;
 /// An oldest operation that has waited for so long is recorded whenever somebody asks for it.
 const WAITS_MS: u64 = 100;
+
+/// Who knows what an event says of a chunk.
+pub(super) type Of<'a> = (&'a LaneEngine, &'a Storage);
 
 /// Where a slow round's time went. What was not timed is in the rest.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -65,6 +67,7 @@ pub(super) struct LaneFlight {
     slow: Slow,
     /// For tensors' names.
     flight: Option<Flight>,
+    lane: Lane,
     now_ms: u64,
     /// By chunk index; only of chunks that are timed or have copies.
     spent: Vec<Spent>,
@@ -116,35 +119,30 @@ impl LaneFlight {
     pub(super) fn peer(&mut self, kind: Kind, peer: Rank) {
         self.recorder.note(Event { peer: peer.0, ..Event::of(kind) });
     }
-}
 
-impl<Q: CompletionQueue> DataLane<Q> {
-    /// What this lane does is recorded from now on.
-    pub(super) fn set_flight(&mut self, flight: &Flight, index: u16) {
-        let recorder = flight.thread(format!("lane {index}"));
-        let (slow, flight) = (flight.slow().clone(), Some(flight.clone()));
-        self.flight = LaneFlight { recorder, slow, flight, ..LaneFlight::default() };
+    /// What a lane does is recorded from now on.
+    pub(super) fn new(flight: &Flight, lane: Lane) -> Self {
+        let recorder = flight.thread(format!("lane {}", lane.0));
+        Self { recorder, slow: flight.slow().clone(), flight: Some(flight.clone()), lane, ..Self::default() }
     }
 
     /// The lane's thread has looked at the clock; `now_ms` is what it calls that.
     pub(super) fn saw(&mut self, now: Instant, now_ms: u64) {
-        self.flight.recorder.saw(now);
-        self.flight.now_ms = now_ms;
-        self.commands.told_before_ms = self.flight.told_before_ms();
+        self.recorder.saw(now);
+        self.now_ms = now_ms;
     }
 
     /// A batch was decoded: it, and each large contribution of it.
-    pub(super) fn record_batch(&mut self, rank: Rank) {
-        if !self.flight.recorder.is_on() {
+    pub(super) fn batch(&mut self, rank: Rank, blocks: &[Block]) {
+        if !self.recorder.is_on() {
             return;
         }
-        let blocks = &self.reader.blocks;
         let mut total = 0;
         for block in blocks {
             let carries = block.op.contributes() && !matches!(block.data, BlockData::Announced { .. });
             total += if carries { block.bytes } else { 0 };
             if carries && block.bytes >= OWN_EVENT_BYTES {
-                self.flight.recorder.note(Event {
+                self.recorder.note(Event {
                     kind: Kind::Contribution,
                     key: block.id.key.0,
                     chunk: block.id.chunk.0,
@@ -156,7 +154,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
         }
         let Some(first) = blocks.first() else { return };
-        self.flight.recorder.note(Event {
+        self.recorder.note(Event {
             kind: Kind::BatchTaken,
             key: first.id.key.0,
             chunk: first.id.chunk.0,
@@ -168,12 +166,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// Results leave for a worker.
-    pub(super) fn record_results(&mut self, peer: Rank, results: &[ResultBlock]) {
-        if !self.flight.recorder.is_on() {
+    pub(super) fn results(&mut self, peer: Rank, results: &[ResultBlock]) {
+        if !self.recorder.is_on() {
             return;
         }
         let first = results.first().map(|result| result.block);
-        self.flight.recorder.note(Event {
+        self.recorder.note(Event {
             key: first.map_or(0, |block| block.id.key.0),
             chunk: first.map_or(0, |block| block.id.chunk.0),
             peer: peer.0,
@@ -183,72 +181,70 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// Work on a chunk begins, if that is worth timing.
-    pub(super) fn begin_work(&mut self, chunk: u32) -> Option<u64> {
-        if !self.flight.is_on() {
+    pub(super) fn begin(&mut self, chunk: u32, storage: &Storage) -> Option<u64> {
+        if !self.is_on() {
             return None;
         }
-        let bytes = self.storage.size_of(chunk).unwrap_or(0);
-        self.flight.recorder.begin(bytes)
+        self.recorder.begin(storage.size_of(chunk).unwrap_or(0))
     }
 
     /// It is done.
-    pub(super) fn end_work(&mut self, begun: Option<u64>, kind: Kind, chunk: u32, from: Option<Source>) {
+    pub(super) fn end(&mut self, begun: Option<u64>, kind: Kind, (chunk, of): (u32, Of<'_>), from: Source) {
         let Some(began_ns) = begun else { return };
         let peer = match from {
-            Some(Source::Worker { peer, .. }) => peer.0,
+            Source::Worker { peer, .. } => peer.0,
             _ => NOBODY,
         };
-        let event = Event { peer, ..self.about(kind, chunk) };
-        self.flight.recorder.end(begun, event);
-        let took_ns = self.flight.recorder.now_ns().saturating_sub(began_ns);
-        self.flight.spent(chunk).reduce_ns += took_ns;
-    }
-
-    fn about(&self, kind: Kind, chunk: u32) -> Event {
-        let id = self.engine.chunk_id(chunk).unwrap_or_default();
-        let bytes = self.storage.size_of(chunk).unwrap_or(0);
-        Event { key: id.key.0, chunk: id.chunk.0, bytes, ..Event::of(kind) }
+        let event = Event { peer, ..about(kind, chunk, of) };
+        self.recorder.end(begun, event);
+        let took_ns = self.recorder.now_ns().saturating_sub(began_ns);
+        self.spent(chunk).reduce_ns += took_ns;
     }
 
     /// A chunk's sum leaves for a server that has its copy, in one record or several.
-    pub(super) fn record_copy(&mut self, chunk: u32, to: Rank, round: u64) {
-        if !self.flight.is_on() {
+    pub(super) fn copy(&mut self, (chunk, of): (u32, Of<'_>), to: Rank, round: u64) {
+        if !self.is_on() {
             return;
         }
-        let now_ns = self.flight.recorder.now_ns();
-        let spent = self.flight.spent(chunk);
+        let now_ns = self.recorder.now_ns();
+        let spent = self.spent(chunk);
         if spent.sent_ns == 0 {
             (spent.sent_ns, spent.sent_to) = (now_ns.max(1), to.0);
         }
-        let event = Event { peer: to.0, round, ..self.about(Kind::CopySent, chunk) };
-        self.flight.recorder.note(event);
+        let event = Event { peer: to.0, round, ..about(Kind::CopySent, chunk, of) };
+        self.recorder.note(event);
     }
 
     /// A chunk was copied for a checkpoint.
-    pub(super) fn record_save(&mut self, begun: Option<u64>, chunk: u32, round: u64) {
+    pub(super) fn save(&mut self, begun: Option<u64>, (chunk, of): (u32, Of<'_>), round: u64) {
         if begun.is_some() {
-            let event = Event { round, ..self.about(Kind::CheckpointCopy, chunk) };
-            self.flight.recorder.end(begun, event);
+            let event = Event { round, ..about(Kind::CheckpointCopy, chunk, of) };
+            self.recorder.end(begun, event);
         }
     }
 
     /// A round's weights are made: what it was, and what it took, where that was long.
-    pub(super) fn record_round(&mut self, begun: Option<u64>, chunk: u32, round: u64, contributors: u32) {
-        if !self.flight.is_on() {
+    pub(super) fn round(
+        &mut self,
+        begun: Option<u64>,
+        (chunk, of): (u32, Of<'_>),
+        (round, contributors): (u64, u32),
+    ) {
+        if !self.is_on() {
             return;
         }
-        let came = self.flight.came_to(chunk, round);
-        let about = Event { round, extra: u64::from(contributors), ..self.about(Kind::Finish, chunk) };
-        self.flight.recorder.end(begun, about);
-        let now_ns = self.flight.recorder.now_ns();
+        let came = self.came_to(chunk, round);
+        let about = Event { round, extra: u64::from(contributors), ..about(Kind::Finish, chunk, of) };
+        self.recorder.end(begun, about);
+        let now_ns = self.recorder.now_ns();
         let finish_ns = begun.map_or(0, |began_ns| now_ns.saturating_sub(began_ns));
-        let spent = self.flight.spent.get_mut(chunk as usize).map(std::mem::take).unwrap_or_default();
+        let spent = self.spent.get_mut(chunk as usize).map(std::mem::take).unwrap_or_default();
         if spent.sent_ns != 0 {
             let event = Event { kind: Kind::CopyConfirmed, peer: spent.sent_to, ..about };
-            self.flight.recorder.since(spent.sent_ns, event);
+            self.recorder.since(spent.sent_ns, event);
         }
         let (mut first_ms, mut last_ms, mut last) = (u64::MAX, 0, NOBODY);
-        for arrival in &self.flight.arrivals[came.clone()] {
+        for arrival in &self.arrivals[came.clone()] {
             first_ms = first_ms.min(arrival.since_ms);
             if arrival.since_ms >= last_ms {
                 (last_ms, last) = (arrival.since_ms, arrival.rank.0);
@@ -257,13 +253,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if last == NOBODY {
             return;
         }
-        let took_ms = self.flight.now_ms.saturating_sub(first_ms);
+        let took_ms = self.now_ms.saturating_sub(first_ms);
         let late_us = last_ms.saturating_sub(first_ms) * 1_000;
         let start_ns = now_ns.saturating_sub(took_ms * 1_000_000 + finish_ns);
         let event = Event { kind: Kind::Round, peer: last, extra: late_us, ..about };
-        self.flight.recorder.since(start_ns, event);
-        if self.flight.slow.is_slow(took_ms) {
-            self.say_slow(&about, (&self.flight.arrivals[came], first_ms, last_ms), (spent, finish_ns));
+        self.recorder.since(start_ns, event);
+        if self.slow.is_slow(took_ms) {
+            self.say_slow(&about, (&self.arrivals[came], first_ms, last_ms), (spent, finish_ns));
         }
     }
 
@@ -274,7 +270,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         (came, first_ms, last_ms): (&[Arrival], u64, u64),
         (spent, finish_ns): (Spent, u64),
     ) {
-        let LaneFlight { slow, flight, now_ms, recorder, .. } = &self.flight;
+        let Self { slow, flight, now_ms, recorder, lane, .. } = self;
         let Some(left_out) = slow.count() else { return };
         let tensor = flight.as_ref().map_or_else(String::new, |flight| flight.called(Key(about.key)));
         let late_ms = last_ms - first_ms;
@@ -294,7 +290,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             work_ns: (recorder.is_on() && about.bytes >= OWN_EVENT_BYTES)
                 .then_some(spent.reduce_ns + finish_ns),
         };
-        let (lane, round, bytes) = (self.config.engine.lane.0, about.round, about.bytes);
+        let (lane, round, bytes) = (lane.0, about.round, about.bytes);
         tracing::warn!(
             tensor,
             chunk = about.chunk,
@@ -308,7 +304,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// What waits longest, where that is long: recorded when somebody asks, which heartbeats do.
-    pub(super) fn record_oldest(&mut self, oldest: Option<&crate::engine::Waiting>) {
+    pub(super) fn oldest(&mut self, oldest: Option<&Waiting>) {
         let Some(oldest) = oldest.filter(|oldest| oldest.waited_ms >= WAITS_MS && oldest.call.is_none())
         else {
             return;
@@ -326,9 +322,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
             bytes: oldest.waited_ms,
             extra: set.fold(0, |set, rank| set | 1 << rank.0),
         };
-        self.flight.recorder.look();
-        self.flight.recorder.note(event);
+        self.recorder.look();
+        self.recorder.note(event);
     }
+}
+
+/// What an event says of a chunk.
+fn about(kind: Kind, chunk: u32, (engine, storage): Of<'_>) -> Event {
+    let id = engine.chunk_id(chunk).unwrap_or_default();
+    let bytes = storage.size_of(chunk).unwrap_or(0);
+    Event { key: id.key.0, chunk: id.chunk.0, bytes, ..Event::of(kind) }
 }
 
 #[cfg(test)]

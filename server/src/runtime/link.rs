@@ -1,8 +1,10 @@
 //! One worker's channel on one lane: what is posted, what waits to be posted, what is not completed.
 
 use super::moving::Moves;
+use crate::engine::FenceId;
 use fabric::{ChannelId, MappedRegions, RemoteKey, RemoteSpan};
 use proto_common::batch::{Landing, SlotGrant};
+use proto_common::ids::Rank;
 use std::collections::VecDeque;
 
 /// A worker's inbox on this lane, from its bootstrap.
@@ -140,6 +142,14 @@ impl Link {
     pub(super) fn nowhere(&self) -> RemoteSpan {
         RemoteSpan { key: RemoteKey(self.inbox.region), offset: self.inbox.offset }
     }
+}
+
+/// A worker's channel that nothing is sent over, or taken from, any more.
+#[derive(Debug)]
+pub(super) struct Gone {
+    pub(super) rank: Rank,
+    pub(super) fence: FenceId,
+    pub(super) link: Link,
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
-//! Executes what the engines decide. `lane` is one data thread's work: it receives batches and calls the engine; `execute` executes
-//! the commands, `posting` writes to workers, `results` encodes result batches, `replicas` writes and reads records between servers,
+//! Executes what the engines decide. `lane` is what one data thread works on. `turn` receives batches and calls the engine; `execute`
+//! executes the commands, `posting` writes to workers, `results` encodes result batches, `replicas` writes and reads records between servers,
 //! `thread` runs it. `bootstrap` takes others' connections, `streams` connects to servers that have replicas, `serving` executes what
 //! the member engine decides, and `run` puts them together with the scheduler link and the HTTP endpoints.
 
 mod bootstrap;
+mod calling;
 mod calls;
 mod change;
 mod embed;
+mod error;
 mod execute;
 #[cfg(test)]
 mod failure_tests;
@@ -16,10 +18,12 @@ mod fences;
 mod flight;
 mod lane;
 mod link;
-mod making;
+mod message;
 mod moving;
 mod news;
+mod peers;
 mod posting;
+mod records;
 mod replicas;
 #[cfg(test)]
 mod restore_tests;
@@ -36,12 +40,13 @@ mod status;
 mod streams;
 mod tables;
 mod thread;
-mod workers;
+mod turn;
 
-pub(crate) use calls::{AnswerBody, Answers, HandlerNews};
 pub use embed::{Server, StartError, listen};
-pub use lane::{DataLane, LaneConfig, LaneError};
+pub use error::LaneError;
+pub use lane::{DataLane, LaneConfig};
 pub use link::WorkerInbox;
+pub use message::LaneNews;
+pub(crate) use message::{Answers, HandlerNews};
 pub use run::run;
 pub use serving::RunError;
-pub use thread::LaneNews;

@@ -1,7 +1,7 @@
 //! What lanes tell the control side without being asked: the newest of each kind is kept until it is read, so that no lane ever
 //! waits, and nothing grows.
 
-use super::thread::LaneNews;
+use super::message::LaneNews;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;

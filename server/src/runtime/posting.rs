@@ -2,14 +2,89 @@
 //! lane's.
 
 use super::calls::CallMemory;
-use super::lane::LaneError;
+use super::error::LaneError;
+use super::lane::DataLane;
 use super::link::{Fetch, Link, Post, Posted};
 use crate::storage::Storage;
 use fabric::{Blocks, CompletionQueue, PostError, Read, RemoteKey, RemoteSpan, Write};
 use proto_common::batch::Notice;
+use proto_common::ids::Rank;
+
+/// Posts that may wait for a worker when a notice joins them: all others are bounded by what the engine keeps.
+const BACKLOG_MAX: usize = 1024;
+
+impl<Q: CompletionQueue> DataLane<Q> {
+    /// Posts, or queues behind what is queued already.
+    pub(super) fn post(&mut self, peer: Rank, post: Post) -> Result<(), LaneError> {
+        let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else {
+            self.dropped(peer, post);
+            return Ok(());
+        };
+        if matches!(post, Post::Notice(_)) && link.backlog.len() >= BACKLOG_MAX {
+            self.expel(peer, "it sends operations, but accepts no answers");
+            return Ok(());
+        }
+        link.backlog.push_back(post);
+        if link.backlog.len() == 1 { self.drain(peer) } else { Ok(()) }
+    }
+
+    pub(super) fn retry_backlogs(&mut self) -> Result<(), LaneError> {
+        for rank in 0..self.links.len() {
+            if self.links[rank].as_ref().is_some_and(|link| !link.backlog.is_empty()) {
+                self.drain(Rank(rank as u32))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, peer: Rank) -> Result<(), LaneError> {
+        let Self { queue, links, storage, blocks, calls, .. } = self;
+        let Some(Some(link)) = links.get_mut(peer.0 as usize) else { return Ok(()) };
+        let mut failure = None;
+        while let Some(post) = link.backlog.front().copied() {
+            match start(queue, link, (storage, blocks, calls), post)? {
+                Ok(()) => drop(link.backlog.pop_front()),
+                // A closed channel reports itself with the next completions: no offence of the worker's.
+                Err(PostError::Full | PostError::Closed) => break,
+                Err(error) => {
+                    failure = Some(error);
+                    break;
+                }
+            }
+        }
+        match failure {
+            // Ours, and not the worker's: without this server nobody goes on, so all are to hear why.
+            Some(error @ PostError::Unregistered) => {
+                return Err(LaneError::Unregistered(self.queue.explain(error)));
+            }
+            Some(error) => self.expel(peer, &format!("memory that it granted cannot be accessed: {error}")),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// What a post held is free, because its channel is gone.
+    pub(super) fn dropped(&mut self, rank: Rank, post: Post) {
+        match post {
+            Post::Land { chunk, buffer, .. } => self.completed(rank, Posted::Land { chunk, buffer }),
+            Post::Results { block, .. } => self.completed(rank, Posted::Block(block)),
+            Post::CallLand { call, .. } => self.completed(rank, Posted::Reply(call)),
+            Post::CallRead { call, .. } => self.calls.unread(call),
+            Post::Notice(_) | Post::Fetch { .. } => {}
+        }
+    }
+
+    pub(super) fn completed(&mut self, rank: Rank, posted: Posted) {
+        match posted {
+            Posted::Land { chunk, buffer } => self.engine.landed(rank, chunk, buffer, &mut self.commands),
+            Posted::Block(block) => self.blocks.give(block),
+            Posted::Reply(call) => self.calls.landed(call),
+        }
+    }
+}
 
 /// Posts one thing, and notes what its completion will be of. The outer error is ours, the inner one the channel's.
-pub(super) fn start<Q: CompletionQueue>(
+fn start<Q: CompletionQueue>(
     queue: &mut Q,
     link: &mut Link,
     (storage, blocks, calls): (&Storage, &Blocks, &CallMemory),

@@ -1,83 +1,28 @@
 //! Channels between servers, of one lane: records of our streams written, records of others' read. What they say, and what
 //! becomes of it, the engine decides.
 
-mod taking;
-
-use super::lane::{DataLane, LaneError, read_prefix};
-use super::slots::{lend_cells, slots_of};
-use super::thread::LaneNews;
-use crate::engine::{ChunkState, Payload, RecordContext};
-use crate::storage::Cells;
-use fabric::{
-    Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, Exclusive, PostError, RemoteKey,
-    RemoteSpan, Span, Write,
-};
+use super::error::LaneError;
+use super::lane::DataLane;
+use super::message::LaneNews;
+use super::records::{CopyLink, PREFIX_BYTES, RecordPost, Replicas};
+use super::slots::read_prefix;
+use crate::engine::{ChunkState, Payload, RecordContext, Source};
+use crate::storage::Image;
+use fabric::{Completion, CompletionKind, CompletionQueue, PostError, RemoteKey, RemoteSpan, Span, Write};
 use proto_common::batch::{BatchKind, BatchWriter, Block, BlockData, Notice, OpKind, RECORD_LEFT, SlotGrant};
-use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
-use proto_common::limits::{REPLICA_SLOTS, TABLE_BYTES_MAX, slot_bytes_for};
-use proto_common::message::{InboxGrant, encode};
-use std::collections::{HashMap, VecDeque};
+use proto_common::ids::{Epoch, Operation, Rank};
+use proto_common::message::{decode, encode};
+use proto_common::optimizer::Optimizer;
 
-/// Bytes of a record that are not its payload: a table of two blocks, and a set of contributors or changes of a rule.
-const PREFIX_BYTES: u64 = 8 << 10;
 /// Notices that may wait for a server that takes none: more than it has slots to be told about.
 const BACKLOG_MAX: usize = 1024;
 
-/// A record that is encoded; what it carries is found again when it is posted.
-#[derive(Clone, Copy, Debug)]
-struct RecordPost {
-    slot: SlotGrant,
-    chunk: u32,
-    payload: Payload,
-    /// Of the whole.
-    at: u64,
-    bytes: u64,
-    /// Where the payload starts, and what follows it.
-    prefix_bytes: u64,
-    extra_bytes: u64,
-}
-
-/// Our stream to a server.
-#[derive(Debug)]
-struct StreamLink {
-    to: Rank,
-    /// Of the dial that connected it.
-    number: u64,
-    channel: ChannelId,
-    inbox: InboxGrant,
-    /// A block for each slot: it is free when the slot is.
-    prefixes: Blocks,
-    /// The image that is being sent.
-    image: Option<Exclusive>,
-    /// Not taken by the channel yet; no more than slots.
-    backlog: VecDeque<RecordPost>,
-}
-
-/// A server's stream to us.
-#[derive(Debug)]
-struct CopyLink {
-    from: Rank,
-    channel: ChannelId,
-    cells: Cells,
-    /// The image that is coming.
-    image: Vec<u8>,
-    backlog: VecDeque<u32>,
-    /// It is to end: nothing is said to it any more, and it is closed when what it was taken from is executed.
-    is_over: bool,
-}
-
-/// See the module.
-#[derive(Debug, Default)]
-pub(super) struct Replicas {
-    streams: Vec<StreamLink>,
-    copies: Vec<CopyLink>,
-    /// Whose each channel is, and whether it is a stream of ours.
-    channels: HashMap<ChannelId, (Rank, bool)>,
-    news: VecDeque<LaneNews>,
-    captured: Vec<u8>,
-    words: Vec<u64>,
-    /// Some stream to us is to end.
-    some_over: bool,
+/// A home's image, and what is behind it: how long it is stands last.
+fn without_rows(bytes: &[u8]) -> (&[u8], &[u8]) {
+    let split = bytes.split_last_chunk().and_then(|(bytes, image_bytes)| {
+        bytes.split_at_checked(usize::try_from(u64::from_le_bytes(*image_bytes)).ok()?)
+    });
+    split.unwrap_or_default()
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -86,75 +31,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.replicas.news.pop_front()
     }
 
-    /// Makes a channel of the queue our stream to a server, which granted these slots.
-    pub fn adopt_stream(
-        &mut self,
-        (to, number): (Rank, u64),
-        incarnation: Incarnation,
-        channel: ChannelId,
-        inbox: InboxGrant,
-    ) -> Result<(), LaneError> {
-        self.close_stream(to);
-        self.execute();
-        let slots = slots_of(&inbox, slot_bytes_for(self.config.chunk_bytes)).and_then(|grants| {
-            let prefixes = Blocks::new(grants.len() as u32, PREFIX_BYTES, "gradwire-records");
-            Ok((grants, prefixes.map_err(|error| error.to_string())?))
-        });
-        let (grants, prefixes) = match slots {
-            Ok(slots) => slots,
-            Err(reason) => {
-                self.queue.close(channel);
-                return Err(LaneError::Attach { rank: to, reason });
-            }
-        };
-        let part_bytes = inbox.slot_bytes.saturating_sub(TABLE_BYTES_MAX as u64) & !63;
-        let (image, backlog) = (None, VecDeque::new());
-        self.replicas.streams.push(StreamLink { to, number, channel, inbox, prefixes, image, backlog });
-        self.replicas.channels.insert(channel, (to, true));
-        self.engine.stream_up(to, incarnation, &grants, part_bytes, &mut self.commands);
-        self.execute();
-        Ok(())
-    }
-
-    /// Makes a channel of the queue a server's stream to us. Returns what that needs of the slots for it.
-    pub fn adopt_copy(
-        &mut self,
-        from: Rank,
-        incarnation: Incarnation,
-        channel: ChannelId,
-    ) -> Result<InboxGrant, LaneError> {
-        self.close_copy(from);
-        let each = (REPLICA_SLOTS, slot_bytes_for(self.config.chunk_bytes));
-        let (cells, region) = match lend_cells(&mut self.queue, channel, each) {
-            Ok(lent) => lent,
-            Err(error) => {
-                self.queue.close(channel);
-                return Err(error);
-            }
-        };
-        self.storage.set_records(from, Some(cells.clone()));
-        let (image, backlog, is_over) = (Vec::new(), VecDeque::new(), false);
-        self.replicas.copies.push(CopyLink { from, channel, cells, image, backlog, is_over });
-        self.replicas.channels.insert(channel, (from, false));
-        let grants = self.engine.copy_up(from, incarnation, REPLICA_SLOTS);
-        let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
-        Ok(InboxGrant { region, offset: 0, slot_bytes: each.1, grants })
-    }
-
-    /// Nobody wants our stream to a server any more.
-    pub fn hang_up(&mut self, to: Rank) {
-        self.close_stream(to);
-        self.execute();
-    }
-
-    /// That life of a server is over: nothing of it lands any more.
-    pub fn end_server(&mut self, rank: Rank) {
-        self.close_copy(rank);
-        self.close_stream(rank);
-        self.execute();
-    }
-
-    fn close_stream(&mut self, to: Rank) {
+    pub(super) fn close_stream(&mut self, to: Rank) {
         let Some(at) = self.replicas.streams.iter().position(|link| link.to == to) else { return };
         let link = self.replicas.streams.swap_remove(at);
         self.queue.close(link.channel);
@@ -162,7 +39,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.engine.stream_down(to, &mut self.commands);
     }
 
-    fn close_copy(&mut self, from: Rank) {
+    pub(super) fn close_copy(&mut self, from: Rank) {
         let Some(at) = self.replicas.copies.iter().position(|link| link.from == from) else { return };
         let link = self.replicas.copies.swap_remove(at);
         self.queue.close(link.channel);
@@ -334,7 +211,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         sequence: u64,
     ) -> Result<(), LaneError> {
         if payload == Payload::Sum {
-            self.record_copy(chunk, to, block.round);
+            self.flight.copy((chunk, (&self.engine, &self.storage)), to, block.round);
         }
         let rules = match payload {
             Payload::Rules => {
@@ -485,6 +362,94 @@ impl<Q: CompletionQueue> DataLane<Q> {
             if let Some(from) = self.replicas.copies.get(at).filter(|link| !link.backlog.is_empty()) {
                 self.post_notices(from.from)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Part of an image of a copy has come.
+    pub(super) fn take_part(
+        &mut self,
+        from: Rank,
+        (part, at, bytes): (Source, u64, u64),
+        total: u64,
+        chunk: u32,
+    ) -> Result<(), LaneError> {
+        // A home's rows are behind its image: as many as their server has room for.
+        let has_rows = self.engine.home(chunk).is_some();
+        let most = if has_rows { u64::MAX } else { self.storage.image_bytes_max(chunk)? as u64 };
+        let link = self.replicas.copies.iter_mut().find(|link| link.from == from);
+        let Some(link) = link else { return Ok(()) };
+        if at + bytes > total || total > most {
+            tracing::warn!(server = from.0, "the image of a chunk from a server is longer than the chunk");
+            self.end_stream(from, false);
+            return Ok(());
+        }
+        // Parts come in order: what it grows by is what has come.
+        link.image.resize((at + bytes) as usize, 0);
+        Ok(self.storage.read_record(part, &mut link.image[at as usize..])?)
+    }
+
+    /// An image is whole: the chunk becomes what it says.
+    pub(super) fn load(
+        &mut self,
+        (from, slot): (Rank, SlotGrant),
+        chunk: u32,
+        into: u8,
+        keeps_other: bool,
+    ) -> Result<(), LaneError> {
+        let Self { replicas, storage, engine, commands, tables, .. } = self;
+        let link = replicas.copies.iter_mut().find(|link| link.from == from);
+        let Some(link) = link else { return Ok(()) };
+        let home = engine.home(chunk);
+        let (image, rows) =
+            if home.is_some() { without_rows(&link.image) } else { (&link.image[..], &[][..]) };
+        let state = match Image::read(image) {
+            Ok(image) => {
+                let loaded = home.map_or(Ok(()), |home| tables.load_home(home, rows));
+                if let Err(reason) = &loaded {
+                    tracing::warn!(server = from.0, reason, "cannot apply rows from a server");
+                }
+                let sound = loaded.is_ok() && engine.check_state(chunk, &image.state).is_ok();
+                let loaded =
+                    sound.then(|| storage.load_image(chunk, &image, into, keeps_other).ok()).flatten();
+                loaded.map(|()| {
+                    let mut state = image.state;
+                    if keeps_other {
+                        (state.previous, state.previous_bytes) = (None, 0);
+                    }
+                    state
+                })
+            }
+            Err(error) => {
+                tracing::warn!(server = from.0, %error, "malformed image of a chunk from a server");
+                None
+            }
+        };
+        if home.is_some() {
+            link.image = Vec::new();
+        }
+        engine.loaded((from, slot), chunk, state.as_ref().map(|state| (state, into)), commands);
+        Ok(())
+    }
+
+    /// Changes of a copy's rule have come.
+    pub(super) fn take_rules(
+        &mut self,
+        from: Rank,
+        chunk: u32,
+        (rules, bytes): (Source, u64),
+        after: u64,
+    ) -> Result<(), LaneError> {
+        let mut encoded = vec![0; bytes.min(PREFIX_BYTES) as usize];
+        self.storage.read_record(rules, &mut encoded)?;
+        let changes: Option<Vec<(u64, Optimizer)>> = decode(&encoded).ok();
+        let sound = |changes: &Vec<(u64, Optimizer)>| changes.iter().all(|(_, rule)| rule.validate().is_ok());
+        let taken = match changes.filter(sound) {
+            Some(changes) => self.storage.take_rule_changes(chunk, &changes, after).is_ok(),
+            None => false,
+        };
+        if !taken {
+            self.end_stream(from, false);
         }
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! Result batches on their way out: encoded, and their landings given the keys and places that the channel knows. What
 //! they say is the engine's.
 
-use super::lane::{DataLane, LaneError};
+use super::error::LaneError;
+use super::lane::DataLane;
 use super::link::Post;
-use crate::engine::ResultBlock;
+use crate::engine::{Place, ResultBlock};
 use fabric::{Access, CompletionQueue, PostError};
 use proto_common::batch::{
     BatchHeader, BatchKind, BatchWriter, Block, BlockData, Landing, SlotGrant, Status,
@@ -46,17 +47,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let storage = &self.storage;
         // As for what workers grant: the engine names a block, and here it gets its place. Without a key there is no
         // buffer to be had now; the engine's grant stands, for when the worker asks again.
-        let place = |block: &Block| {
-            let landing = block.landing?;
-            if block.view {
-                let weights = storage.weights(landing.region as u32, landing.offset as u8).ok()?;
-                return Some(Landing { region: weights_key?, offset: weights.offset(), ..landing });
-            }
-            if block.status != Status::Granted {
-                return Some(landing);
-            }
-            let offset = storage.spill_cells().start(landing.offset as u32);
-            Some(Landing { region: key?, offset, ..landing })
+        let place = |result: &ResultBlock| {
+            let landing = result.block.landing?;
+            let (region, offset) = match result.place {
+                None => return Some(landing),
+                Some(Place::Weights { chunk, buffer }) => {
+                    (weights_key?, storage.weights(chunk, buffer).ok()?.offset())
+                }
+                Some(Place::Spill(block)) => (key?, storage.spill_cells().start(block)),
+            };
+            Some(Landing { region, offset, ..landing })
         };
         let calls = &self.calls;
         let is_kept = |call| calls.reply_prefix(call).is_some();
@@ -96,10 +96,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if link.spill_key.is_none() {
             link.spill_key = self.queue.expose(link.channel, spill.memory()).ok().map(|key| key.0);
         }
-        let granted = results.iter().filter(|result| result.block.status == Status::Granted);
-        for landing in granted.filter_map(|result| result.block.landing) {
-            let block = spill.memory().span(spill.start(landing.offset as u32), landing.bytes).ok()?;
-            self.queue.lend(link.channel, &block, Access::ReadWrite, 0).ok()?;
+        for result in results {
+            if let (Some(Place::Spill(block)), Some(landing)) = (result.place, result.block.landing) {
+                let block = spill.memory().span(spill.start(block), landing.bytes).ok()?;
+                self.queue.lend(link.channel, &block, Access::ReadWrite, 0).ok()?;
+            }
         }
         link.spill_key
     }
@@ -155,13 +156,13 @@ fn encode_results(
     header: BatchHeader,
     (results, is_kept): (&[ResultBlock], impl Fn(u64) -> bool),
     grants: &[SlotGrant],
-    place: impl Fn(&Block) -> Option<Landing>,
+    place: impl Fn(&ResultBlock) -> Option<Landing>,
 ) -> usize {
     // The engine packed with the same room; the writer cannot refuse what fitted there.
     let Ok(mut writer) = BatchWriter::new(prefix, RESULT_SLOT_BYTES) else { return 0 };
     for result in results {
         let bytes = result.inline_bytes();
-        let landing = place(&result.block);
+        let landing = place(result);
         // Without its reply a call was answered for nothing.
         let is_gone = result.call.is_some_and(|call| !is_kept(call));
         let status = if is_gone { Status::NoReply } else { result.block.status };

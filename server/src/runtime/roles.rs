@@ -2,49 +2,39 @@
 //! few at a time: rounds go on in between. Then the engine takes all of it at once. What others wait for (who serves what, whose
 //! copy counts) is not put off for it. It must not decide what chunks are for.
 
-use super::lane::{DataLane, LaneError};
+use super::change::{AllMade, Changed, Changing, Reply};
+use super::error::LaneError;
+use super::lane::DataLane;
 use crate::engine::{ChunkSpec, Role, RoleChanges};
-use crate::storage::Made;
-use fabric::{CompletionQueue, oneshot};
+use fabric::CompletionQueue;
 use proto_common::ids::{ChunkId, Epoch};
-use proto_common::message::NotTaken;
-use std::collections::HashMap;
+use proto_common::tensor::RuleChange;
+use std::time::Instant;
 
 /// Chunks that are made, or whose sums are moved, in one turn of a lane.
 const PER_TURN: usize = 4;
-
-type Reply = oneshot::Sender<Result<(), NotTaken>>;
-pub(super) type AllMade = HashMap<ChunkId, (ChunkSpec, Made)>;
-
-/// Roles that are being prepared.
-#[derive(Debug)]
-pub(super) struct Changing {
-    epoch: Epoch,
-    chunks: Vec<(ChunkSpec, Role)>,
-    /// Those before it were looked at.
-    next: usize,
-    made: AllMade,
-    /// Copies that could not be made, and why the first of them.
-    lacking: Vec<ChunkId>,
-    failed: Option<LaneError>,
-    reply: Option<Reply>,
-}
-
-impl Changing {
-    fn answer(&mut self, result: Result<(), LaneError>) {
-        let result = result.map_err(NotTaken::from);
-        // Nobody listens any more where the deadline has passed.
-        if let Some(reply) = self.reply.take() {
-            reply.send(result);
-        }
-    }
-}
 
 fn has_copies(role: Role) -> bool {
     matches!(role, Role::Primary { backup, seeding } if backup.or(seeding).is_some())
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
+    /// New chunks to hold.
+    pub fn assign(&mut self, epoch: Epoch, specs: &[ChunkSpec]) -> Result<(), LaneError> {
+        // Decisions are applied in order. One that is prepared still knows nothing of these: it would give them up; and
+        // what is said of this epoch would be believed of copies that it has not made yet.
+        while self.change_roles() {}
+        self.epoch = self.epoch.max(epoch);
+        let added = self.engine.assign(epoch, specs);
+        let placed = added.iter().filter_map(|spec| Some((self.engine.index_of(spec.id)?, *spec)));
+        let placed: Vec<_> = placed.collect();
+        let made = self.make(&placed, &mut AllMade::new());
+        self.note_stored();
+        let begun = self.begin_from_checkpoint(specs.iter());
+        self.execute();
+        made.and(begun)
+    }
+
     /// All chunks that this lane has a part in from an epoch on, however long that takes.
     pub fn roles(&mut self, epoch: Epoch, chunks: &[(ChunkSpec, Role)]) -> Result<(), LaneError> {
         let mut changing = self.begin_roles(epoch, chunks.to_vec(), AllMade::new())?;
@@ -187,16 +177,90 @@ impl<Q: CompletionQueue> DataLane<Q> {
         tables.keep(|home| engine.has_home(home));
         made.and(begun).and(lent)
     }
+
+    /// Chunks of zeros, as far as they are not made yet (`all`). One that there is no memory for counts as none that this server has: what comes for it is sent back,
+    /// and the next decision that names it tries again. The others are made.
+    pub(super) fn make(&mut self, added: &[(u32, ChunkSpec)], all: &mut AllMade) -> Result<(), LaneError> {
+        let (mut made, mut refused) = (Ok(()), Vec::new());
+        for (index, spec) in added {
+            match self.make_one(*index, spec, all) {
+                Ok(()) => self.saves.is_new(*index),
+                Err(error) => {
+                    refused.push(*index);
+                    made = made.and(Err(error));
+                }
+            }
+        }
+        self.engine.unmade(&refused, &mut self.commands);
+        made
+    }
+
+    fn make_one(&mut self, index: u32, spec: &ChunkSpec, all: &mut AllMade) -> Result<(), LaneError> {
+        match all.remove(&spec.id).filter(|(of, _)| of == spec) {
+            Some((_, made)) => self.storage.put_at(index, made)?,
+            None => self.storage.add_at(index, spec)?,
+        }
+        for buffer in 0..2 {
+            let weights = self.storage.weights(index, buffer)?;
+            self.queue.prepare(&weights)?;
+        }
+        Ok(())
+    }
+
+    /// As [`DataLane::change_rule`], answered at once where it failed, and else when it is wherever the tensor is copied. Who asks
+    /// waits no longer than it says.
+    pub(super) fn take_change(&mut self, change: &RuleChange, reply: Reply) {
+        match self.change_rule(change) {
+            Ok(()) => {
+                let chunks = self.engine.served_since(change.key).collect();
+                self.changed.push(Changed { key: change.key, chunks, made: Instant::now(), reply });
+            }
+            // Nobody listens any more where the deadline has passed.
+            Err(error) => reply.send(Err(error.into())),
+        }
+        self.answer_changes();
+    }
+
+    /// Answers changes of rules that copies have confirmed by now. Whoever serves a chunk that has moved meanwhile may have
+    /// heard of the change, or not.
+    pub(super) fn answer_changes(&mut self) {
+        let Self { changed, engine, .. } = self;
+        changed.retain(|change| {
+            let key = change.key;
+            let moved = engine.served_since(key).ne(change.chunks.iter().copied());
+            let answer = change.answer(moved, engine.lacking_rules(key), change.made.elapsed());
+            // Nobody listens any more where the asker's deadline has passed.
+            answer.map(|answer| change.reply.send(answer)).is_none()
+        });
+    }
+
+    /// Gives a tensor another rule from a round on. Nothing changes where a chunk is past it.
+    pub fn change_rule(&mut self, change: &RuleChange) -> Result<(), LaneError> {
+        let RuleChange { key, from_round: round, optimizer } = *change;
+        let mut chunks: Vec<(u32, u64)> = self.engine.rounds_of(key).collect();
+        if self.engine.has_common_rounds(key) {
+            if chunks.iter().any(|(_, open)| round < *open) {
+                return Err(LaneError::RuleTooLate { key, round });
+            }
+            chunks.iter_mut().for_each(|(_, from)| *from = round);
+        }
+        self.storage.change_rule(&chunks, optimizer)?;
+        // Copies hear of it in its place between updates.
+        chunks.iter().for_each(|(chunk, _)| self.engine.rule_changed(*chunk));
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::rig;
     use super::*;
+    use fabric::oneshot;
     use fabric::sim::{SimFaults, SimNet, SimQueue};
     use proto_common::codec::Codec;
     use proto_common::element::Dtype;
     use proto_common::ids::Rank;
+    use proto_common::message::NotTaken;
     use proto_common::mode::Mode;
     use proto_common::optimizer::Optimizer;
 

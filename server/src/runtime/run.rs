@@ -2,12 +2,14 @@
 
 use super::HandlerNews;
 use super::bootstrap::{Reception, Tries, receive};
-use super::lane::{DataLane, LaneConfig, LaneError};
+use super::error::LaneError;
+use super::lane::{DataLane, LaneConfig};
+use super::message::LaneMessage;
 use super::news::Board;
 use super::serving::{Serving, SharedMember, Work, lock};
 use super::standing::Standing;
 use super::status::{Sources, collect, metrics, report};
-use super::thread::{LaneMessage, spawn_lane};
+use super::thread::spawn_lane;
 use crate::checkpoint::{Progress, Restorer, Saver};
 use crate::engine::EngineConfig;
 use crate::engine::member::{Member, MemberConfig, Peers};
@@ -269,7 +271,7 @@ fn start_lanes(
         }
         lane.limit_tables(table_bytes(settings, &shape));
         lane.set_checkpoints(saver.lane(index), restorer.clone());
-        lane.set_flight(flight, index);
+        lane.set_flight(flight);
         lane.set_rules(rules.clone());
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);

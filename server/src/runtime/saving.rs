@@ -1,11 +1,11 @@
 //! A lane's part in checkpoints: copies chunks that the engine says are due, as far as there is room, and takes over what a
 //! checkpoint has of new ones. It must not write files.
 
-use super::lane::{DataLane, LaneError};
+use super::error::LaneError;
+use super::lane::DataLane;
 use crate::checkpoint::{Begin, Copied, LanePart, LaneSaver, Piece, Restorer, file_of};
 use crate::engine::{ChunkSpec, EngineConfig, SavingNews};
 use crate::storage::Image;
-use crate::tables::RowsToSave;
 use checkpoint::{CheckpointError, Store};
 use fabric::CompletionQueue;
 use proto_common::message::{CheckpointNews, CheckpointOrder, PartWritten, Waits};
@@ -15,33 +15,6 @@ use std::sync::Arc;
 
 /// Chunks that are copied in one turn of a lane: training goes on in between.
 const PER_TURN: usize = 2;
-
-/// What a lane has for checkpoints.
-#[derive(Debug, Default)]
-pub(super) struct Saves {
-    saver: Option<LaneSaver>,
-    restorer: Option<Restorer>,
-    /// Chunks that are still to begin from it.
-    unread: BTreeSet<u32>,
-    /// The checkpoint that the saver was told of: its round, and which of the engine's it is.
-    begun: Option<(u64, u64)>,
-    /// What it is still to have of tables.
-    rows: RowsToSave,
-}
-
-impl Saves {
-    /// What the job goes on from.
-    pub(super) fn restorer(&self) -> Option<&Restorer> {
-        self.restorer.as_ref()
-    }
-
-    /// A chunk of zeros that nobody has changed.
-    pub(super) fn is_new(&mut self, index: u32) {
-        if self.restorer.is_some() {
-            self.unread.insert(index);
-        }
-    }
-}
 
 impl<Q: CompletionQueue> DataLane<Q> {
     /// Who writes what is copied, and what new chunks begin with.
@@ -167,9 +140,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 break;
             }
             let mut image = Vec::with_capacity(bytes);
-            let begun = self.begin_work(index);
+            let begun = self.flight.begin(index, &self.storage);
             self.storage.save_image(index, &state, buffer, &mut image)?;
-            self.record_save(begun, index, round);
+            self.flight.save(begun, (index, (&self.engine, &self.storage)), round);
             // Heads are short as a rule.
             image.shrink_to_fit();
             saver.give((bytes - image.len()) as u64);

@@ -2,11 +2,11 @@
 //! lanes, streams and the link to the scheduler. It decides nothing itself.
 
 use super::bootstrap::{Reception, answers_of, answers_while, blocking};
-use super::lane::LaneError;
+use super::error::LaneError;
+use super::message::{LaneMessage, LaneNews};
 use super::news::Board;
 use super::standing::Standing;
 use super::streams::{Target, dial};
-use super::thread::{LaneMessage, LaneNews};
 use crate::checkpoint::{Progress, Saver};
 use crate::engine::member::{Departure, Holdings, Member, MemberCommand, Peers};
 use crate::storage::StorageError;

@@ -1,11 +1,11 @@
-//! Slots for records: ours, lent to a server that streams to us; and what one that is to have copies says of its own, which is
-//! taken only where records fit, and each slot once. It must not use them.
+//! Slots that batches and records come in: how what is in one is read; ours for records, lent to a server that streams to us; and what
+//! one that is to have copies says of its own, which is taken only where records fit, and each slot once. It must not use them.
 
-use super::lane::LaneError;
+use super::error::LaneError;
 use crate::storage::Cells;
-use fabric::{Access, ChannelId, CompletionQueue};
-use proto_common::batch::SlotGrant;
-use proto_common::limits::REPLICA_SLOTS_MAX;
+use fabric::{Access, ChannelId, CompletionQueue, OutOfBounds};
+use proto_common::batch::{BatchError, BatchHeader, BatchReader, SlotGrant, prefix_bytes};
+use proto_common::limits::{HEADER_BYTES, REPLICA_SLOTS_MAX};
 use proto_common::message::InboxGrant;
 use std::collections::HashSet;
 
@@ -39,6 +39,24 @@ pub(super) fn slots_of(inbox: &InboxGrant, least_bytes: u64) -> Result<Vec<SlotG
     let sound =
         grants.filter(|grants| !grants.is_empty() && most <= REPLICA_SLOTS_MAX && is_each_one(grants));
     sound.ok_or_else(|| "its slots for records are malformed".into())
+}
+
+/// Copies a batch's prefix out of its slot, and checks it.
+pub(super) fn read_prefix(
+    cells: &Cells,
+    slot: u32,
+    prefix: &mut [u8],
+    reader: &mut BatchReader,
+) -> Result<Result<BatchHeader, BatchError>, OutOfBounds> {
+    let start = cells.start(slot);
+    cells.memory().read(start, &mut prefix[..HEADER_BYTES])?;
+    let bytes = match prefix_bytes(&prefix[..HEADER_BYTES]) {
+        Ok(bytes) => bytes,
+        Err(error) => return Ok(Err(error)),
+    };
+    // Bounded by the prefix's largest size, which every slot holds.
+    cells.memory().read(start, &mut prefix[..bytes])?;
+    Ok(reader.read(&prefix[..bytes], cells.cell_bytes()))
 }
 
 #[cfg(test)]

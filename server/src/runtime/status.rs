@@ -1,8 +1,8 @@
 //! What a server tells: `/status`, `/metrics`, and the report in its heartbeats.
 
+use super::message::{LaneMessage, LaneReport};
 use super::serving::{SharedMember, lock};
 use super::standing::{Standing, StreamState, StreamStatus};
-use super::thread::{LaneMessage, LaneReport};
 use crate::engine::member::Holdings;
 use crate::engine::{LaneStats, Waiting};
 use crate::tables::TableStats;

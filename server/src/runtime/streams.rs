@@ -2,7 +2,7 @@
 //! member's to decide.
 
 use super::bootstrap::{Reception, blocking, granted};
-use super::thread::LaneMessage;
+use super::message::LaneMessage;
 use daemon::reach::{self, Unreached};
 use fabric::{ChannelSetup, CqHandle, oneshot};
 use proto_common::ids::{Epoch, Incarnation, Rank};

@@ -2,10 +2,10 @@
 //! round of a home is. Where the worker's memory can be read and written where it lies, ids are taken from there and rows put
 //! there.
 
-use super::calls::{AnswerBody, Request};
-use super::lane::{DataLane, LaneError};
-use super::saving::Saves;
-use crate::app::{CallBuffer, ReplyBody};
+use super::calls::Request;
+use super::error::LaneError;
+use super::lane::{DataLane, Saves};
+use crate::app::{AnswerBody, CallBuffer, ReplyBody};
 use crate::engine::{Addend, Source, Verdict};
 use crate::storage::{Round, Views};
 use crate::tables::{Applied, Asked, Room, Rows, TableStats, Told, home_key_of};
@@ -134,7 +134,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
 /// Tables begin with what the checkpoint has of them that the job goes on from.
 fn refill_of(saves: &Saves) -> impl Fn(&mut Rows, usize) -> Result<(), String> + '_ {
-    |rows, part| saves.restorer().map_or(Ok(()), |restorer| restorer.refill(rows, part))
+    |rows, part| saves.restorer.as_ref().map_or(Ok(()), |restorer| restorer.refill(rows, part))
 }
 
 #[cfg(test)]

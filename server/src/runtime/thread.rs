@@ -1,15 +1,12 @@
 //! The data thread of a lane: takes messages, steps, spins briefly, then sleeps until an event.
 
-use super::calls::{AnswerBody, Answers, CallEvent};
-use super::lane::{DataLane, LaneError};
-use super::link::WorkerInbox;
+use super::calls::CallEvent;
+use super::error::LaneError;
+use super::lane::DataLane;
+use super::message::{Answers, LaneMessage, LaneNews, LaneReport};
 use crate::app::{Apps, Call, Queue, Reply, ReplyMemory};
-use crate::engine::{ChunkSpec, LaneStats, Role, Waiting};
-use crate::tables::TableStats;
-use fabric::{ChannelId, ChannelSetup, CompletionQueue, LaneQueue, Letters, Mailbox, oneshot};
-use proto_common::ids::{Epoch, Incarnation, Key, Rank};
-use proto_common::message::{CheckpointOrder, InboxGrant, NotTaken};
-use proto_common::tensor::RuleChange;
+use fabric::{ChannelId, ChannelSetup, CompletionQueue, LaneQueue, Letters, Mailbox};
+use proto_common::message::NotTaken;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,139 +20,6 @@ const SLEEP: Duration = Duration::from_millis(100);
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
 /// It offers its core to others once in so many spins.
 const SPINS_PER_YIELD: u32 = 16;
-
-/// What a lane's thread is told.
-pub(super) enum LaneMessage {
-    Attach {
-        rank: Rank,
-        incarnation: Incarnation,
-        setup: ChannelSetup,
-        inbox: WorkerInbox,
-        reply: oneshot::Sender<Result<InboxGrant, String>>,
-    },
-    Assign {
-        epoch: Epoch,
-        specs: Vec<ChunkSpec>,
-        reply: oneshot::Sender<Result<(), NotTaken>>,
-    },
-    ChangeRule {
-        change: RuleChange,
-        reply: oneshot::Sender<Result<(), NotTaken>>,
-    },
-    /// Who is there, and who has left in good order: channels of other lives end, and rounds go on without them as the cluster's
-    /// settings say. Before any of these lives is attached.
-    Workers {
-        epoch: Epoch,
-        present: Arc<[(Rank, Incarnation)]>,
-        left: Arc<[Rank]>,
-    },
-    /// A worker is to count: the first round of each tensor here in which it could.
-    AskRounds {
-        rank: Rank,
-        incarnation: Incarnation,
-        reply: oneshot::Sender<Vec<(Key, u64)>>,
-    },
-    /// From these rounds on a worker counts.
-    CountFrom {
-        rank: Rank,
-        incarnation: Incarnation,
-        rounds: Arc<[(Key, u64)]>,
-    },
-    /// A handler has answered a call, or let go of it.
-    Answer {
-        call: u64,
-        answer: Option<AnswerBody>,
-    },
-    /// A handler came or went.
-    Handler {
-        app: u32,
-        is_there: bool,
-    },
-    /// All chunks of this lane that the server has a part in from this epoch on; others are given up. New ones are made as
-    /// zeros (or, a copy, filled by its stream).
-    Roles {
-        epoch: Epoch,
-        chunks: Vec<(ChunkSpec, Role)>,
-        reply: oneshot::Sender<Result<(), NotTaken>>,
-    },
-    /// The channel to the same lane of a server that has copies of ours; `inbox` is what it granted.
-    AttachStream {
-        to: Rank,
-        incarnation: Incarnation,
-        /// Of the dial: what the lane says of this channel's end names it.
-        number: u64,
-        setup: ChannelSetup,
-        inbox: InboxGrant,
-        reply: oneshot::Sender<Result<(), String>>,
-    },
-    /// The channel from the same lane of a server whose chunks we have copies of. Answered with our slots for it.
-    AttachCopy {
-        from: Rank,
-        incarnation: Incarnation,
-        setup: ChannelSetup,
-        reply: oneshot::Sender<Result<InboxGrant, String>>,
-    },
-    /// Nobody wants the channel to that server's copies any more.
-    EndStream {
-        to: Rank,
-    },
-    /// That life of a server is over: its channels, both ways, are closed and fenced.
-    EndServer {
-        rank: Rank,
-    },
-    /// What the scheduler says of a checkpoint.
-    Checkpoint(CheckpointOrder),
-    /// There is room for copies of chunks again: it need only wake.
-    SaveRoom,
-    Report(oneshot::Sender<LaneReport>),
-    /// Is this thread alive?
-    Beat(oneshot::Sender<()>),
-    Stop,
-}
-
-/// What a lane tells the control side without being asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LaneNews {
-    /// All chunks that were being copied to a server, as of this epoch, are kept up there.
-    Seeded {
-        /// The lane that says it.
-        lane: u16,
-        /// Where the copies are.
-        to: Rank,
-        /// Of the roles that they are.
-        epoch: Epoch,
-    },
-    /// The stream that the dial of this number had connected has ended.
-    StreamDown {
-        /// The lane that says it.
-        lane: u16,
-        /// To whom it was.
-        to: Rank,
-        /// Of its dial.
-        number: u64,
-    },
-}
-
-/// What a lane tells about itself.
-#[derive(Clone, Debug, Default)]
-pub(super) struct LaneReport {
-    pub(super) stats: LaneStats,
-    /// Operations taken and not answered.
-    pub(super) under_way: u64,
-    pub(super) waits: Vec<Waiting>,
-    pub(super) credits: (usize, usize),
-    pub(super) spills: (usize, usize),
-    pub(super) key_buffers: u32,
-    /// Bytes of slots and spill blocks in quarantine, and workers that they wait for.
-    pub(super) quarantined: (u64, Vec<Rank>),
-    pub(super) stored_bytes: u64,
-    pub(super) expelled: u64,
-    /// Calls in progress or kept, and the bytes of their bodies.
-    pub(super) calls: (u64, u64),
-    pub(super) tables: TableStats,
-    /// Chunks that a checkpoint under way waits for here, and the bytes of copies that all lanes have to write.
-    pub(super) saving: (u64, u64),
-}
 
 /// Starts a lane's thread. `failed` is called once if it cannot go on; `news` whenever the control side is to know something,
 /// from the lane's thread: it must return at once.
@@ -304,7 +168,10 @@ impl Loop {
             LaneMessage::CountFrom { rank, incarnation, rounds } => {
                 self.lane.count_from(rank, incarnation, &rounds);
             }
-            LaneMessage::Answer { call, answer } => self.lane.answer_call(call, answer),
+            LaneMessage::Answer { call, answer } => {
+                self.lane.note_answer(call, answer);
+                self.lane.execute();
+            }
             LaneMessage::Handler { app, is_there } => self.lane.set_handler(app, is_there),
             LaneMessage::Roles { epoch, chunks, reply } => {
                 self.lane.take_roles(epoch, chunks, reply);
@@ -338,7 +205,7 @@ impl Loop {
 
     fn report(&mut self) -> LaneReport {
         let waits = self.lane.engine().waits(self.now_ms());
-        self.lane.record_oldest(waits.first());
+        self.lane.flight.oldest(waits.first());
         let engine = self.lane.engine();
         LaneReport {
             stats: engine.stats(),

@@ -1,14 +1,12 @@
 //! Encoded contributions: checked whole before anything is decided about them, and decoded into a buffer of the lane's
 //! own when they are reduced. It must not trust the bytes for having been checked: a peer can write them at any time.
 
-use super::numbers::Place;
-use super::{Storage, StorageError, Stored, find};
-use crate::engine::{Addend, Source};
+use super::cells::Place;
+use super::error::StorageError;
+use crate::engine::Addend;
 use fabric::simd::{Pass, widest};
 use fabric::{Exclusive, Pool};
-use proto_common::batch::{Block, BlockData, Status};
 use proto_common::codec::{Codec, Malformed};
-use proto_common::ids::ChunkId;
 use zerocopy::FromBytes;
 
 /// One encoded chunk and one decoded one, as large as the largest; nothing where all tensors are plain.
@@ -39,11 +37,10 @@ impl Decoder {
     /// encoded, because the engine takes those out of slots only.
     pub(super) fn plain<'a>(
         &'a mut self,
-        stored: &Stored,
+        (codec, elements): (Codec, usize),
         addend: Addend<Place<'a>>,
     ) -> Result<Addend<Place<'a>>, StorageError> {
         let Self { encoded, numbers: Some(numbers) } = self else { return Ok(addend) };
-        let (codec, elements) = (stored.codec, stored.elements());
         if codec.is_plain() {
             return Ok(addend);
         }
@@ -53,6 +50,18 @@ impl Decoder {
         let into = into.map_err(|_| StorageError::Elements)?;
         widest(Decode { codec, encoded, into });
         Ok(Addend { from: Place::Decoded(numbers), ..addend })
+    }
+
+    /// Does the codec make so many elements of the contribution?
+    pub(super) fn check(
+        &mut self,
+        (codec, elements): (Codec, usize),
+        from: Place<'_>,
+    ) -> Result<Result<(), Malformed>, StorageError> {
+        let encoded = read(&mut self.encoded, codec, elements, from)?;
+        let mut result = Ok(());
+        widest(Check { codec, elements, encoded, result: &mut result });
+        Ok(result)
     }
 }
 
@@ -66,40 +75,6 @@ fn read<'a>(
     let encoded = &mut into[..codec.encoded_bytes(elements)];
     from.read(encoded)?;
     Ok(encoded)
-}
-
-impl Storage {
-    /// Looks at a batch's encoded contributions before the engine does, and gives those that their codec does not make the
-    /// status that says so. Another codec or length than declared is the engine's to refuse.
-    pub fn check_coded(
-        &mut self,
-        (slot, payload_offset): (u32, u64),
-        index_of: impl Fn(ChunkId) -> Option<u32>,
-        blocks: &mut [Block],
-    ) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, records, decoder, .. } = self;
-        for block in blocks.iter_mut().filter(|block| block.codec != 0) {
-            let BlockData::Inline { offset } = block.data else { continue };
-            let stored = index_of(block.id).and_then(|index| chunks.get(index as usize)?.as_ref());
-            let Some(stored) = stored.filter(|stored| stored.codec.wire_id() == block.codec) else {
-                continue;
-            };
-            let (codec, elements) = (stored.codec, stored.elements());
-            if block.bytes != codec.encoded_bytes(elements) as u64 {
-                continue;
-            }
-            let from =
-                find((inbox, spill, records), Source::Slot { slot, offset: payload_offset + offset }, None)?;
-            let encoded = read(&mut decoder.encoded, codec, elements, from)?;
-            let mut result = Ok(());
-            widest(Check { codec, elements, encoded, result: &mut result });
-            if let Err(error) = result {
-                tracing::debug!(chunk = %block.id, %codec, %error, "an encoded contribution is malformed");
-                block.status = Status::Malformed;
-            }
-        }
-        Ok(())
-    }
 }
 
 struct Decode<'a> {

@@ -1,7 +1,8 @@
 //! What goes to copies of chunks, and what copies take: sums, images, and changes of rules. When, and whether, is the engine's.
 
-use super::image::ImageError;
-use super::{Cells, Made, Storage, StorageError, Stored, find, stored_of};
+use super::cells::Cells;
+use super::error::{ImageError, StorageError};
+use super::{Made, Storage, Stored, stored_of};
 use crate::engine::Source;
 use fabric::{Exclusive, OutOfBounds, Pool, Span};
 use proto_common::ids::Rank;
@@ -18,8 +19,9 @@ fn lend(stored: &mut Stored, sent: &Pool) -> Result<Option<Span>, StorageError> 
 impl Storage {
     /// The slots that another server's stream is written into; none any more, where there are none.
     pub fn set_records(&mut self, from: Rank, cells: Option<Cells>) {
-        self.records.retain(|(rank, _)| *rank != from);
-        self.records.extend(cells.map(|cells| (from, cells)));
+        let records = &mut self.areas.records;
+        records.retain(|(rank, _)| *rank != from);
+        records.extend(cells.map(|cells| (from, cells)));
     }
 
     /// A chunk's sums will be sent to another server: from where they are moved to now, if they were not there.
@@ -58,9 +60,9 @@ impl Storage {
         (at, bytes): (u64, u64),
         is_left: bool,
     ) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, records, .. } = self;
+        let Self { chunks, areas, .. } = self;
         let stored = stored_of(chunks, chunk)?;
-        let from = find((inbox, spill, records), from, None)?;
+        let from = areas.find(from, None)?;
         let sum = stored.numbers.sum_mut().bytes_mut();
         OutOfBounds::unless_within(at, bytes, sum.len() as u64)?;
         from.read(&mut sum[at as usize..(at + bytes) as usize])?;
@@ -103,6 +105,6 @@ impl Storage {
 
     /// Copies out of a slot.
     pub fn read_record(&self, from: Source, into: &mut [u8]) -> Result<(), StorageError> {
-        Ok(find((&self.inbox, &self.spill, &self.records), from, None)?.read(into)?)
+        Ok(self.areas.find(from, None)?.read(into)?)
     }
 }

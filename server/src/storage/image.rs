@@ -2,57 +2,19 @@
 //! what follows), then weights, those before, what the rule keeps, and exact weights where published ones are rounded. What
 //! is read here comes from outside: it is checked whole before anything of a chunk changes.
 
+use super::error::{FORM, ImageError, StorageError};
 use super::rule::CurrentRule;
-use super::{Storage, StorageError, Stored};
+use super::{Storage, Stored};
 use crate::engine::ChunkState;
 use proto_common::element::Dtype;
 use proto_common::message::{decode, encode};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-/// Version of the form.
-const FORM: u16 = 1;
 /// Bytes before the head: magic, form, reserved, and the head's length.
 const LEAD_BYTES: usize = 12;
 const MAGIC: [u8; 4] = *b"GWIM";
 /// Bytes of a head at most: counts of all workers there can be, and changes of a rule.
 const HEAD_BYTES_MAX: usize = 128 << 10;
-
-/// Bytes that are no image of this chunk.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ImageError {
-    /// Not an image, or of another form.
-    #[error("not a chunk's image of form {FORM}; upgrade the older member")]
-    Form,
-    /// Cut short, or longer than it says.
-    #[error("the image of a chunk has {got} bytes, but its header states {want}")]
-    Length {
-        /// Bytes there.
-        got: usize,
-        /// As it says.
-        want: usize,
-    },
-    /// Its head cannot be read.
-    #[error("a chunk's image has a malformed head: {0}")]
-    Head(String),
-    /// An image of another chunk.
-    #[error(
-        "the image is of {got} with {got_bytes} bytes, but the chunk is of {want} with {want_bytes} bytes"
-    )]
-    Shape {
-        /// The image's elements.
-        got: Dtype,
-        /// Its bytes.
-        got_bytes: u64,
-        /// The chunk's elements.
-        want: Dtype,
-        /// Its bytes.
-        want_bytes: u64,
-    },
-    /// A rule that the chunk cannot have.
-    #[error("the image of a chunk has an optimizer that this tensor cannot have")]
-    Rule,
-}
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Head {

@@ -1,8 +1,9 @@
 //! A chunk of integers: their sum, and whether it still means something. It must not know where published weights lie.
 
 use super::array::{Array, Sum};
-use super::numbers::{Place, Typed};
-use super::{Round, StorageError};
+use super::cells::Place;
+use super::error::StorageError;
+use super::typed::{Round, Typed};
 use crate::engine::{Addend, Onto, Verdict};
 use crate::kernel::{Change, Integer, add_integers, fold_integers, write_integers};
 use fabric::{Exclusive, OutOfBounds};

@@ -104,7 +104,7 @@ fn round(
         for worker in 0..2 {
             let values = (start..start + elements).flat_map(|at| bytes_of(dtype, value(at, number, worker)));
             let values: Vec<u8> = values.collect();
-            storage.inbox.memory.write(worker * SLOT_BYTES, &values)?;
+            storage.areas.inbox.memory().write(worker * SLOT_BYTES, &values)?;
         }
         let slot = |slot| Source::Slot { slot, offset: 0 };
         storage.reduce(chunk, Addend { from: slot(0), onto: Onto::Nothing }, &[None, None])?;

@@ -1,7 +1,7 @@
 //! A chunk's rule: the one in force, and those of rounds to come. It must not compute.
 
-use super::numbers::Typed;
-use super::{Round, StorageError};
+use super::error::StorageError;
+use super::typed::{Round, Typed};
 use proto_common::element::Dtype;
 use proto_common::optimizer::{Optimizer, Rule, Step};
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,7 @@
 
 use super::*;
 use proto_common::batch::{Block, BlockData, OpKind, Reading, Status};
-use proto_common::ids::{ChunkId, Operation};
+use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::mode::Mode;
 
 const ELEMENTS: usize = 1000;
@@ -70,12 +70,12 @@ fn encoded_contributions_are_summed_as_they_decode() {
     for (chunk, codec) in (1u32..).zip(codecs()) {
         let ((one, a), (other, b)) = (encoded(codec, 3), encoded(codec, 4));
         // At odd places, and one of them by way of the spill area.
-        storage.inbox.memory.write(100, &one).unwrap();
-        storage.inbox.memory.write(SLOT_BYTES + 7, &other).unwrap();
+        storage.areas.inbox.memory().write(100, &one).unwrap();
+        storage.areas.inbox.memory().write(SLOT_BYTES + 7, &other).unwrap();
         let (slot, other) = (Source::Slot { slot: 0, offset: 100 }, Source::Slot { slot: 1, offset: 7 });
         storage.reduce(chunk, first(slot), &NO_VIEWS).unwrap();
         storage.spill(chunk, other, None, 1).unwrap();
-        storage.inbox.memory.write(SLOT_BYTES, &[0xff; 4000]).unwrap();
+        storage.areas.inbox.memory().write(SLOT_BYTES, &[0xff; 4000]).unwrap();
         let last = Some(Addend { from: Source::Spill(1), onto: Onto::Sum });
         let round = Round { number: 1, last, old: 0, into: 0, contributors: 2 };
         storage.finish(chunk, &round, &NO_VIEWS).unwrap();
@@ -107,7 +107,7 @@ fn of_contributions(dtype: Dtype, together: bool, third: bool) -> Vec<u8> {
         .unwrap();
     for slot in 0..3 {
         let values: Vec<u8> = (0..bytes).map(|at| ((at * 7 + slot * 5) % 37) as u8).collect();
-        storage.inbox.memory.write(slot * SLOT_BYTES, &values).unwrap();
+        storage.areas.inbox.memory().write(slot * SLOT_BYTES, &values).unwrap();
     }
     let slot = |slot| Source::Slot { slot, offset: 0 };
     let mut second = Addend { from: slot(1), onto: Onto::First(slot(0)) };
@@ -147,7 +147,7 @@ fn of_a_record(dtype: Dtype, codec: Codec, fused: bool) -> Vec<u8> {
     storage.add(&ChunkSpec { id, bytes, dynamic, dtype, codec, optimizer, mode, backup_workers }).unwrap();
     let records = cells();
     let values: Vec<u8> = (0..bytes).map(|at| ((at * 7 + 3) % 37) as u8).collect();
-    records.memory.write(SLOT_BYTES + 72, &values).unwrap();
+    records.memory().write(SLOT_BYTES + 72, &values).unwrap();
     storage.set_records(Rank(3), Some(records));
     let from = Source::Record { from: Rank(3), slot: 1, offset: 72 };
     if !fused {
@@ -199,7 +199,7 @@ fn what_no_codec_makes_is_marked_and_nothing_else() {
     for (chunk, codec) in (1u32..).zip(codecs()) {
         let (mut bytes, _) = encoded(codec, 5);
         let good = block(chunk, codec.wire_id(), bytes.len() as u64, 8);
-        storage.inbox.memory.write(64 + 8, &bytes).unwrap();
+        storage.areas.inbox.memory().write(64 + 8, &bytes).unwrap();
         let strangers = [
             Block { codec: 99, ..good },
             Block { bytes: good.bytes - 4, ..good },
@@ -215,7 +215,7 @@ fn what_no_codec_makes_is_marked_and_nothing_else() {
         );
         // As no scale, no half, no code, no place and no number of any codec is.
         bytes.iter_mut().for_each(|byte| *byte = 0xff);
-        storage.inbox.memory.write(64 + 8, &bytes).unwrap();
+        storage.areas.inbox.memory().write(64 + 8, &bytes).unwrap();
         storage.check_coded((0, 64), index_of, &mut blocks).unwrap();
         let marked: Vec<bool> = blocks.iter().map(|block| block.status == Status::Malformed).collect();
         assert_eq!(marked, [true, false, false, false, false, false], "{codec}");
@@ -234,7 +234,7 @@ fn a_change_that_one_chunk_has_no_room_for_changes_no_chunk() {
     let refused = storage.change_rule(&[(0, 1), (1, 1)], Optimizer::sgd(1.0, 0.0, 0.0));
     assert!(matches!(refused, Err(StorageError::TooManyChanges(_))), "{refused:?}");
     let ones: Vec<u8> = [1f32; ELEMENTS].iter().flat_map(|one| one.to_ne_bytes()).collect();
-    storage.inbox.memory.write(0, &ones).unwrap();
+    storage.areas.inbox.memory().write(0, &ones).unwrap();
     let last = Some(first(Source::Slot { slot: 0, offset: 0 }));
     let round = Round { number: 1, last, old: 0, into: 0, contributors: 1 };
     storage.finish(0, &round, &NO_VIEWS).unwrap();

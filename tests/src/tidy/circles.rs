@@ -10,66 +10,18 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What each file takes from others: the first line and the names.
 type Ties<'a> = BTreeMap<(&'a str, &'a str), (usize, BTreeSet<&'a str>)>;
 
-/// Circles that are still there. The list may only become shorter.
-const KNOWN: [&[&str]; 2] = [
-    &[
-        "server/src/app/mod.rs",
-        "server/src/app/queue.rs",
-        "server/src/app/reply.rs",
-        "server/src/runtime/calls.rs",
-        "server/src/runtime/change.rs",
-        "server/src/runtime/fences.rs",
-        "server/src/runtime/flight.rs",
-        "server/src/runtime/lane.rs",
-        "server/src/runtime/link.rs",
-        "server/src/runtime/moving.rs",
-        "server/src/runtime/posting.rs",
-        "server/src/runtime/replicas.rs",
-        "server/src/runtime/roles.rs",
-        "server/src/runtime/saving.rs",
-        "server/src/runtime/slots.rs",
-        "server/src/runtime/thread.rs",
-    ],
-    &[
-        "server/src/storage.rs",
-        "server/src/storage/coded.rs",
-        "server/src/storage/image.rs",
-        "server/src/storage/integers.rs",
-        "server/src/storage/numbers.rs",
-        "server/src/storage/rule.rs",
-    ],
-];
-
 /// No files of a crate take names from each other.
 #[must_use]
 pub fn none(repo: &Repo) -> Vec<Finding> {
-    findings(repo, &KNOWN)
-}
-
-fn findings(repo: &Repo, known: &[&[&str]]) -> Vec<Finding> {
-    let mut left = known.to_vec();
-    let mut findings = Vec::new();
     let is_root = |path: &str| {
         path.ends_with("/src/lib.rs") || path.ends_with("/src/main.rs") || path.contains("/src/bin/")
     };
+    let mut findings = Vec::new();
     for root in repo.sources.iter().filter(|source| is_root(&source.path)) {
         let imports = Modules::of(repo, root).imports();
         let ties = ties(&imports);
-        for circle in circles(&ties) {
-            if let Some(at) = left.iter().position(|files| circle.iter().eq(*files)) {
-                left.swap_remove(at);
-                continue;
-            }
-            findings.push(finding(&circle, &ties));
-        }
+        findings.extend(circles(&ties).iter().map(|circle| finding(circle, &ties)));
     }
-    let gone = left.iter().map(|files| Finding {
-        path: "tests/src/tidy/circles.rs".into(),
-        line: 1,
-        what: format!("KNOWN lists a circle that is gone or has changed: {}", files.join(", ")),
-        fix: "take it off the list",
-    });
-    findings.extend(gone);
     findings
 }
 
@@ -145,8 +97,7 @@ mod tests {
     fn found(files: &[(&str, &str)]) -> Vec<String> {
         let files: Vec<_> = files.iter().map(|(path, text)| (format!("a/src/{path}"), *text)).collect();
         let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
-        let findings = findings(&fake(&files), &[]);
-        findings.into_iter().map(|finding| finding.what.replace("a/src/", "")).collect()
+        none(&fake(&files)).into_iter().map(|finding| finding.what.replace("a/src/", "")).collect()
     }
 
     #[test]
@@ -210,18 +161,5 @@ mod tests {
         }
         let makes = "pub struct One;\nmacro_rules! make { () => { $crate::two::Two } }";
         assert_eq!(found(&[lib, ("one.rs", makes), two]).len(), 1);
-    }
-
-    #[test]
-    fn a_listed_circle_may_stay_until_it_is_gone() {
-        let circle = [
-            ("a/src/lib.rs", "mod one;\nuse one::One;\npub struct A;"),
-            ("a/src/one.rs", "pub struct One(super::A);"),
-        ];
-        let listed: &[&[&str]] = &[&["a/src/lib.rs", "a/src/one.rs"]];
-        assert_eq!(findings(&fake(&circle), &[]).len(), 1);
-        assert!(findings(&fake(&circle), listed).is_empty());
-        let gone = findings(&fake(&circle[1..]), listed);
-        assert!(gone.len() == 1 && gone[0].what.contains("is gone"), "{gone:?}");
     }
 }

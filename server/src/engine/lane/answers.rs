@@ -2,7 +2,7 @@
 
 use super::LaneEngine;
 use crate::engine::chunk::{Chunk, Stage, Waiter};
-use crate::engine::command::{Command, Commands, Source};
+use crate::engine::command::{Command, Commands, Place, Source};
 use crate::engine::placed::Placement;
 use crate::engine::ranks::RankSet;
 use crate::engine::spec::ChunkSpec;
@@ -91,17 +91,18 @@ impl LaneEngine {
             }
             let version = chunk.version_for(waiter, status);
             let mut block = answer_block(&chunk.spec, waiter, status, version);
+            stats.answers += 1;
             if waiter.view && !bad {
                 chunk.show(waiter.rank, waiter.operation);
-                let (region, offset) = (u64::from(index), u64::from(chunk.buffer));
-                (block.view, block.landing) =
-                    (true, Some(Landing { region, offset, bytes: chunk.spec.bytes }));
                 stats.views += 1;
+                block.view = true;
+                let place = Place::Weights { chunk: index, buffer: chunk.buffer };
+                peers.tell_place(waiter.rank, block, place, chunk.spec.bytes);
+                return false;
             }
             if chunk.spec.dynamic && waiter.op.lands() {
                 block.landing = Some(Landing { region: 0, offset: 0, bytes });
             }
-            stats.answers += 1;
             peers.tell(waiter.rank, block, Vec::new());
             false
         });

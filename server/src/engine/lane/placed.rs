@@ -3,9 +3,10 @@
 
 use super::LaneEngine;
 use crate::engine::chunk::Reopened;
-use crate::engine::command::{Commands, Source};
+use crate::engine::command::{Commands, Place, Source};
 use crate::engine::held::Held;
-use proto_common::batch::{Block, BlockData, Landing, Status};
+use crate::engine::peers::sent_back;
+use proto_common::batch::{Block, Status};
 use proto_common::ids::Rank;
 
 impl LaneEngine {
@@ -36,11 +37,13 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         let spill = self.placement.grant(&mut chunk.key_buffers, peer, keep);
         let bytes = chunk.spec.bytes;
-        let landing = spill.map(|spill| Landing { region: 0, offset: u64::from(spill), bytes });
-        let data = BlockData::Inline { offset: 0 };
-        let block =
-            Block { status: Status::Granted, bytes: 0, data, landing, view: false, timeout_ms: 0, ..*block };
-        self.peers.tell(peer, block, Vec::new());
+        match spill {
+            Some(spill) => {
+                let block = sent_back(block, Status::Granted);
+                self.peers.tell_place(peer, block, Place::Spill(spill), bytes);
+            }
+            None => self.peers.send_back(peer, block, Status::Granted, Vec::new()),
+        }
     }
 
     /// A placed payload is taken: nothing may be written over it.

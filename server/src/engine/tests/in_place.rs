@@ -37,8 +37,11 @@ fn shown(rig: &mut Rig) -> Vec<(u32, u64)> {
     rig.return_slots();
     let place = |(rank, result): (u32, ResultBlock)| {
         let landing = result.block.landing.filter(|_| result.block.view)?;
-        assert_eq!((result.block.status, landing.region, landing.bytes), (Status::Done, 0, BYTES));
-        Some((rank, landing.offset))
+        assert_eq!((result.block.status, landing.bytes), (Status::Done, BYTES));
+        match result.place {
+            Some(Place::Weights { chunk: 0, buffer }) => Some((rank, u64::from(buffer))),
+            other => panic!("{other:?}"),
+        }
     };
     blocks.into_iter().filter_map(place).collect()
 }

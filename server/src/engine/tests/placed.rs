@@ -25,12 +25,14 @@ impl Rig {
         let told = self.flush_blocks();
         self.return_slots();
         let [(to, result)] = &told[..] else { panic!("one answer: {told:?}") };
+        let place = result.place;
         let result = result.block;
         assert_eq!((*to, result.status, result.operation), (rank, Status::Granted, block.operation));
         assert_eq!(result.token, block.token);
-        result.landing.map(|landing| {
-            assert_eq!(landing.bytes, BYTES);
-            landing.offset as u32
+        assert_eq!(result.landing.map(|landing| landing.bytes), place.map(|_| BYTES));
+        place.map(|place| match place {
+            Place::Spill(spill) => spill,
+            Place::Weights { .. } => panic!("{place:?}"),
         })
     }
 }

@@ -249,7 +249,7 @@ impl World {
             self.settle(&out.list);
         }
         for (rank, result) in self.rig.flush_blocks() {
-            self.take(rank, &result.block);
+            self.take(rank, &result);
         }
         self.rig.return_slots();
         let held: usize = self.rig.workers.iter().map(|worker| worker.credits.len()).sum();
@@ -277,7 +277,8 @@ impl World {
         assert!(*least >= round.saturating_sub(bound), "bound {bound}: {made:?}, {rank} is at {round}");
     }
 
-    fn take(&mut self, rank: u32, block: &Block) {
+    fn take(&mut self, rank: u32, result: &ResultBlock) {
+        let block = &result.block;
         let trainer = &mut self.trainers[rank as usize];
         let key = trainer.sent.keys().find(|(order, _)| *order == block.token).copied();
         let key = key.unwrap_or_else(|| panic!("answered twice, or never asked: {block:?}"));
@@ -303,9 +304,11 @@ impl World {
         match block.status {
             Status::Granted => {
                 let keep = trainer.ways[&order] == Way::Write { keep: true };
-                let grant = block.landing.map(|landing| Grant { block: landing.offset as u32, keep });
-                match grant {
-                    Some(grant) => trainer.grants[chunk as usize] = Some(grant),
+                match result.place {
+                    Some(Place::Spill(block)) => {
+                        trainer.grants[chunk as usize] = Some(Grant { block, keep });
+                    }
+                    Some(other) => panic!("granted: {other:?}"),
                     None => drop(trainer.ways.insert(order, Way::Slot)),
                 }
                 trainer.unsent.insert(key, made);

@@ -37,7 +37,7 @@ fn rounds(storage: &mut Storage, first: u64, last: u64, norms: bool) {
     for number in first..=last {
         for at in 0..2u64 {
             let values: Vec<u8> = (0..1 << 10).map(|i| ((i * 7 + at + 3 * number) % 29) as u8).collect();
-            storage.inbox.memory.write(at << 10, &values).unwrap();
+            storage.areas.inbox.memory().write(at << 10, &values).unwrap();
         }
         let one = Addend { from: slot(0), onto: Onto::Nothing };
         storage.reduce(0, one, &[None, None]).unwrap();
@@ -79,7 +79,7 @@ fn a_chunk_that_goes_on_from_an_image_makes_the_same_bits() {
             let spec = spec(dtype, rule);
             let norms = rule.needs_norms();
             let mut first = storage(&spec);
-            first.inbox.memory.write(0, &[1; 1 << 10]).unwrap();
+            first.areas.inbox.memory().write(0, &[1; 1 << 10]).unwrap();
             first.init(0, Source::Slot { slot: 0, offset: 0 }, None, 0).unwrap();
             rounds(&mut first, 1, 3, norms);
             let bytes = image_of(&first, 3);

@@ -1,0 +1,195 @@
+//! The bodies of requests and replies, as handlers see them and as lanes send them. It must not know who calls, or how an answer
+//! gets to its lane.
+
+use crate::engine::CallAnswer;
+use fabric::{Exclusive, Region, Span};
+use proto_common::batch::Status;
+use std::ops::{Deref, DerefMut};
+
+/// The body of a request: dereferences to its bytes.
+#[derive(Debug)]
+pub struct Body(Held);
+
+#[derive(Debug)]
+enum Held {
+    Plain { bytes: Vec<u8>, from: usize },
+    Pool(Exclusive),
+}
+
+impl Body {
+    pub(crate) fn plain(bytes: Vec<u8>, from: usize) -> Self {
+        Self(Held::Plain { bytes, from })
+    }
+
+    pub(crate) fn of_pool(buffer: Exclusive) -> Self {
+        Self(Held::Pool(buffer))
+    }
+
+    /// What it was read into, until it is whole.
+    pub(crate) fn buffer(&self) -> Option<&Exclusive> {
+        match &self.0 {
+            Held::Plain { .. } => None,
+            Held::Pool(buffer) => Some(buffer),
+        }
+    }
+}
+
+impl Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Held::Plain { bytes, from } => bytes.get(*from..).unwrap_or_default(),
+            Held::Pool(buffer) => buffer,
+        }
+    }
+}
+
+/// Registered memory of the server for a reply's body, which is sent in place.
+#[derive(Debug)]
+pub struct CallBuffer(Exclusive);
+
+impl CallBuffer {
+    pub(crate) fn new(buffer: Exclusive) -> Self {
+        Self(buffer)
+    }
+}
+
+impl Deref for CallBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for CallBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+/// The memory of a reply's body. A large body is not copied. An RDMA device reads only registered memory, so over such
+/// a device everything except [`ReplyBody::Buffer`] is copied into registered memory.
+#[derive(Debug)]
+pub enum ReplyBody {
+    /// Plain bytes.
+    Bytes(Vec<u8>),
+    /// Registered memory.
+    Buffer(CallBuffer),
+    /// Memory of another owner ([`Region::adopt`]). It is released when the worker has the reply, or later.
+    Adopted(Region),
+}
+
+impl ReplyBody {
+    /// Its bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Buffer(buffer) => buffer.len(),
+            Self::Adopted(region) => region.len(),
+        }
+    }
+
+    /// Has it none?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl From<Vec<u8>> for ReplyBody {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl From<&[u8]> for ReplyBody {
+    fn from(bytes: &[u8]) -> Self {
+        Self::Bytes(bytes.to_vec())
+    }
+}
+
+impl From<CallBuffer> for ReplyBody {
+    fn from(buffer: CallBuffer) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
+impl From<Region> for ReplyBody {
+    fn from(region: Region) -> Self {
+        Self::Adopted(region)
+    }
+}
+
+/// A reply on its way: short, or to be written from where it lies.
+#[derive(Debug)]
+pub(crate) struct AnswerBody {
+    head: Vec<u8>,
+    body: Sent,
+}
+
+#[derive(Debug)]
+enum Sent {
+    Inline(Vec<u8>),
+    Pool(Exclusive),
+    Elsewhere(Region),
+}
+
+impl AnswerBody {
+    pub(crate) fn new(head: &[u8], body: ReplyBody) -> Self {
+        // As the engine decides it: what does not travel with its result is kept as it is to be written.
+        let is_short = answer_of(head, body.len() as u64).is_inline();
+        let body = match body {
+            ReplyBody::Bytes(bytes) if is_short => Sent::Inline(bytes),
+            ReplyBody::Bytes(bytes) => Sent::Elsewhere(Region::of_bytes(bytes)),
+            ReplyBody::Buffer(buffer) if is_short => Sent::Inline(buffer.to_vec()),
+            ReplyBody::Buffer(buffer) => Sent::Pool(buffer.0),
+            ReplyBody::Adopted(region) if is_short => Sent::Inline(region.contents().into_owned()),
+            ReplyBody::Adopted(region) => Sent::Elsewhere(region),
+        };
+        Self { head: head.to_vec(), body }
+    }
+
+    /// A reply whose body, so many bytes, is where the worker wants it.
+    pub(crate) fn placed(head: &[u8], body_bytes: u64) -> (Self, CallAnswer) {
+        (Self { head: head.to_vec(), body: Sent::Inline(Vec::new()) }, answer_of(head, body_bytes))
+    }
+
+    fn bytes(&self) -> u64 {
+        match &self.body {
+            Sent::Inline(bytes) => bytes.len() as u64,
+            Sent::Pool(buffer) => buffer.len() as u64,
+            Sent::Elsewhere(region) => region.len() as u64,
+        }
+    }
+
+    /// What the engine is to know of it.
+    pub(crate) fn answer(&self) -> CallAnswer {
+        answer_of(&self.head, self.bytes())
+    }
+
+    /// What of it travels with its result: head, and body.
+    pub(crate) fn prefix(&self) -> (&[u8], &[u8]) {
+        let body = match &self.body {
+            Sent::Inline(bytes) => bytes.as_slice(),
+            Sent::Pool(_) | Sent::Elsewhere(_) => &[],
+        };
+        (&self.head, body)
+    }
+
+    /// Where its body lies, if that is written by itself.
+    pub(crate) fn span(&self) -> Option<Span> {
+        match &self.body {
+            Sent::Inline(_) => None,
+            Sent::Pool(buffer) => Some(buffer.span()),
+            Sent::Elsewhere(region) => Some(region.all()),
+        }
+    }
+}
+
+fn answer_of(head: &[u8], body_bytes: u64) -> CallAnswer {
+    // A head's length is checked where it is sent.
+    CallAnswer { status: Status::Done, head_bytes: head.len() as u32, body_bytes }
+}

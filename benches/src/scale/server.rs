@@ -1,5 +1,5 @@
 //! One simulated server: the real engine of one lane, whose commands become time and messages. The model's half of
-//! `server/src/runtime/lane.rs`, with lengths in the place of bytes.
+//! `server/src/runtime/turn.rs`, with lengths in the place of bytes.
 
 use super::message::{self, Batch, EPOCH, Message, Payload, Sent};
 use super::shape::Shape;

@@ -6,7 +6,7 @@
 use gradwire_tests::rigs::cluster::Cluster;
 use gradwire_tests::rigs::job::{declare, join};
 use gradwire_tests::rigs::training::{SHM, TCP, UNIX, reference, reference_of, trained_by};
-use gradwire_worker::{Client, ClientError, UserBuffer};
+use gradwire_worker::{Client, UserBuffer};
 use proto_common::codec::{Codec, Compression};
 use proto_common::optimizer::Optimizer;
 use proto_common::tensor::TensorSpec;

@@ -168,7 +168,8 @@ fn what_is_not_finite_decodes_to_what_is_not_finite() {
                 codec.decode(&bytes, &mut decoded);
                 assert!(decoded.iter().any(|value| !value.is_finite()), "{codec} of {elements}");
                 if matches!(codec, Codec::Plain | Codec::F16 | Codec::Bf16) {
-                    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+                    let bits =
+                        |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
                     assert_eq!(bits(&decoded), bits(&given), "{codec}");
                 }
             }

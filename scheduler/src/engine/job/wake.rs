@@ -3,7 +3,7 @@
 
 use super::super::quorum::Quorum;
 use super::super::rebuild::Rebuild;
-use super::super::{Command, Engine, Phase};
+use super::super::{Command, Engine, Phase, let_go};
 use proto_common::message::Resume;
 
 impl Engine {
@@ -45,6 +45,10 @@ impl Engine {
             tensors().map(|(spec, _)| spec.key).filter(|key| declarations.is_ready(*key)).collect();
         let tensors = tensors().map(|(spec, ranges)| (spec.clone(), ranges.to_vec()));
         let rebuild = Rebuild::begin_with(now_ms, own, tensors, answered);
+        // What it tells itself names those that have said goodbye. If their answers were forgotten here, their heartbeats would be refused.
+        for connection in self.quorum.may_go(true) {
+            out.extend(let_go(connection));
+        }
         for connection in self.members.connections(|_| true) {
             out.push(Command::Close { connection });
             self.posts.forget(connection, &mut Vec::new());

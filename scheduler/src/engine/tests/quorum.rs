@@ -385,3 +385,16 @@ fn a_goodbye_is_answered_when_the_leaving_is_proposed() {
     let answers = [server(0), server(1)].map(|id| say(&mut rig, id, ToScheduler::Heard { epoch }));
     assert!(answers.iter().any(|commands| has_ack(commands)), "{answers:?}");
 }
+
+#[test]
+fn a_scheduler_that_was_suspended_answers_the_goodbyes_that_it_still_owes() {
+    let mut rig = five();
+    let say = |rig: &mut Rig, id, message| {
+        rig.engine.handle(rig.now_ms, Input::Message { from: connection(id), message })
+    };
+    say(&mut rig, worker(0), ToScheduler::Goodbye);
+    say(&mut rig, worker(1), ToScheduler::Goodbye);
+    let commands = rig.engine.handle(rig.now_ms + 10 * SILENCE_MS, Input::Tick);
+    assert_eq!(rig.engine.phase, Phase::Rebuilding);
+    assert!(messages(&commands).contains(&&FromScheduler::GoodbyeAck), "{commands:?}");
+}

@@ -86,8 +86,13 @@ impl Lab {
         let has_roster =
             |at: &usize| self.seats[*at].server_ref().is_some_and(|server| server.member.has_roster());
         self.living(Some(Role::Server)).iter().all(has_roster)
-            && (self.workers_that_know() > 0 || self.all_servers_know())
+            && self.can_tell()
             && self.leaves_majority(None)
+    }
+
+    /// Can a scheduler that begins again learn from its members what was decided?
+    pub(super) fn can_tell(&self) -> bool {
+        self.workers_that_know() > 0 || self.all_servers_know()
     }
 
     /// Those of a role that may be gone, as far as the scheduler can see.

@@ -144,6 +144,11 @@ impl Lab {
                         let end = text.char_indices().nth(3_000).map_or(text.len(), |(at, _)| at);
                         self.note(&format!("to {to:?}: {}", &text[..end]));
                     }
+                    // A scheduler without a majority that asks all members again needs somebody who knows. Workers that have
+                    // ended, and processes whose admission is not in force, do not.
+                    if matches!(*message, FromScheduler::SendMap) && !self.can_tell() {
+                        self.may_fail = true;
+                    }
                     if matches!(*message, FromScheduler::Remap { .. } | FromScheduler::Roster { .. }) {
                         self.brain.decided_us = now_us;
                     }

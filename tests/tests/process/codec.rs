@@ -64,7 +64,8 @@ fn round(clients: &[Client], gradient: impl Fn(u32) -> Vec<f32> + Sync) -> Vec<f
         let threads: Vec<_> = clients.iter().map(|client| scope.spawn(move || work(client))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert!(pulled.iter().all(|weights| *weights == pulled[0]));
+    let bits = |weights: &[f32]| weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>();
+    assert!(pulled.iter().all(|weights| bits(weights) == bits(&pulled[0])));
     pulled.into_iter().next().unwrap()
 }
 

@@ -92,7 +92,9 @@ impl Lab {
 
     /// Can a scheduler that begins again learn from its members what was decided?
     pub(super) fn can_tell(&self) -> bool {
-        self.workers_that_know() > 0 || self.all_servers_know()
+        // A worker that has said goodbye is let go, and asked nothing.
+        let stays = |at: &usize| !self.seats[*at].is_done;
+        self.knowing_workers().iter().any(stays) || self.all_servers_know()
     }
 
     /// Those of a role that may be gone, as far as the scheduler can see.

@@ -74,7 +74,9 @@ def test_all_workers_skip_a_step_or_none_does(fused: bool, way: str) -> None:
 
 @needs_scaler
 @pytest.mark.parametrize(
-    "codec", [gradwire.Float16(), gradwire.BFloat16(), gradwire.OneBit(), gradwire.TopK(0.5), gradwire.Dither(8)], ids=str
+    "codec",
+    [gradwire.Float16(), gradwire.BFloat16(), gradwire.OneBit(), gradwire.TopK(share=0.5), gradwire.Dither(bits=8)],
+    ids=str,
 )
 def test_an_infinite_gradient_passes_through_every_codec(codec: Any) -> None:
     def work(client: Client) -> list[tuple[float, float]]:

@@ -166,7 +166,9 @@ def _begin(
     client = client_or_default(client)
     names = _names_of(client)
     if tensor.is_sparse:
-        raise InputError("sparse tensors cannot be averaged: pass tensor.to_dense(), or use client.table()", "sparse")
+        raise InputError(
+            f"push_pull of {name!r}: sparse tensors cannot be averaged: pass tensor.to_dense(), or use client.table()", "sparse"
+        )
     if not tensor.numel():
         raise InputError("a tensor without elements cannot be summed", "wrong_shape")
     with names.lock:

@@ -218,17 +218,6 @@ static void messages(const GradwireScheduler *scheduler, const GradwireServer *s
     for (int i = 0; i < 3; i++) gradwire_messages_free(of[i]);
 }
 
-static GradwireSettings *settings_of(const char *port) {
-    GradwireSettings *settings = NULL;
-    WORKS(gradwire_settings_new(&settings));
-    WORKS(gradwire_settings_without_environment(settings));
-    WORKS(gradwire_settings_variable(settings, "DMLC_PS_ROOT_URI", "127.0.0.1"));
-    WORKS(gradwire_settings_variable(settings, "DMLC_PS_ROOT_PORT", port));
-    WORKS(gradwire_settings_set(settings, "cluster.workers", "1"));
-    WORKS(gradwire_settings_set(settings, "cluster.servers", "1"));
-    return settings;
-}
-
 int main(int count, char **arguments) {
     GradwireScheduler *scheduler = NULL, *second = NULL;
     GradwireServer *server = NULL;

@@ -31,4 +31,16 @@
         }                                                                                             \
     } while (0)
 
+/* Settings of a cluster of one scheduler, one server and one worker at this port. */
+static inline GradwireSettings *settings_of(const char *port) {
+    GradwireSettings *settings = NULL;
+    WORKS(gradwire_settings_new(&settings));
+    WORKS(gradwire_settings_without_environment(settings));
+    WORKS(gradwire_settings_variable(settings, "DMLC_PS_ROOT_URI", "127.0.0.1"));
+    WORKS(gradwire_settings_variable(settings, "DMLC_PS_ROOT_PORT", port));
+    WORKS(gradwire_settings_set(settings, "cluster.workers", "1"));
+    WORKS(gradwire_settings_set(settings, "cluster.servers", "1"));
+    return settings;
+}
+
 #endif

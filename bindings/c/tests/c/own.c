@@ -69,14 +69,8 @@ int main(int count, char **arguments) {
     GradwireScheduler *scheduler = NULL;
     GradwireServer *server = NULL;
     GradwireClient *client = NULL;
-    GradwireSettings *settings = NULL;
     REQUIRE(count == 2);
-    WORKS(gradwire_settings_new(&settings));
-    WORKS(gradwire_settings_without_environment(settings));
-    WORKS(gradwire_settings_variable(settings, "DMLC_PS_ROOT_URI", "127.0.0.1"));
-    WORKS(gradwire_settings_variable(settings, "DMLC_PS_ROOT_PORT", arguments[1]));
-    WORKS(gradwire_settings_set(settings, "cluster.workers", "1"));
-    WORKS(gradwire_settings_set(settings, "cluster.servers", "1"));
+    GradwireSettings *settings = settings_of(arguments[1]);
     rules_that_cannot_be(settings, rule);
     WORKS(gradwire_scheduler_start(settings, &scheduler));
     WORKS(gradwire_server_start_with(settings, &rule, 1, &server));

@@ -33,7 +33,8 @@ def broadcast_parameters(
 
 
 def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int) -> None:
-    check_root(root, client)
+    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < client.workers:
+        raise InputError(f"invalid root_rank {root!r}: pass a worker's rank from 0 to {client.workers - 1}", "root_rank")
     declarations, memories = [], []
     for name, one in named:
         # Bits travel, as integers: sums of floats would lose the sign of zeros. Tensors of one name may have several sizes, as those of
@@ -65,12 +66,6 @@ def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int)
             one.copy_(memory.view(torch.uint8).view(one.dtype).view(one.shape))
 
 
-def check_root(root: int, client: Client) -> None:
-    """Rejects what is no worker's rank."""
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < client.workers:
-        raise InputError(f"invalid root_rank {root!r}: pass a worker's rank from 0 to {client.workers - 1}", "root_rank")
-
-
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer | DistributedOptimizer,
     root_rank: int = 0,
@@ -94,7 +89,6 @@ def broadcast_object(value: Any, root_rank: int = 0, name: str = "object", *, cl
 
 
 def _object(value: Any, root: int, prefix: str, client: Client, what: str) -> Any:
-    check_root(root, client)
     is_root, tensors, refused = client.rank == root, [], ""
     text = b""
     if is_root:

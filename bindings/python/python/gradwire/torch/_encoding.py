@@ -24,23 +24,19 @@ def encode(value: Any, what: str = "the value") -> tuple[str, list[torch.Tensor]
     """Returns the text and the tensors of a value: None, numbers, strings, bytes, lists, tuples, sets, dictionaries, tensors, and numbers
     and arrays of numpy, in any combination. `what` names the value in errors."""
     tensors: list[torch.Tensor] = []
-    return json.dumps(_described(value, tensors, what, 0), allow_nan=False), tensors
+    described = _described(value, tensors, what, 0)
+    shapes = [(list(one.shape), str(one.dtype).rpartition(".")[2]) for one in tensors]
+    return json.dumps({"tensors": shapes, "value": described}, allow_nan=False), tensors
 
 
 def decode(text: str, tensors: Iterator[torch.Tensor]) -> Any:
     """Returns the value of a text, with tensors in the order in which `encode` found them."""
-    return _made(json.loads(text), tensors)
+    return _made(json.loads(text)["value"], tensors)
 
 
 def tensors_of(text: str) -> list[tuple[list[int], torch.dtype]]:
     """Shapes and types of the tensors of a text, in order."""
-    found: list[tuple[list[int], torch.dtype]] = []
-
-    def empty(shape: list[int], name: str) -> None:
-        found.append((shape, getattr(torch, name)))
-
-    _walked(json.loads(text), empty)
-    return found
+    return [(shape, getattr(torch, dtype)) for shape, dtype in json.loads(text)["tensors"]]
 
 
 def _described(value: Any, tensors: list[torch.Tensor], what: str, depth: int) -> Any:
@@ -71,7 +67,7 @@ def _described(value: Any, tensors: list[torch.Tensor], what: str, depth: int) -
             ]
     if isinstance(value, torch.Tensor) and not value.is_sparse:
         tensors.append(value.detach().cpu())
-        return ["tensor", list(value.shape), str(value.dtype).rpartition(".")[2]]
+        return ["tensor"]
     if kind is torch.dtype:
         return ["dtype", str(value).rpartition(".")[2]]
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
@@ -94,20 +90,6 @@ def _made(of: Any, tensors: Iterator[torch.Tensor]) -> Any:
     if kind == "tensor":
         return next(tensors)
     return _PLAIN[kind](*rest)
-
-
-def _walked(of: Any, on_tensor: Callable[[list[int], str], None]) -> None:
-    """As `_made`, but only for the tensors."""
-    if isinstance(of, list) and of:
-        if of[0] == "tensor":
-            on_tensor(of[1], of[2])
-        elif of[0] in _SEQUENCES:
-            for one in of[1]:
-                _walked(one, on_tensor)
-        elif of[0] in _MAPPINGS:
-            for key, one in of[1]:
-                _walked(key, on_tensor)
-                _walked(one, on_tensor)
 
 
 def _array(dtype: str, shape: list[int], data: str) -> Any:

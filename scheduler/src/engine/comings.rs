@@ -1,5 +1,5 @@
-//! Workers that join between rounds: servers are asked from which round of each tensor on such a worker could count, and the
-//! highest answer of each tensor is told. Owns the answers. It must not know what a round is.
+//! Workers that join between rounds. Each server reports, for each tensor, the first round to which such a worker can contribute. The
+//! highest report of each tensor is sent to all servers. Owns the answers. It must not know what a round is.
 //!
 //! ```text
 //!   nobody ──ask──▶ asked ──the last server answers, or is gone──▶ known, for servers that come later
@@ -16,7 +16,7 @@ struct Asked {
     incarnation: Incarnation,
     /// Servers that have not answered, and as far as they have.
     servers: BTreeMap<Rank, RoundsSoFar>,
-    /// So long they have. None of one that may count already: nobody waits for that.
+    /// When the servers must have answered. `None` for a worker that contributes already: nothing waits for it.
     deadline_ms: Option<u64>,
     rounds: BTreeMap<Key, u64>,
 }

@@ -1,6 +1,6 @@
-//! A scheduler that follows another one: owns what members say that they know, and their votes. Nothing is decided before all of
-//! them have said it, or had their time for it. Then the cluster goes on under a new term. Others wait meanwhile. It must not know
-//! when their time is over, nor what follows.
+//! A restarted scheduler: owns the reports and votes of members. Nothing is decided before all members have reported, or their deadline
+//! has passed. Then the cluster continues under a new term. Processes that are not members wait meanwhile. It must not know the
+//! deadline, nor what follows it.
 //!
 //! ```text
 //!   a member:   arrive ──▶ telling ──tell, the last part──▶ has its lists ──its map is known──▶ whole ──elect──▶ asked ──vote──▶ voted
@@ -236,7 +236,7 @@ impl Rebuild {
         self.early.retain(|(_, member)| member.connection != connection);
     }
 
-    /// Somebody who is no member waits until the job goes on. False if too many do.
+    /// A process that is not a member waits until the job continues. False if too many wait.
     pub(super) fn wait(&mut self, connection: ConnectionId, register: Register) -> bool {
         let has_room = self.waiting.len() < WAITING_MAX;
         if has_room {

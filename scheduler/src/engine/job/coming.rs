@@ -1,5 +1,5 @@
-//! A worker that joins between rounds: whom servers are asked for, and who is told what they answer. It must not know the answers:
-//! `comings` has them.
+//! Asks servers about workers that join between rounds, and sends the result to members. It must not know the answers: `comings` has
+//! them.
 
 use super::super::{Command, ConnectionId};
 use super::super::{Engine, Phase, send, send_to};
@@ -38,8 +38,8 @@ impl Engine {
         self.comings.ask(id.rank, incarnation, servers, deadline_ms);
     }
 
-    /// A scheduler that follows another one does not know who of the workers counts: servers do, and hold rounds for those of
-    /// whom they were not told yet.
+    /// A restarted scheduler does not know which workers contribute. Servers know it, and hold rounds for workers that have not been
+    /// reported to them.
     pub(super) fn ask_again(&mut self, out: &mut Vec<Command>) {
         let workers = self.members.there().filter(|(id, _)| id.role == Role::Worker);
         let workers: Vec<_> = workers.map(|(id, member)| (id, member.incarnation)).collect();
@@ -94,7 +94,7 @@ impl Engine {
         }
     }
 
-    /// What a server that comes later is told of those that came in between.
+    /// Sends a server that joins later the results for workers that joined before it.
     pub(super) fn tell_comings(&self, to: ConnectionId, out: &mut Vec<Command>) {
         out.extend(self.comings.all_known().map(|message| send(to, message)));
     }

@@ -1,6 +1,5 @@
-//! A job that goes on under a restarted scheduler: when members have had their time to say what they know, and what follows from it.
-//! Members show the settings that they were told: what data depends on must be the same here. It must not keep what they say:
-//! `rebuild` does.
+//! Decides when a job continues under a restarted scheduler: after members have reported what they know, or their deadline has passed.
+//! Members report their settings as well: those on which data depends must be the same here. It must not store reports: `rebuild` does.
 
 use super::super::rebuild::Rebuild;
 use super::super::{Command, ConnectionId, Engine, Note, Outcome, Phase, checkpoints, refuse};
@@ -56,7 +55,7 @@ impl Engine {
         Some(SettingError { key, value, fix })
     }
 
-    /// A member has come that was told other settings. No member is told to end: they wait for a scheduler with the right ones.
+    /// A member has reported other settings than this scheduler has. Members are not ended: they wait for a scheduler with the right ones.
     fn end_misconfigured(
         &mut self,
         now_ms: u64,

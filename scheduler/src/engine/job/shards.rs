@@ -7,7 +7,7 @@ use proto_common::message::FromScheduler;
 use proto_common::shard_map::MapChange;
 
 impl Engine {
-    /// Tells everyone who is there, under a new epoch.
+    /// Sends the roster to all members, under a new epoch.
     pub(super) fn tell_roster(&mut self, out: &mut Vec<Command>) {
         self.epoch = self.epoch.next();
         let (members, left) = (self.members.roster(), self.members.left());

@@ -13,7 +13,7 @@ impl Engine {
         self.awake_ms = now_ms;
         let shape = &self.config.shape;
         if self.phase == Phase::Rebuilding && slept_ms > 2 * shape.heartbeat_ms {
-            // What came meanwhile is unread yet, and who gave this one up comes again.
+            // Messages that arrived meanwhile are still unread, and members that abandoned this scheduler register again.
             self.rebuild.woke(now_ms);
         }
         // The last sign of life that they had may be a heartbeat older than the sleep.

@@ -272,6 +272,8 @@ async fn a_lower_term_and_a_refusal_end_the_link() {
     scheduler.send_within(&FromScheduler::Refused(reason), LONG).await.unwrap();
     let lost = link.events.recv().await;
     assert!(matches!(&lost, Some(LinkEvent::Lost(LinkError::Refused(_)))), "{lost:?}");
+    let last = scheduler.receive_within::<ToScheduler>(LONG).await.unwrap();
+    assert_eq!(last, Some(ToScheduler::Goodbye), "a member that exits says so");
 }
 
 #[tokio::test]

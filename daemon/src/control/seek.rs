@@ -15,6 +15,9 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
+/// How long a refused member tries to say goodbye. There is room for one message as a rule.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
+
 /// Registers on a new connection, and waits for the answer. A restarted scheduler asks for a vote before: it gets it where its
 /// term is higher than `term`, the highest that this member has voted for or obeyed.
 pub(super) async fn greet(
@@ -31,6 +34,7 @@ pub(super) async fn greet(
     };
     let whom = Some((register.job, Role::Scheduler));
     let mut connection = security.dial(stream, whom, limit).await.map_err(no_answer)?;
+    let resumes = resume.is_some();
     let leaves = resume.as_ref().is_some_and(|resume| resume.leaves);
     let (resume, mut map) = resume.map_or((None, None), |resume| {
         let (resume, map) = resume.apart();
@@ -59,7 +63,13 @@ pub(super) async fn greet(
             connection.admit();
             Ok((connection, welcome))
         }
-        Some(FromScheduler::Refused(reason)) => Err(LinkError::Refused(reason)),
+        Some(FromScheduler::Refused(reason)) => {
+            // A member exits now. The scheduler counts its exit if it hears of it, and does not wait for it.
+            if resumes {
+                let _ = connection.send_within(&ToScheduler::Goodbye, GOODBYE_LIMIT).await;
+            }
+            Err(LinkError::Refused(reason))
+        }
         Some(FromScheduler::GoodbyeAck) if leaves => Err(LinkError::MayGo),
         Some(other) => {
             let error = std::io::Error::other(format!("unexpected first message {other:?}"));

@@ -3,7 +3,7 @@
 //! explains the reasons ("A divided network"). This module must not know the content of decisions.
 //!
 //! A process that has exited is on neither side of a division, so it counts for no majority. Only a goodbye, a failure report or a
-//! closed connection proves an exit. Silence does not.
+//! closed connection proves an exit. Silence does not. A process that is refused because it was declared failed says goodbye, too.
 //!
 //! ```text
 //!   decisions ──▶ has_more ──step: none is proposed──▶ proposed ──step: a majority of each roster has heard──▶ in force
@@ -15,7 +15,7 @@
 use super::member::ConnectionId;
 use proto_common::ids::{Epoch, Incarnation, MemberId};
 use proto_common::message::FromScheduler;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Rosters that may be in force at once: one, and one more for each scheduler that failed while it decided.
 const ROSTERS_MAX: usize = 16;
@@ -58,6 +58,8 @@ pub(super) struct Quorum {
     /// Members that leave, each with the epoch of the roster without it. A goodbye is answered when that epoch is proposed. If it were
     /// answered earlier and the scheduler failed, the next scheduler would wait for a member that has exited.
     leaving: Vec<(Epoch, ConnectionId)>,
+    /// Processes that were refused. Each counts until it has said goodbye, for which it has until this time.
+    refused: BTreeMap<ConnectionId, (Incarnation, u64)>,
 }
 
 impl Quorum {
@@ -102,6 +104,41 @@ impl Quorum {
     /// This process has exited, or will exit without following another scheduler.
     pub(super) fn exits(&mut self, life: Incarnation) {
         self.exited.insert(life);
+    }
+
+    /// A process that was declared failed is refused on this connection, and says goodbye by then.
+    pub(super) fn refuse(&mut self, connection: ConnectionId, life: Incarnation, until_ms: u64) {
+        self.refused.insert(connection, (life, until_ms));
+    }
+
+    /// Was a process refused on this connection that has not said goodbye?
+    pub(super) fn has_refused(&self, connection: ConnectionId) -> bool {
+        self.refused.contains_key(&connection)
+    }
+
+    /// A refused process has said goodbye.
+    pub(super) fn refused_exits(&mut self, connection: ConnectionId) {
+        if let Some((life, _)) = self.refused.remove(&connection) {
+            self.exits(life);
+        }
+    }
+
+    /// Refused processes that have not said goodbye in time: their connections are closed.
+    pub(super) fn expire(&mut self, now_ms: u64) -> Vec<ConnectionId> {
+        let mut late = Vec::new();
+        self.refused.retain(|connection, (_, until_ms)| {
+            let is_late = *until_ms <= now_ms;
+            if is_late {
+                late.push(*connection);
+            }
+            !is_late
+        });
+        late
+    }
+
+    /// A connection has closed.
+    pub(super) fn forget(&mut self, connection: ConnectionId) {
+        self.refused.remove(&connection);
     }
 
     /// Are these members a majority of each roster that may be in force?

@@ -28,6 +28,7 @@ impl Engine {
     ) {
         self.rebuild.forget(connection);
         self.checkpoints.forget(connection);
+        self.quorum.forget(connection);
         let Some(id) = self.member_of(connection) else { return };
         let Some(member) = self.members.get(id).filter(|member| !member.is_away) else { return };
         if fault.is_none() {
@@ -184,6 +185,7 @@ impl Engine {
         release(self.barriers.expire(now_ms), out);
         declared(self.declarations.expire(now_ms), out);
         self.posts.expire(now_ms, out);
+        out.extend(self.quorum.expire(now_ms).into_iter().map(|connection| Command::Close { connection }));
         self.tick_checkpoints(now_ms, out);
         let waited_ms = now_ms.saturating_sub(self.started_ms);
         self.give_up(now_ms, out);

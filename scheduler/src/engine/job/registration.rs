@@ -10,9 +10,6 @@ use proto_common::ids::{Incarnation, MemberId, Rank, Role};
 use proto_common::limits::{NAME_BYTES_MAX, PROTOCOL_VERSION};
 use proto_common::message::{Build, Coming, FromScheduler, RefusalReason, Register, Welcome};
 
-/// What a life hears that others have gone on without.
-pub(in super::super) const DECLARED_DEAD: &str = "this process was declared failed (no heartbeat for deadlines.silence_ms, or its connection broke): start it as a new process";
-
 impl Engine {
     pub(super) fn register(
         &mut self,
@@ -22,10 +19,14 @@ impl Engine {
         out: &mut Vec<Command>,
     ) {
         if self.may_go(&register) {
+            self.quorum.exits(register.incarnation);
             return out.extend(let_go(from));
         }
         if let Err(reason) = self.may_register(&register) {
             return refuse(from, reason, out);
+        }
+        if self.members.is_dead(register.incarnation) {
+            return self.refuse_dead(now_ms, from, register.incarnation, out);
         }
         let resumes = register.resume.is_some();
         match self.phase {
@@ -182,9 +183,6 @@ impl Engine {
         }
         check_texts(register)?;
         own_rules::check(register, self.own_rules())?;
-        if self.members.is_dead(register.incarnation) {
-            return misplaced(DECLARED_DEAD);
-        }
         register.resume.as_ref().map_or(Ok(()), check_term)
     }
 

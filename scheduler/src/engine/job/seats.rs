@@ -3,7 +3,6 @@
 use super::super::member::Member;
 use super::super::rebuild::Rebuild;
 use super::super::{Command, Engine, Phase, refuse};
-use super::registration::DECLARED_DEAD;
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{MemberId, Role};
@@ -41,7 +40,7 @@ impl Engine {
                 continue;
             }
             self.members.bury(life);
-            refuse(connection, RefusalReason::Misplaced(DECLARED_DEAD.into()), out);
+            self.refuse_dead(now_ms, connection, life, out);
         }
         gone
     }

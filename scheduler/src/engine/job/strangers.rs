@@ -3,6 +3,10 @@
 
 use super::super::{Command, ConnectionId, Engine, refuse, send};
 use super::name_of;
+
+/// What a process hears that others have gone on without.
+const DECLARED_DEAD: &str = "this process was declared failed (no heartbeat for deadlines.silence_ms, or its connection broke): start it as a new process";
+use proto_common::ids::Incarnation;
 use proto_common::message::{FromScheduler, RefusalReason, ToScheduler};
 
 /// How far a connection has come.
@@ -23,6 +27,7 @@ impl Engine {
         if self.member_of(connection).is_some()
             || self.rebuild.was_let_in(connection)
             || self.is_leaving(connection)
+            || self.quorum.has_refused(connection)
         {
             Standing::Member
         } else if self.rebuild.knows(connection) || self.checkpoints.is_awaited_by(connection) {
@@ -30,6 +35,19 @@ impl Engine {
         } else {
             Standing::Stranger
         }
+    }
+
+    /// Refuses a process that was declared failed. It says goodbye, because until it has exited it counts for majorities. Scenario: so many
+    /// of a roster are refused that the others are no majority of it, and nothing would be decided any more.
+    pub(super) fn refuse_dead(
+        &mut self,
+        now_ms: u64,
+        connection: ConnectionId,
+        life: Incarnation,
+        out: &mut Vec<Command>,
+    ) {
+        out.push(send(connection, FromScheduler::Refused(RefusalReason::Misplaced(DECLARED_DEAD.into()))));
+        self.quorum.refuse(connection, life, now_ms.saturating_add(self.config.shape.silence_ms));
     }
 
     /// Does this connection wait for the scheduler, although it is no member's?
@@ -45,6 +63,14 @@ impl Engine {
         message: ToScheduler,
         out: &mut Vec<Command>,
     ) {
+        if self.quorum.has_refused(from) {
+            if matches!(message, ToScheduler::Goodbye) {
+                self.quorum.refused_exits(from);
+                out.push(Command::Close { connection: from });
+            }
+            // What it knows as a member may have been on its way.
+            return;
+        }
         if self.checkpoints.is_awaited_by(from) {
             self.checkpoints.forget(from);
             let name = name_of(&message);

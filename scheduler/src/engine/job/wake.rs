@@ -49,6 +49,9 @@ impl Engine {
         for connection in self.quorum.may_go(true) {
             out.extend(let_go(connection));
         }
+        for connection in self.quorum.expire(u64::MAX) {
+            out.push(Command::Close { connection });
+        }
         for connection in self.members.connections(|_| true) {
             out.push(Command::Close { connection });
             self.posts.forget(connection, &mut Vec::new());

@@ -398,3 +398,55 @@ fn a_scheduler_that_was_suspended_answers_the_goodbyes_that_it_still_owes() {
     assert_eq!(rig.engine.phase, Phase::Rebuilding);
     assert!(messages(&commands).contains(&&FromScheduler::GoodbyeAck), "{commands:?}");
 }
+
+#[test]
+fn a_process_that_is_refused_as_failed_counts_until_it_has_said_goodbye() {
+    let before = five();
+    let known = known_in(&before);
+    let mut rig = after(&before, false);
+    let (there, failed) = ([server(1), worker(0), worker(2)], [server(0), worker(1)]);
+    there.into_iter().for_each(|id| drop(come_again(&mut rig, id, &known)));
+    // The engine's own answers: no member hears at once of a decision here.
+    let say = |rig: &mut Rig, from: ConnectionId, message: ToScheduler| {
+        rig.engine.handle(rig.now_ms, Input::Message { from, message })
+    };
+    for _ in 0..=SILENCE_MS / 10 {
+        rig.now_ms += 10;
+        rig.engine.handle(rig.now_ms, Input::Tick);
+    }
+    let vote = ToScheduler::Heard { epoch: Epoch { term: 2, counter: 0 } };
+    there.into_iter().for_each(|id| drop(say(&mut rig, connection(id), vote.clone())));
+    let decided = rig.engine.epoch();
+    // The decision without those two is on its way, and one more leaves: two are left of four, without the first of them.
+    say(&mut rig, connection(worker(2)), ToScheduler::Goodbye);
+    let epoch = rig.engine.epoch();
+    for id in [server(1), worker(0)] {
+        say(&mut rig, connection(id), ToScheduler::Heard { epoch });
+    }
+    let refused = |rig: &mut Rig, number: u64, id: MemberId| {
+        let resume = Resume { rank: id.rank, ..known.clone() };
+        let again = Register { resume: Some(resume.head()), ..register(id.role, connection(id).0 + 1) };
+        let from = ConnectionId(number);
+        let mut commands = say(rig, from, ToScheduler::Register(again));
+        commands.extend(say(rig, from, ToScheduler::Resuming { part: resume, last: true }));
+        assert!(matches!(messages(&commands)[..], [FromScheduler::Refused(_)]), "{commands:?}");
+        assert!(!commands.contains(&Command::Close { connection: from }), "it has not said goodbye");
+        assert_eq!(rig.engine.standing(from), Standing::Member);
+        from
+    };
+    let from = refused(&mut rig, 500, failed[0]);
+    assert_eq!(
+        rig.engine.quorum.rosters()[0].len(),
+        5,
+        "it may not have received the refusal, and follow another scheduler"
+    );
+    let commands = say(&mut rig, from, ToScheduler::Goodbye);
+    assert_eq!(commands[0], Command::Close { connection: from });
+    assert!(messages(&commands).contains(&&FromScheduler::Decided { epoch: decided }), "{commands:?}");
+    // Who says nothing is waited for no longer than a member.
+    let last = refused(&mut rig, 501, failed[1]);
+    let end_ms = rig.now_ms + SILENCE_MS + 1;
+    let commands = pass(&mut rig, &[server(1), worker(0)], end_ms);
+    assert!(commands.contains(&Command::Close { connection: last }), "{commands:?}");
+    assert_eq!(rig.engine.standing(last), Standing::Stranger);
+}

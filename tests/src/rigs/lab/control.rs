@@ -297,7 +297,11 @@ impl Lab {
                 self.report(at, wire, map);
             }
             FromScheduler::Welcome(welcome) => self.welcomed(at, wire, &welcome),
-            FromScheduler::Refused(reason) => self.give_up(at, &format!("refused: {reason}")),
+            FromScheduler::Refused(reason) => {
+                let at_us = self.soon_us(Some(at));
+                self.wires.say_up(wire, at_us, ToScheduler::Goodbye);
+                self.give_up(at, &format!("refused: {reason}"));
+            }
             message => match &process.body {
                 Body::Nobody => {}
                 Body::Server(_) => self.server_heard(at, message),

@@ -30,8 +30,8 @@ def empty(client: Client, shape: Iterable[int], dtype: torch.dtype = torch.float
 
 
 class Exchange:
-    """Sends a gradient and receives its mean in one buffer of registered memory. Tensors elsewhere are copied to and from the
-    buffer."""
+    """Sends a gradient from a buffer of registered memory, to which it is copied, and receives the mean: in a tensor on the CPU, if
+    one is given, and otherwise in the buffer."""
 
     def __init__(self, client: Client, declared: Declared, like: torch.Tensor) -> None:
         self.client, self.declared, self.priority = client, declared, declared.priority
@@ -42,9 +42,12 @@ class Exchange:
         self.handle: Handle | None = None
         # Whose numbers the buffer has, and who has not copied them yet.
         self.owner: Any = None
+        # What the mean is received in, if not in the buffer.
+        self._into: torch.Tensor | None = None
 
-    def begin(self, gradient: torch.Tensor, priority: int | None = None) -> Handle:
-        """Contributes the gradient, a sparse one with zeros in all other rows. It may be modified again when this returns."""
+    def begin(self, gradient: torch.Tensor, priority: int | None = None, into: torch.Tensor | None = None) -> Handle:
+        """Contributes the gradient, a sparse one with zeros in all other rows. It may be modified again when this returns. Whoever waits
+        for the mean finds it in `into`, which may be the gradient, and calls `copy_to` with it in any case."""
         self.wait()
         flat = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(-1)
         if self.pinned is not None:
@@ -53,7 +56,10 @@ class Exchange:
             flat = self.pinned
         self.buffer.copy_(flat)
         priority = self.priority if priority is None else priority
-        self.handle = self.client.push_pull(self.declared, self.buffer, out=self.buffer, priority=priority)
+        # Not by way of the buffer: that would be one copy more.
+        self._into = into if self.pinned is None and into is not None and _is_plain(into) else None
+        out = self.buffer if self._into is None else self._into.detach().view(-1)
+        self.handle = self.client.push_pull(self.declared, self.buffer, out=out, priority=priority)
         return self.handle
 
     def end(self, into: torch.Tensor) -> None:
@@ -62,9 +68,11 @@ class Exchange:
             self.copy_to(into)
 
     def copy_to(self, into: torch.Tensor) -> None:
-        """Copies the mean, which has been received, into a tensor."""
+        """Copies the mean, which has been received, into a tensor, unless it was received there."""
+        if into is self._into:
+            return
         with torch.no_grad():
-            mean = self.buffer.view(into.shape)
+            mean = (self.buffer if self._into is None else self._into.detach()).view(into.shape)
             if self.pinned is not None:
                 self.pinned.copy_(self.buffer)
                 mean = self.pinned.view(into.shape)
@@ -79,6 +87,11 @@ class Exchange:
         if handle is not None:
             handle.wait()
         return handle is not None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory has its elements in order."""
+    return tensor.layout == torch.strided and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def refuse_strangers(names: Mapping[str, torch.Tensor], known: Container[torch.Tensor]) -> None:

@@ -56,7 +56,7 @@ def ddp_hook(state: DdpState, bucket: Any) -> torch.futures.Future[torch.Tensor]
         except Exception as error:
             future.set_exception(error)  # type: ignore[arg-type]
 
-    exchange.begin(dense).add_done_callback(end)
+    exchange.begin(dense, into=dense).add_done_callback(end)
     return future
 
 

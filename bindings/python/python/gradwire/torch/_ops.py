@@ -192,6 +192,6 @@ def _begin(
         if previous is not None:
             # Its numbers lie where this one's are to come.
             previous.wait()
-        handle = exchange.begin(tensor, priority or None)
+        handle = exchange.begin(tensor, priority or None, output)
         operation = exchange.owner = Operation(exchange, handle, output)
     return operation

@@ -45,7 +45,7 @@ class Weights:
         before = {p: p.detach().clone() for p in self._exchanges}
         result = step()
         for parameter, exchange in self._exchanges.items():
-            exchange.begin(parameter.detach() - before[parameter])
+            exchange.begin(parameter.detach() - before[parameter], into=parameter)
         for parameter, exchange in self._exchanges.items():
             exchange.end(parameter)
         return result

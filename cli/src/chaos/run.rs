@@ -368,7 +368,7 @@ impl<'a> Run<'a> {
         if was_killed {
             return Ok(());
         }
-        let (is_typed, is_end) = (is_typed(code), matches!(&self.phase, Phase::Struck(hit) if hit.is_end));
+        let (is_typed, is_end) = (is_typed(code), self.has_ended_job());
         if is_end && is_typed && code != 0 {
             return Ok(());
         }
@@ -414,6 +414,11 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Has a fault struck that ends the job?
+    fn has_ended_job(&self) -> bool {
+        matches!(&self.phase, Phase::Struck(hit) if hit.is_end)
+    }
+
     fn is_late(&self, seat: Seat, code: i32) -> bool {
         is_late(seat, code, &self.cluster.said(seat), &self.cluster.said(SCHEDULER))
     }
@@ -455,7 +460,9 @@ impl<'a> Run<'a> {
                 let is_late = (!has_scheduler || is_refused) && self.is_late(seat, code);
                 let is_away =
                     matches!(&self.phase, Phase::Struck(hit) if hit.victim == SCHEDULER && !hit.is_back);
-                let is_excused = is_deposed || is_late || is_stranded(is_away, seat, code);
+                // The last goodbye may come after the scheduler has found the server gone.
+                let is_end = self.has_ended_job() && is_typed(code);
+                let is_excused = is_deposed || is_late || is_end || is_stranded(is_away, seat, code);
                 if !was_killed && code != 0 && !is_excused {
                     let last = self.last_words(seat);
                     return Err(wrong(format!("{seat} ended with code {code} after the training: {last}")));

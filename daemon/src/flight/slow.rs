@@ -54,8 +54,13 @@ impl Slow {
         self.count_at(Instant::now())
     }
 
-    fn count_at(&self, now: Instant) -> Option<u64> {
+    /// Something was slow that is told with another one.
+    pub fn count_silently(&self) {
         self.0.seen.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_at(&self, now: Instant) -> Option<u64> {
+        self.count_silently();
         self.0.said.may_speak_at(now, LINES_PER_SECOND)
     }
 
@@ -78,7 +83,8 @@ mod tests {
         let at = |ms| slow.count_at(begin + Duration::from_millis(ms));
         assert_eq!((0..7).map(at).collect::<Vec<_>>(), [[Some(0); 5].as_slice(), &[None; 2]].concat());
         assert_eq!([999, 1_000, 1_001].map(at), [None, Some(3), Some(0)]);
-        assert_eq!(slow.seen(), 10);
+        slow.count_silently();
+        assert_eq!(slow.seen(), 11);
         assert!(!Slow::default().is_slow(u64::MAX - 1), "0 turns it off");
     }
 }

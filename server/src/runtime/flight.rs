@@ -65,6 +65,8 @@ struct Spent {
 pub(super) struct LaneFlight {
     recorder: Recorder,
     slow: Slow,
+    /// The tensor and the round that the last line was about.
+    said: Option<(u64, u64)>,
     /// For tensors' names.
     flight: Option<Flight>,
     lane: Lane,
@@ -259,18 +261,24 @@ impl LaneFlight {
         let event = Event { kind: Kind::Round, peer: last, extra: late_us, ..about };
         self.recorder.since(start_ns, event);
         if self.slow.is_slow(took_ms) {
-            self.say_slow(&about, (&self.arrivals[came], first_ms, last_ms), (spent, finish_ns));
+            let arrivals = std::mem::take(&mut self.arrivals);
+            self.say_slow(&about, (&arrivals[came], first_ms, last_ms), (spent, finish_ns));
+            self.arrivals = arrivals;
         }
     }
 
-    /// In one line: where a round's time went, and who came late.
+    /// In one line: where a round's time went, and who came late. A round of a tensor has one line, although it may have thousands of
+    /// chunks, which are slow together.
     fn say_slow(
-        &self,
+        &mut self,
         about: &Event,
         (came, first_ms, last_ms): (&[Arrival], u64, u64),
         (spent, finish_ns): (Spent, u64),
     ) {
-        let Self { slow, flight, now_ms, recorder, lane, .. } = self;
+        let Self { slow, said, flight, now_ms, recorder, lane, .. } = self;
+        if said.replace((about.key, about.round)) == Some((about.key, about.round)) {
+            return slow.count_silently();
+        }
         let Some(left_out) = slow.count() else { return };
         let tensor = flight.as_ref().map_or_else(String::new, |flight| flight.called(Key(about.key)));
         let late_ms = last_ms - first_ms;

@@ -1,102 +1,21 @@
-//! One chunk's state: its version, the round being collected, who waits for what. Pure bookkeeping; the
-//! bytes lie in the runtime's storage under the same index.
+//! One chunk: what it is, what this server has it for, and the state that each machine of the lane has of it. Rounds, weights and
+//! waiting operations own theirs; what several of them answer together is here. The bytes lie in the runtime's storage
+//! under the same index.
 
-mod arrivals;
-mod copies;
-mod image;
-mod mode;
-#[cfg(test)]
-mod sample;
-mod weights;
-
-use super::before::Before;
-use super::held::{Held, HeldSet};
+use super::command::Commands;
+use super::image::ChunkState;
 use super::inputs::EngineConfig;
-use super::keep::Keep;
-use super::lengths::Lengths;
-use super::mode::Tally;
-use super::numbers::Numbers;
+use super::keep::{At, Keep};
 use super::placed::KeyBuffers;
-use super::ranks::RankSet;
 use super::role::Role;
+use super::rounds::{Rounds, Stage};
 use super::spec::ChunkSpec;
-use super::views::Views;
-use proto_common::batch::{Landing, OpKind, Reading};
+use super::waiters::Waiters;
+use super::weights::Weights;
 use proto_common::config::WorkerLoss;
-use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
-use proto_common::limits::RANKS_LISTED_MAX;
-use std::cmp::Ordering;
-use std::ops::RangeInclusive;
+use proto_common::ids::{Epoch, Incarnation, Rank};
 
-/// Rounds ahead of the one being collected that a worker's contributions are kept for.
-pub(super) const ROUNDS_AHEAD_MAX: u64 = 4;
-
-/// An operation that was taken, and then lost with the channel that its payload was read over: when it comes again it
-/// is new.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Reopened {
-    pub(super) rank: Rank,
-    pub(super) operation: Operation,
-    /// As of [`Held`].
-    pub(super) round: u64,
-}
-
-/// How an operation's number stands to those that its worker sent before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Number {
-    /// It is the next one.
-    Fresh,
-    /// It came before, and was taken.
-    Repeated,
-    /// One before it has not come.
-    Early,
-}
-
-/// An operation to be answered.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Waiter {
-    pub(super) rank: Rank,
-    pub(super) op: OpKind,
-    pub(super) operation: Operation,
-    /// The least version that answers it.
-    pub(super) version: u64,
-    pub(super) landing: Option<Landing>,
-    /// Weights are to be read where they lie.
-    pub(super) view: bool,
-    /// No later version than `version` answers it either.
-    pub(super) exact: bool,
-    pub(super) token: u64,
-    pub(super) deadline_ms: u64,
-    pub(super) since_ms: u64,
-}
-
-/// Whether a contribution can be reduced now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    Now,
-    Later,
-    /// This rank contributed to this round already.
-    Repeated,
-    /// The round has ended, or is complete, without this rank.
-    Late,
-}
-
-/// What the round being collected waits for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Stage {
-    #[default]
-    Contributions,
-    /// All have contributed, but servers that have copies have not confirmed it.
-    Copies,
-    /// The tensor's other chunks, whose norms count.
-    Norms,
-    /// The round is complete, but no buffer can be written: both are being read, or a checkpoint must copy the chunk first.
-    Buffer,
-    /// Storage is to say whether the values fit; then this buffer is in force.
-    Verdict { into: u8 },
-}
-
-/// Whose a copy's numbers are: what it had from another primary, or another life of this one, counts as nothing, because
+/// Whose a copy's numbers are: what it had from another primary, or another incarnation of this one, counts as nothing, because
 /// outside mode sync its newest update may be one that nobody else has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lineage {
@@ -127,13 +46,13 @@ pub(super) struct Chunk {
     pub(super) role: Option<Role>,
     /// Copies that others have, or are to have, of it: the backup, and where one is being made.
     pub(super) copies: [Option<Keep>; 2],
-    /// Its initial value, or all that it had when this server began to serve it, is not at the backup: nobody is told.
+    /// Its initial value, or all that it had when this server began to serve it, is not at the backup: nobody is answered.
     pub(super) init_pending: bool,
     /// Of a copy: whose it is.
     pub(super) lineage: Lineage,
     /// The decision since which its server means it to be a copy.
     pub(super) copy_since: Epoch,
-    /// It is published without a backup since this epoch, by a decision that whoever is answered is to know.
+    /// It is published without a backup since this epoch, by a decision that a worker has to know before it is answered.
     pub(super) alone_since: Epoch,
     /// Changes of its rule that this server made.
     pub(super) rules: u64,
@@ -141,49 +60,13 @@ pub(super) struct Chunk {
     pub(super) since: Epoch,
     /// Of a copy: bytes of the next round's sum that are there.
     pub(super) filled: u64,
-    /// Published version; the round being collected is the next one.
-    pub(super) version: u64,
-    /// Buffer of the published version (0 or 1).
-    pub(super) buffer: u8,
-    /// Who reads each buffer.
-    pub(super) views: Views,
-    /// The versions that each buffer is the weights of: several, where rounds ended without new ones.
-    pub(super) versions: [RangeInclusive<u64>; 2],
-    pub(super) before: Before,
-    pub(super) initialised: bool,
-    /// Contributions that make a version.
-    pub(super) needed: u32,
-    /// Where versions are not rounds of everybody.
-    pub(super) tally: Option<Box<Tally>>,
-    /// Ranks that the round being collected needs, those that have contributed among them.
-    pub(super) expected: RankSet,
-    /// As of which change of the roster, and for which round.
-    pub(super) as_of: (u64, u64),
-    /// From this round on nothing is begun before it is said who counts.
-    pub(super) barred: Option<u64>,
-    /// Ranks that have contributed to this round; all are reduced but for `first`.
-    pub(super) contributed: RankSet,
-    pub(super) stage: Stage,
-    /// Of chunks of one tensor that finish together.
-    pub(super) group: Option<u32>,
-    /// Rounds that ended without new weights: bit 0 is the one in force, bit 1 the one before. Longer than workers can
-    /// ask about: they are at most as many rounds behind as they have operations on a chunk under way.
-    pub(super) bad: u64,
-    pub(super) held: HeldSet,
-    /// The round's first contribution, while it is only in its worker's memory: counted, and not reduced yet.
-    pub(super) first: Option<Held>,
-    pub(super) lengths: Lengths,
+    pub(super) rounds: Rounds,
+    pub(super) weights: Weights,
     /// Where workers may write contributions to it.
     pub(super) key_buffers: KeyBuffers,
-    pub(super) waiters: Vec<Waiter>,
-    /// When they are looked at for their deadlines: see `deadlines`.
-    pub(super) due_ms: u64,
-    /// None of them waits for a lower version: contributions of many workers need not look at all of them each time.
-    pub(super) least_awaited: u64,
-    /// Last operation taken, by worker.
-    pub(super) operations: Numbers,
-    /// Operations up to those that are to come again. Never more than workers have under way.
-    pub(super) reopened: Vec<Reopened>,
+    pub(super) waiters: Waiters,
+    /// Of chunks of one tensor that finish together.
+    pub(super) group: Option<u32>,
     /// What a checkpoint wants of it.
     pub(super) saving: Saving,
     /// Of a copy: what its rule keeps has half of a round that is not ended here any more.
@@ -194,7 +77,6 @@ pub(super) struct Chunk {
 
 impl Chunk {
     pub(super) fn new(spec: ChunkSpec, config: &EngineConfig) -> Self {
-        let workers = config.workers;
         Self {
             spec,
             role: Some(Role::Primary { backup: None, seeding: None }),
@@ -206,221 +88,219 @@ impl Chunk {
             rules: 0,
             since: Epoch::default(),
             filled: 0,
-            version: 0,
-            buffer: 0,
-            views: Views::default(),
-            versions: [0..=0, 0..=0],
-            before: Before::new(config.worker_loss == WorkerLoss::Wait),
-            initialised: false,
-            needed: Self::needed(&spec, workers, workers),
-            tally: Tally::of(&spec, workers),
-            expected: RankSet::all(workers),
-            as_of: (0, 0),
-            barred: None,
-            contributed: RankSet::new(workers),
-            stage: Stage::default(),
-            group: None,
-            bad: 0,
-            held: HeldSet::default(),
-            first: None,
-            lengths: Lengths::new(&spec),
+            rounds: Rounds::new(&spec, config),
+            weights: Weights::new(config.worker_loss == WorkerLoss::Wait),
             key_buffers: KeyBuffers::default(),
-            waiters: Vec::new(),
-            due_ms: u64::MAX,
-            least_awaited: u64::MAX,
-            operations: Numbers::new(workers),
-            reopened: Vec::new(),
+            waiters: Waiters::default(),
+            group: None,
             saving: Saving::Nothing,
             is_spoilt: false,
             is_torn: false,
         }
     }
 
-    /// Is this operation its worker's next one? One that was lost goes before all behind it, taken or not. Those before
-    /// `first_open` have been answered, here or by a server that had the chunk before.
-    pub(super) fn number(&mut self, rank: Rank, operation: Operation, first_open: Operation) -> Number {
-        self.operations.raise(rank, first_open.0.saturating_sub(1));
-        self.reopened.retain(|open| open.rank != rank || open.operation >= first_open);
-        let lost = self.reopened.iter().filter(|open| open.rank == rank).map(|open| open.operation).min();
-        let next = lost.unwrap_or(Operation(self.operations.of(rank).saturating_add(1)));
-        match operation.cmp(&next) {
-            Ordering::Less => Number::Repeated,
-            Ordering::Equal => Number::Fresh,
-            Ordering::Greater => Number::Early,
-        }
-    }
-
-    /// An operation is taken, or refused for good: it is not awaited any more.
-    pub(super) fn mark_taken(&mut self, rank: Rank, operation: Operation) {
-        self.operations.raise(rank, operation.0);
-        self.reopened.retain(|open| open.rank != rank || open.operation != operation);
-    }
-
-    /// A worker's life is over, or another one begins: its numbers begin anew, and what it was to send again is not awaited.
-    pub(super) fn forget_life(&mut self, rank: Rank) {
-        self.operations.forget(rank);
-        self.reopened.retain(|open| open.rank != rank);
-        self.forget_operations(rank);
-    }
-
-    /// The buffer to publish into: one that nobody reads; none while both are being read, or a checkpoint's copy is to be made.
-    pub(super) fn writable(&self) -> Option<u8> {
-        if self.is_due() {
-            return None;
-        }
-        self.to_publish_into().find(|buffer| !self.is_read(*buffer))
-    }
-
-    /// Does somebody read this buffer?
-    pub(super) fn is_read(&self, buffer: u8) -> bool {
-        self.views.is_read(buffer)
+    /// Do workers contribute to it here? Then it is here that checkpoints have it from.
+    pub(super) fn is_served(&self) -> bool {
+        self.role.is_some_and(Role::serves)
     }
 
     /// Does nobody read or write anything of it, now or later?
     pub(super) fn is_unused(&self) -> bool {
-        self.key_buffers.is_empty() && !self.is_read(0) && !self.is_read(1) && self.held.is_empty()
+        self.key_buffers.is_empty() && !self.weights.is_read() && self.rounds.holds_nothing()
     }
 
-    /// The worker is given a view of the weights in force.
-    pub(super) fn show(&mut self, rank: Rank, operation: Operation) {
-        self.views.show(rank, operation, self.buffer);
+    /// Is nobody to be answered now, whatever version there is?
+    pub(super) fn is_silent(&self) -> bool {
+        self.init_pending || self.rounds.is_initialising() || self.rounds.is_judged()
     }
 
-    /// What the worker reads of what it was shown: the rest may be overwritten.
-    pub(super) fn hide(&mut self, rank: Rank, reading: Reading) {
-        self.views.hide(rank, reading, &self.versions);
-    }
-
-    /// Whoever still reads an older version, in rank order.
-    pub(super) fn reading(&self) -> Vec<Rank> {
-        self.views.reading()
+    /// The buffer to publish into: one that nobody reads; none while both are being read, or a checkpoint's copy is to be made.
+    pub(super) fn writable(&self) -> Option<u8> {
+        if self.is_due() { None } else { self.weights.writable() }
     }
 
     /// A buffer that its round could have, were it not for landings.
     pub(super) fn landing_only(&self) -> Option<u8> {
-        let is_it = |buffer: &u8| self.views.is_landing_only(*buffer);
-        self.to_publish_into().find(is_it).filter(|_| !self.is_due())
+        self.weights.landing_only().filter(|_| !self.is_due())
     }
 
-    pub(super) fn round(&self) -> u64 {
-        self.version + 1
+    /// The round is about to be finished: its values go to this buffer. What follows is about as many bytes as it has.
+    pub(super) fn begin_finish(&mut self, index: u32, out: &mut Commands) {
+        let bytes = self.rounds.round_bytes();
+        self.rounds.size(index, bytes, out);
+        self.waiters.report_arrivals((index, self.rounds.round()), self.rounds.contributed(), out);
     }
 
     /// The round being collected has ended, with new weights in a buffer or (none) without.
-    pub(super) fn publish(&mut self, weights: Option<u8>) {
-        self.keep_before(weights);
-        self.end_length(weights.is_some());
-        self.version += 1;
-        self.buffer = weights.unwrap_or(self.buffer);
-        let versions = &mut self.versions[usize::from(self.buffer)];
-        let first = if weights.is_some() { self.version } else { *versions.start() };
-        *versions = first..=self.version;
-        self.bad = self.bad << 1 | u64::from(weights.is_none());
-        self.stage = Stage::Contributions;
-        self.contributed.clear();
-        self.end_applying(weights.is_some());
-    }
-
-    /// The versions of the weights in force, and of those before, as an image has them.
-    pub(super) fn set_versions(&mut self, live: (u64, u64), previous: Option<(u64, u64)>) {
-        // Nobody asks for a version that is in neither buffer.
-        let (first, last) = previous.unwrap_or(live);
-        self.versions[usize::from(self.buffer)] = live.0..=live.1;
-        self.versions[usize::from(1 - self.buffer)] = first..=last;
-    }
-
-    /// Has everybody contributed to the round being collected?
-    pub(super) fn is_complete(&self) -> bool {
-        self.stage != Stage::Contributions
-    }
-
-    /// Is it complete, without a buffer for its weights?
-    pub(super) fn waits_for_buffer(&self) -> bool {
-        self.stage == Stage::Buffer
-    }
-
-    /// Is storage to say whether the round's values fit? Nobody is told anything before.
-    pub(super) fn is_judged(&self) -> bool {
-        matches!(self.stage, Stage::Verdict { .. })
-    }
-
-    /// Did this round, which is over, leave the weights as they were?
-    pub(super) fn is_bad(&self, round: u64) -> bool {
-        let back = self.version.checked_sub(round).and_then(|back| u32::try_from(back).ok());
-        round > 0 && back.and_then(|back| self.bad.checked_shr(back)).is_some_and(|bad| bad & 1 == 1)
-    }
-
-    /// May `rank` be reduced into the round being collected now?
-    pub(super) fn turn(&self, rank: Rank, deterministic: bool) -> Turn {
-        if self.contributed.contains(rank) || self.holds(rank, self.round()) {
-            return Turn::Repeated;
+    pub(super) fn publish(&mut self, into: Option<u8>) {
+        let Self { rounds, weights, .. } = self;
+        match (into, rounds.stage()) {
+            (Some(into), _) => weights.publish(into, rounds.round(), rounds.live_bytes()),
+            (None, Stage::Verdict { into }) => weights.pass(rounds.round(), Some(into)),
+            (None, _) => weights.pass(rounds.round(), None),
         }
-        if self.is_turn(rank, deterministic) { Turn::Now } else { Turn::Later }
+        rounds.end(into.is_some());
+    }
+}
+
+/// Copies at other servers.
+impl Chunk {
+    /// Does a round of this chunk wait for copies?
+    pub(super) fn has_copies(&self) -> bool {
+        self.copies.iter().flatten().any(Keep::blocks)
     }
 
-    pub(super) fn holds(&self, rank: Rank, round: u64) -> bool {
-        self.held.contains(round, rank)
+    /// Since which decision that copy is one.
+    pub(super) fn since_of(&self, id: u64) -> Epoch {
+        let keep = self.copies.iter().flatten().find(|keep| keep.id == id);
+        keep.map_or(Epoch::default(), |keep| keep.since)
     }
 
-    /// The round's first contribution is in this worker's memory only, which may be written again: it has not come.
-    pub(super) fn forget_first(&mut self, rank: Rank) -> Option<Held> {
-        let first = self.first.take_if(|first| first.rank == rank)?;
-        // Nobody else has contributed, or it had been reduced with the second one.
-        self.contributed.clear();
-        self.end_length(false);
-        Some(first)
+    pub(super) fn keep_of(&mut self, id: u64) -> Option<&mut Keep> {
+        self.copies.iter_mut().flatten().find(|keep| keep.id == id)
     }
 
-    /// Is the initial value being read, or to be read again? Nothing is folded, and nothing told, before it is there.
-    pub(super) fn initialising(&self) -> bool {
-        self.held.has_initial() || self.reopened.iter().any(|open| open.round == 0)
+    /// Copies that a complete round waits for.
+    pub(super) fn unconfirmed_copies(&self) -> impl Iterator<Item = &Keep> {
+        let round = self.rounds.round();
+        self.copies.iter().flatten().filter(move |keep| keep.blocks() && keep.confirmed < round)
     }
 
-    /// Ranks whose contributions could be reduced at once and have not come (the first few): a contribution that
-    /// has to be tried again waits for these. None while it is readers that hold the round up, and none where contributions
-    /// wait for no others.
-    pub(super) fn awaited(&self, deterministic: bool) -> Vec<Rank> {
-        if self.is_loose() {
-            return Vec::new();
-        }
-        let round = self.round();
-        let absent = |rank: &Rank| {
-            let has_come = self.contributed.contains(*rank) || self.held.has_arrived(round, *rank);
-            self.is_turn(*rank, deterministic) && !has_come
+    pub(super) fn has_initial_everywhere(&self) -> bool {
+        self.copies.iter().flatten().all(|keep| !keep.blocks() || (keep.has_initial && keep.at == At::In))
+    }
+
+    /// Servers whose confirmation a change of the rule waits for.
+    pub(super) fn lacking_rules(&self) -> impl Iterator<Item = Rank> + '_ {
+        let lacks = |keep: &&Keep| keep.blocks() && keep.rules.1 < self.rules;
+        self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
+    }
+
+    /// Servers whose confirmation the complete round, or the initial value, waits for.
+    pub(super) fn unconfirmed(&self) -> impl Iterator<Item = Rank> + '_ {
+        let (round, is_sent) = (self.rounds.round(), self.rounds.stage() == Stage::Copies);
+        let lacks = move |keep: &&Keep| {
+            let lacks_all = self.init_pending && !(keep.has_initial && keep.at == At::In);
+            keep.blocks() && ((is_sent && keep.confirmed < round) || lacks_all)
         };
-        self.expected.ranks().filter(absent).take(RANKS_LISTED_MAX).collect()
+        self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
     }
 
-    /// Takes a held contribution whose turn has come.
-    pub(super) fn take_held(&mut self, deterministic: bool) -> Option<Held> {
-        if self.stage != Stage::Contributions || self.initialising() || self.is_barred() {
-            return None;
-        }
-        if self.is_loose() {
-            return self.take_loose();
-        }
-        let round = self.round();
-        if !deterministic {
-            return self.held.take_any(round);
-        }
-        let (next, other) = self.next_in_order();
-        self.held.take(round, next?).or_else(|| self.held.take(round, other?))
+    /// Is a round under way that copies are not asked about any more, and that this server has not confirmed?
+    pub(super) fn ends_without(&self, to: Rank) -> bool {
+        let has = |keep: &Keep| keep.to == to && keep.confirmed >= self.rounds.round();
+        self.rounds.is_ending() && !self.copies.iter().flatten().any(has)
     }
 
-    /// Whose turn it is where contributions are folded in rank order; and who else may come, because one addition
-    /// commutes: the first two in either order.
-    fn next_in_order(&self) -> (Option<Rank>, Option<Rank>) {
-        let mut absent = self.expected.without(&self.contributed);
-        let next = absent.next();
-        (next, if self.contributed.len() == 0 { absent.next() } else { None })
+    /// The complete round that copies are to have: which one, and the bytes of its sum.
+    pub(super) fn pending(&self) -> Option<(u64, u64)> {
+        (self.rounds.stage() == Stage::Copies)
+            .then(|| (self.rounds.round(), self.spec.sum_bytes(self.rounds.round_bytes())))
+    }
+}
+
+/// Images of it.
+impl Chunk {
+    /// Is it to be copied before anything is published?
+    pub(super) fn is_due(&self) -> bool {
+        self.saving == Saving::Due
     }
 
-    fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {
-        let is_next = || {
-            let (next, other) = self.next_in_order();
-            next == Some(rank) || other == Some(rank)
+    /// A copy is wanted of this version; of the one in force where that is later, or there are no rounds.
+    pub(super) fn want_copy(&mut self, round: u64, now: bool) {
+        let is_there = self.rounds.version() >= round || now || !self.rounds.has_rounds();
+        self.saving = match (is_there, self.is_whole()) {
+            (true, true) => Saving::Due,
+            // In the middle of a round's end: then the version that it makes.
+            (true, false) => Saving::Awaits(self.rounds.round()),
+            (false, _) => Saving::Awaits(round),
         };
-        let is_open = self.stage == Stage::Contributions && !self.initialising() && !self.is_barred();
-        is_open && (!deterministic || is_next())
+    }
+
+    /// Are what its rule keeps, and its weights, those of the published version? Not between the two halves of a rule that
+    /// needs norms.
+    pub(super) fn is_whole(&self) -> bool {
+        // While it is to be copied it is not prepared.
+        let halfway = self.group.is_some()
+            && matches!(self.rounds.stage(), Stage::Norms | Stage::Buffer)
+            && !self.is_due();
+        !halfway && !self.rounds.is_judged() && !self.rounds.is_initialising()
+    }
+
+    pub(super) fn state(&self, with_previous: bool) -> ChunkState {
+        let mut state = ChunkState::default();
+        self.rounds.save(&mut state);
+        self.weights.save(&mut state, with_previous);
+        state
+    }
+
+    pub(super) fn fits(&self, state: &ChunkState) -> Result<(), String> {
+        state.check()?;
+        self.rounds.check(state)?;
+        let most = self.spec.bytes;
+        let is_other = |bytes: u64| bytes > most || (!self.spec.dynamic && bytes != most);
+        let got = match (state.previous_bytes > most, is_other(state.live_bytes)) {
+            (true, _) => state.previous_bytes,
+            (false, true) => state.live_bytes,
+            (false, false) => return Ok(()),
+        };
+        Err(format!("the weights in the image have {got} bytes, but the chunk has at most {most} bytes"))
+    }
+
+    /// Continues from an image, whose weights are in this buffer now.
+    pub(super) fn restore(&mut self, state: &ChunkState, into: u8) {
+        self.rounds.restore(state);
+        self.weights.restore(state, into);
+        (self.is_spoilt, self.is_torn) = (false, false);
+    }
+}
+
+#[cfg(test)]
+mod sample {
+    //! A chunk for the unit tests of what works on chunks.
+
+    use super::*;
+    use proto_common::codec::Codec;
+    use proto_common::element::Dtype;
+    use proto_common::ids::{ChunkId, JobId, Lane};
+    use proto_common::mode::Mode;
+    use proto_common::optimizer::Optimizer;
+
+    impl EngineConfig {
+        /// Of a lane with two workers, one slot and one spill block.
+        pub(in crate::engine) fn sample() -> Self {
+            Self {
+                job: JobId(1),
+                incarnation: Incarnation(1),
+                lane: Lane(0),
+                workers: 2,
+                deterministic: false,
+                inbox_slots: 1,
+                spill_blocks: 1,
+                worker_loss: WorkerLoss::Stop,
+            }
+        }
+    }
+
+    impl ChunkSpec {
+        /// Chunk 0 of a key, of four numbers, in mode sync.
+        pub(in crate::engine) fn sample(key: u64) -> Self {
+            Self {
+                id: ChunkId::new(key, 0),
+                bytes: 16,
+                dynamic: false,
+                dtype: Dtype::F32,
+                codec: Codec::Plain,
+                optimizer: Optimizer::sum(),
+                mode: Mode::Sync,
+                backup_workers: 0,
+            }
+        }
+    }
+
+    impl Chunk {
+        pub(in crate::engine) fn sample(key: u64) -> Self {
+            Self::new(ChunkSpec::sample(key), &EngineConfig::sample())
+        }
     }
 }

@@ -15,17 +15,15 @@
 //! If an update were confirmed before it is certain to be applied, its sender would publish a round that nobody else has when
 //! it crashes.
 
-use super::chunk::{Chunk, Lineage, Stage};
+use super::chunk::{Chunk, Lineage};
 use super::command::{Addend, Command, Commands, Onto};
 use super::credits::{Misuse, misuse};
-use super::held::Held;
-use super::image::COUNT_END;
 use super::inputs::{EngineConfig, RecordContext};
 use super::record::{Part, Said, Update};
 use super::role::Role;
 use proto_common::batch::{BatchKind, Block, Judgement, Notice, SlotGrant};
 use proto_common::element::{Arithmetic, Dtype};
-use proto_common::ids::{ChunkId, Epoch, Incarnation, Operation, Rank};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
 use std::collections::HashMap;
 
 /// The stream of one server, from the side of the copies.
@@ -197,7 +195,7 @@ impl Copies {
             Said::Update(update) => self.update(record, (block, update), copy, out),
             Said::State { version, part } => Ok(self.image_part(record, (version, part), copy, out)),
             Said::Rules { rules, bytes } => {
-                let (chunk, after) = (copy.0, copy.1.promised());
+                let (chunk, after) = (copy.0, copy.1.rounds.promised());
                 out.push(Command::TakeRules { from, chunk, rules, bytes, after });
                 Ok(Judged::As(Judgement::Confirmed))
             }
@@ -255,9 +253,9 @@ impl Copies {
     ) -> Judgement {
         let life = self.incarnation(from);
         chunk.copy_since = since;
-        let has = chunk.promised();
+        let (has, has_initial) = (chunk.rounds.promised(), chunk.rounds.is_initialised());
         let is_its = match chunk.lineage {
-            Lineage::Zeros => asked == 0 && has == 0 && !initialised && !chunk.initialised,
+            Lineage::Zeros => asked == 0 && has == 0 && !initialised && !has_initial,
             lineage @ Lineage::Of(..) => lineage == Lineage::Of(from, life, since),
             Lineage::Own => false,
         };
@@ -266,7 +264,7 @@ impl Copies {
         }
         chunk.lineage = Lineage::Of(from, life, since);
         match has.checked_sub(asked) {
-            Some(0) if chunk.initialised == initialised => Judgement::Confirmed,
+            Some(0) if has_initial == initialised => Judgement::Confirmed,
             Some(1) => Judgement::Ahead,
             _ => Judgement::Wanting,
         }
@@ -281,10 +279,11 @@ impl Copies {
     ) -> Answer {
         let (from, Part { place, at, bytes, total }) = (record.from, part);
         let life = self.incarnation(from);
-        if chunk.promised() + 1 != round || chunk.lineage != Lineage::Of(from, life, chunk.copy_since) {
+        if chunk.rounds.promised() + 1 != round || chunk.lineage != Lineage::Of(from, life, chunk.copy_since)
+        {
             return Ok(Judged::As(Judgement::Wanting));
         }
-        if chunk.stage != Stage::Contributions {
+        if chunk.rounds.is_complete() {
             return Ok(Judged::As(Judgement::Later));
         }
         let right = round_bytes <= chunk.spec.bytes
@@ -307,23 +306,10 @@ impl Copies {
             return Ok(Judged::As(Judgement::Confirmed));
         }
         chunk.filled = 0;
-        // What follows it is counted on from there.
-        if chunk.is_loose() && count >= COUNT_END {
-            return Err("its update counts more contributions than possible");
-        }
-        if !chunk.contributed.set_words(record.contributors) {
-            return Err("its update has no contributors, or unknown ones");
-        }
-        if chunk.is_loose() {
-            let rank = chunk.contributed.first().unwrap_or_default();
-            // Its operation is before all that come here, should this server take over.
-            let (round, operation, bytes) = (count, Operation(0), round_bytes);
-            chunk.begin_applying(Held { rank, round, operation, bytes, from: place, arrived: true });
-        }
-        chunk.collect(round_bytes);
+        chunk.rounds.take_sum(record.contributors, count, (round_bytes, place))?;
         // Posted before the update is applied, because it will be. Over tcp it is sent at the end of this turn.
         self.judge(from, record.slot, Judgement::Confirmed, out);
-        chunk.size(index, round_bytes, out);
+        chunk.rounds.size(index, round_bytes, out);
         let last = is_whole.then_some(Addend { from: place, onto: Onto::Nothing });
         if !is_whole {
             out.push(take);
@@ -339,7 +325,7 @@ impl Copies {
         out: &mut Commands,
     ) -> Judged {
         let (from, Part { place, at, bytes, total }) = (record.from, part);
-        let (room, keeps_other) = (chunk.writable(), chunk.is_read(0) || chunk.is_read(1));
+        let (room, keeps_other) = (chunk.writable(), chunk.weights.is_read());
         let Some(copy) = self.copy(from) else { return Judged::Nothing };
         let expected = if at == 0 { Some((index, version, 0)) } else { copy.image };
         if expected != Some((index, version, at)) {
@@ -373,6 +359,7 @@ mod tests {
     use super::*;
     use crate::engine::command::Source;
     use proto_common::batch::{BatchHeader, Landing, OpKind};
+    use proto_common::ids::Operation;
 
     const FROM: Rank = Rank(2);
 

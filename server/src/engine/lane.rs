@@ -4,39 +4,31 @@
 //!
 //! ```text
 //!   batch, notice ──▶ Peers (credits, results) ──▶ block ──┬─▶ Calls
-//!                                                          └─▶ rounds: Chunk, HeldSet, Roster ──▶ answers: Deadlines
+//!                                                          └─▶ Rounds, with Roster ──▶ Waiters, Deadlines: answers
 //!                                                                │   ▲
 //!        Placement (spill blocks, key buffers) ◀── a payload ────┤   │ a round may end now
-//!        Groups (norms), Relief and Views (readers) ◀── its end ─┤   │
+//!        Groups (norms), Relief and Weights (readers) ◀ its end ─┤   │
 //!        Streams (to copies), Copies (of others) ◀── complete ───┼───┤
 //!        Savings (checkpoints) ◀── published ────────────────────┴───┘
 //!   peer_down ──▶ Quarantine ──fenced──▶ Peers, Placement
 //!   roles ──▶ Places (indices), Streams
 //! ```
 
-pub(super) mod answers;
+mod answers;
 mod batches;
 mod calls;
 mod channels;
 mod copies;
-mod image;
-mod left;
-mod norms;
 mod placed;
-mod relief;
 mod roles;
 mod rounds;
-mod rules;
-mod sabotage;
 mod saving;
-mod streams;
-mod waiting;
+pub(super) mod waiting;
 mod workers;
 
 use super::calls::Calls;
 use super::chunk::Chunk;
 use super::copies::Copies;
-use super::deadlines::Deadlines;
 use super::inputs::EngineConfig;
 use super::norms::Groups;
 use super::peers::Peers;
@@ -45,12 +37,12 @@ use super::places::Places;
 use super::quarantine::Quarantine;
 use super::relief::Relief;
 use super::roster::Roster;
-#[cfg(feature = "sabotage")]
 use super::sabotage::BrokenRule;
 use super::saving::Savings;
 use super::spec::ChunkSpec;
 use super::stats::LaneStats;
 use super::streams::Streams;
+use super::waiters::Deadlines;
 use proto_common::ids::{ChunkId, Epoch, Version};
 use std::collections::HashMap;
 
@@ -126,7 +118,7 @@ impl LaneEngine {
     /// Published version of a chunk.
     #[must_use]
     pub fn version(&self, id: ChunkId) -> Option<Version> {
-        self.index.get(&id).map(|chunk| Version(self.chunks[*chunk as usize].version))
+        self.index.get(&id).map(|chunk| Version(self.chunks[*chunk as usize].rounds.version()))
     }
 
     #[cfg(test)]
@@ -151,5 +143,34 @@ impl LaneEngine {
             }
         }
         added
+    }
+
+    /// A chunk of a tensor with norms is new: it joins the chunks before it.
+    fn join_group(&mut self, index: u32) {
+        let key = self.chunks[index as usize].spec.id.key;
+        let before = index.checked_sub(1).map(|before| &self.chunks[before as usize]);
+        let group = before
+            .filter(|before| before.spec.id.key == key && before.role.is_some())
+            .and_then(|before| before.group);
+        self.chunks[index as usize].group = Some(self.groups.join(index, group));
+    }
+
+    /// Breaks a rule from now on.
+    #[cfg(feature = "sabotage")]
+    pub fn sabotage(&mut self, rule: BrokenRule) {
+        self.broken = Some(rule);
+    }
+
+    /// Is this rule broken?
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn breaks(&self, rule: BrokenRule) -> bool {
+        self.broken == Some(rule)
+    }
+
+    /// Is this rule broken? Never, but in tests.
+    #[cfg(not(feature = "sabotage"))]
+    #[allow(clippy::unused_self, reason = "as with the feature")]
+    pub(crate) const fn breaks(&self, _: BrokenRule) -> bool {
+        false
     }
 }

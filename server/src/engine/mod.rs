@@ -2,21 +2,17 @@
 //! Payload bytes never enter here: the engine sees headers, lengths and places. Time is an argument.
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
-mod before;
 mod calls;
 mod chunk;
 mod command;
 mod copies;
 mod credits;
-mod deadlines;
-mod held;
 mod image;
 mod inputs;
 mod keep;
 mod lane;
 mod lengths;
 pub mod member;
-mod mode;
 mod norms;
 mod numbers;
 mod peers;
@@ -28,6 +24,7 @@ mod record;
 mod relief;
 mod role;
 mod roster;
+mod rounds;
 mod sabotage;
 mod saving;
 mod shape;
@@ -35,7 +32,9 @@ mod spec;
 mod stats;
 mod streams;
 mod views;
+mod waiters;
 mod waiting;
+mod weights;
 
 pub use calls::CallAnswer;
 pub use command::{

@@ -17,7 +17,7 @@
 //! notices.
 
 use super::command::Source;
-use proto_common::batch::{Block, BlockData};
+use proto_common::batch::{Block, BlockData, Status};
 use proto_common::ids::Rank;
 
 /// The spill block that a worker may write its contributions to a chunk into.
@@ -53,10 +53,10 @@ impl KeyBuffers {
     }
 
     /// Where a placed payload lies.
-    pub(super) fn placed(&self, rank: Rank) -> Option<Source> {
+    pub(super) fn placed(&self, rank: Rank) -> Result<Source, Status> {
         match self.get(rank) {
-            KeyBuffer::Granted { spill, .. } => Some(Source::Spill(spill)),
-            KeyBuffer::None | KeyBuffer::Full { .. } => None,
+            KeyBuffer::Granted { spill, .. } => Ok(Source::Spill(spill)),
+            KeyBuffer::None | KeyBuffer::Full { .. } => Err(Status::Refused),
         }
     }
 
@@ -122,6 +122,12 @@ impl Placement {
     /// A free block, if there is one.
     pub(super) fn take(&mut self) -> Option<u32> {
         self.free.pop()
+    }
+
+    /// A block for a contribution; or how the contribution is to be sent again. One that others wait for is to come in a slot, as it
+    /// needs no block there, and another one later.
+    pub(super) fn take_for(&mut self, is_awaited: bool) -> Result<u32, Status> {
+        self.take().ok_or(if is_awaited { Status::Granted } else { Status::Retry })
     }
 
     /// Nobody needs this block any more.
@@ -224,11 +230,11 @@ mod tests {
         for (rank, spill) in [(Rank(0), kept), (Rank(1), once)] {
             assert!(placement.fill(&mut of, rank, Source::Spill(spill)));
             assert!(!placement.fill(&mut of, rank, Source::Spill(spill)), "it is full");
-            assert_eq!((of.placed(rank), placement.grant(&mut of, rank, true)), (None, None));
+            assert_eq!((of.placed(rank), placement.grant(&mut of, rank, true)), (Err(Status::Refused), None));
             placement.release(&mut of, rank, Source::Spill(spill));
         }
         assert_eq!(placement.taken().collect::<Vec<_>>(), [(Rank(1), once)]);
-        assert_eq!((of.placed(Rank(0)), of.has_none(Rank(1))), (Some(Source::Spill(kept)), true));
+        assert_eq!((of.placed(Rank(0)), of.has_none(Rank(1))), (Ok(Source::Spill(kept)), true));
         assert_eq!((placement.sizes(), placement.key_buffers()), ((0, 6), 1));
     }
 
@@ -241,7 +247,12 @@ mod tests {
         assert_eq!(of.writers().count(), 2);
         let spill = placement.take().expect("two are left");
         assert_eq!(placement.sizes(), (1, 4));
-        placement.give(spill);
+        let more = placement.take_for(true).expect("one is left");
+        assert_eq!(
+            (placement.take_for(true), placement.take_for(false)),
+            (Err(Status::Granted), Err(Status::Retry))
+        );
+        placement.give_all(&[spill, more]);
         // What is taken stays a contribution's when the grant ends; what is not is free.
         let full = of.placed(Rank(0)).expect("it was granted");
         placement.fill(&mut of, Rank(0), full);

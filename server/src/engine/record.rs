@@ -119,20 +119,20 @@ pub(super) fn block_of(
     (at, bytes, total): (u64, u64, u64),
 ) -> Block {
     let whole = match op {
-        OpKind::CopyUpdate => Some(chunk.round_bytes()),
+        OpKind::CopyUpdate => Some(chunk.rounds.round_bytes()),
         OpKind::CopyState => Some(0),
         _ => None,
     };
     // What it counts is no operation: none is open before it.
     let count = Operation(match op {
         OpKind::CopyCheck => chunk.since_of(keep).to_number(),
-        _ => chunk.applying().map_or(0, |held| held.round),
+        _ => chunk.rounds.applying(),
     });
     Block {
         round,
         bytes,
         landing: whole.map(|region| Landing { region, offset: at, bytes: total }),
-        token: if chunk.initialised { RECORD_INITIALISED } else { 0 },
+        token: if chunk.rounds.is_initialised() { RECORD_INITIALISED } else { 0 },
         ..Block::bare(chunk.spec.id, op, chunk.spec.dtype, count)
     }
 }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn what_a_block_is_made_of_is_what_it_says() {
         let mut chunk = Chunk::sample(1);
-        chunk.initialised = true;
+        chunk.rounds.initialise();
         let check = read(&block_of(&chunk, (OpKind::CopyCheck, 0, 5), (0, 0, 0))).unwrap();
         assert!(matches!(check, Said::Check { version: 5, initialised: true, .. }) && check.is_last());
         let part = |at| block_of(&chunk, (OpKind::CopyUpdate, 0, 6), (at, 8, 16));
@@ -183,7 +183,7 @@ mod tests {
             panic!("{first:?}")
         };
         assert_eq!(place, Source::Record { from: Rank(2), slot: 3, offset: 64 });
-        assert_eq!(round_bytes, chunk.round_bytes());
+        assert_eq!(round_bytes, chunk.rounds.round_bytes());
         assert!(read(&part(9)).is_err(), "it reaches beyond its whole");
         assert!(read(&Block { landing: None, ..part(0) }).is_err());
         assert!(read(&Block { op: OpKind::Push, ..part(0) }).is_err());

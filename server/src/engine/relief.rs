@@ -11,9 +11,10 @@
 //!     └── the round has a buffer: its entry goes at the next look
 //! ```
 
-use super::chunk::{Chunk, Stage};
+use super::chunk::Chunk;
 use super::command::{Command, Commands};
 use super::placed::Placement;
+use super::rounds::Stage;
 
 /// So long a round waits for workers to copy by themselves. Those that run need less, and the copy would be for nothing.
 const PATIENCE_MS: u64 = 5;
@@ -59,7 +60,7 @@ impl Relief {
     ) {
         self.stuck.retain_mut(|stuck| {
             let chunk = &chunks[stuck.chunk as usize];
-            if chunk.stage != Stage::Buffer {
+            if chunk.rounds.stage() != Stage::Buffer {
                 return false;
             }
             if *stuck.due_ms.get_or_insert(now_ms + PATIENCE_MS) > now_ms {
@@ -83,8 +84,8 @@ mod tests {
 
     fn chunk() -> Chunk {
         let mut chunk = Chunk::sample(1);
-        chunk.stage = Stage::Buffer;
-        (0..2).for_each(|buffer| chunk.views.land(Rank(0), buffer));
+        chunk.rounds.wait_for_buffer();
+        (0..2).for_each(|buffer| chunk.weights.views.land(Rank(0), buffer));
         chunk
     }
 
@@ -102,7 +103,7 @@ mod tests {
         let mut at = |now_ms, chunk: &Chunk| relieve(&mut relief, now_ms, chunk, &mut placement);
         assert_eq!((at(100, &chunk), at(104, &chunk), at(105, &chunk)), (0, 0, 1));
         assert_eq!((at(106, &chunk), at(155, &chunk)), (0, 0), "the only spill block is used");
-        chunk.stage = Stage::Contributions;
+        chunk.publish(None);
         assert_eq!(at(300, &chunk), 0);
         assert!(!relief.is_stuck(std::slice::from_ref(&chunk)), "nothing waits");
     }
@@ -110,7 +111,7 @@ mod tests {
     #[test]
     fn nothing_is_moved_for_views() {
         let (mut relief, mut chunk, mut placement) = (Relief::default(), chunk(), Placement::new(1));
-        (0..2).for_each(|buffer| chunk.views.show(Rank(1), Operation(1), buffer));
+        (0..2).for_each(|buffer| chunk.weights.views.show(Rank(1), Operation(1), buffer));
         relief.wait(0);
         assert!(!relief.is_stuck(std::slice::from_ref(&chunk)));
         assert_eq!(relieve(&mut relief, 0, &chunk, &mut placement), 0);

@@ -2,7 +2,6 @@
 //! without the dead) died, is expected no more, and one that comes counts from a round on that the scheduler names. It must
 //! not know how contributions travel, or why anybody goes.
 
-use super::chunk::{Chunk, Waiter};
 use super::ranks::RankSet;
 use proto_common::batch::Status;
 use proto_common::config::WorkerLoss;
@@ -49,7 +48,7 @@ pub(super) struct Roster {
     late: Vec<(Rank, HashMap<Key, u64>)>,
     asked: Vec<Asked>,
     /// Changes with who counts.
-    pub(super) generation: u64,
+    generation: u64,
 }
 
 impl Roster {
@@ -195,27 +194,19 @@ impl Roster {
         self.asked.iter().filter_map(|asked| asked.rounds.get(&key).copied()).min()
     }
 
-    /// The first round after this one that somebody counts in who does not count in this one.
-    fn next_counted(&self, key: Key, round: u64) -> Option<u64> {
-        self.late
-            .iter()
-            .filter_map(|(_, rounds)| rounds.get(&key).copied())
-            .filter(|from| *from > round)
-            .min()
+    /// Does somebody count in a round of a tensor after this one who does not count in this one?
+    pub(super) fn is_counted_after(&self, key: Key, round: u64) -> bool {
+        self.absent_in(key, round).next().is_some()
     }
 
-    /// Passes the round that a chunk collects where nobody is left for it and somebody counts in a later one: it ends with
-    /// nothing. All who counted in it have died or left, in the time in which others came. False where it is no such round.
-    pub(super) fn pass_vacant(&self, chunk: &mut Chunk) -> bool {
-        self.renew(chunk);
-        // What a checkpoint is to copy stays as it is until then.
-        let is_open = chunk.expected.len() == 0 && chunk.has_nothing() && !chunk.is_due();
-        let is_vacant = is_open && !chunk.is_loose() && !chunk.is_barred();
-        let passes = is_vacant && self.next_counted(chunk.spec.id.key, chunk.round()).is_some();
-        if passes {
-            chunk.publish(None);
-        }
-        passes
+    /// Ranks that count, but not in this round of a tensor yet.
+    pub(super) fn absent_in(&self, key: Key, round: u64) -> impl Iterator<Item = Rank> {
+        self.counting_from(key).filter(move |(_, from)| *from > round).map(|(rank, _)| rank)
+    }
+
+    /// Ranks that count.
+    pub(super) fn counting(&self) -> &RankSet {
+        &self.counting
     }
 
     /// May a worker contribute at all? It is told its first round before it does.
@@ -229,56 +220,13 @@ impl Roster {
         late.and_then(|(_, rounds)| rounds.get(&key)).is_some_and(|first| round < *first)
     }
 
-    /// How an operation ended that is answered now.
-    pub(super) fn ending(&self, chunk: &Chunk, waiter: &Waiter) -> Status {
-        let is_early = waiter.op.contributes() && !chunk.is_loose();
-        if is_early && self.is_early(waiter.rank, chunk.spec.id.key, waiter.version) {
-            return Status::Late;
-        }
-        chunk.ending(waiter)
-    }
-
     /// Do all workers count, in all rounds?
     fn is_whole(&self) -> bool {
         self.late.is_empty() && self.asked.is_empty() && self.counting.len() as usize == self.places.len()
     }
 
-    /// For what the set that a chunk expects now was found.
-    fn as_of(&self, chunk: &Chunk) -> (u64, u64) {
-        let round = if self.is_whole() { 0 } else { chunk.round() };
-        (self.generation, round)
-    }
-
-    /// Updates the ranks that a chunk's current round expects, if they may have changed; true if it did so. A contribution that was
-    /// reduced or is held still counts if its worker has left.
-    pub(super) fn renew(&self, chunk: &mut Chunk) -> bool {
-        let as_of = self.as_of(chunk);
-        if chunk.as_of == as_of {
-            return false;
-        }
-        chunk.as_of = as_of;
-        let (key, round) = (chunk.spec.id.key, chunk.round());
-        if chunk.is_loose() {
-            chunk.expected.copy(&self.counting);
-            chunk.settle_expected();
-            return true;
-        }
-        chunk.barred = self.barred(key);
-        // No rank is added after the first contribution was reduced: it would break the rank order.
-        let begun = (chunk.contributed.len() > 0).then(|| chunk.expected.clone());
-        chunk.expected.copy(&self.counting);
-        for (rank, rounds) in &self.late {
-            if rounds.get(&key).is_some_and(|from| *from > round) {
-                chunk.expected.remove(*rank);
-            }
-        }
-        let held = chunk.held.of_round(round).filter(|held| held.arrived);
-        held.for_each(|held| chunk.expected.insert(held.rank));
-        chunk.contributed.ranks().for_each(|rank| chunk.expected.insert(rank));
-        if let Some(begun) = begun {
-            chunk.expected.retain(&begun);
-        }
-        chunk.settle_expected();
-        true
+    /// For what the set that a chunk expects in this round is found: it is the same one until that changes.
+    pub(super) fn as_of(&self, round: u64) -> (u64, u64) {
+        (self.generation, if self.is_whole() { 0 } else { round })
     }
 }

@@ -15,6 +15,7 @@
 //! If a chunk published while it is to be copied, the copy would be of half of one version and half of the next.
 
 use super::chunk::{Chunk, Saving};
+use super::rounds::{Rounds, Stage};
 use proto_common::ids::ChunkId;
 use std::collections::VecDeque;
 
@@ -37,7 +38,7 @@ struct Checkpoint {
 impl Checkpoint {
     /// A chunk is to be copied.
     fn push(&mut self, index: u32, chunk: &Chunk) {
-        let queue = if chunk.waits_for_buffer() { &mut self.urgent } else { &mut self.due };
+        let queue = if chunk.rounds.stage() == Stage::Buffer { &mut self.urgent } else { &mut self.due };
         queue.push_back(index);
     }
 }
@@ -115,7 +116,8 @@ impl Savings {
 
     /// The round that a chunk is at; outside mode sync about how often each worker has contributed.
     fn round_of(&self, chunk: &Chunk) -> u64 {
-        if chunk.is_loose() { chunk.version / self.workers.max(1) } else { chunk.version }
+        let version = chunk.rounds.version();
+        if chunk.rounds.has_rounds() { version } else { version / self.workers.max(1) }
     }
 
     /// Has a checkpoint of this round begun, or is it over? One of the moment (`now`) is over only while it is under way.
@@ -146,34 +148,35 @@ impl Savings {
     /// The newest round of any chunk that is served and has rounds; of any, where none has.
     pub(super) fn newest_version(&self, chunks: &[Chunk]) -> u64 {
         let served = || chunks.iter().filter(|chunk| chunk.is_served());
-        let with_rounds = served().filter(|chunk| !chunk.is_loose()).map(|chunk| chunk.version).max();
+        let rounds = || served().map(|chunk| &chunk.rounds).filter(|rounds| rounds.has_rounds());
+        let with_rounds = rounds().map(Rounds::version).max();
         with_rounds.or_else(|| served().map(|chunk| self.round_of(chunk)).max()).unwrap_or(0)
     }
 
     /// Would a checkpoint of this round, not begun here, come too late? Then where training is.
     pub(super) fn is_past(&self, round: u64, chunks: &[Chunk]) -> Option<u64> {
         let is_known = round <= self.last_round;
-        let chunks = chunks.iter().filter(|chunk| chunk.is_served() && !chunk.is_loose());
-        chunks.map(|chunk| chunk.version).max().filter(|newest| !is_known && *newest > round)
+        let chunks = chunks.iter().filter(|chunk| chunk.is_served() && chunk.rounds.has_rounds());
+        chunks.map(|chunk| chunk.rounds.version()).max().filter(|newest| !is_known && *newest > round)
     }
 
     /// What the checkpoint under way waits for here: how many chunks, and the one that is furthest behind, with its version.
     pub(super) fn waits(&self, chunks: &[Chunk]) -> Option<(u64, u32, ChunkId, u64)> {
         let (round, left) = self.current()?;
         let wanted = chunks.iter().filter(|chunk| chunk.saving != Saving::Nothing);
-        let behind = wanted.min_by_key(|chunk| chunk.version)?;
-        Some((round, left, behind.spec.id, behind.version))
+        let behind = wanted.min_by_key(|chunk| chunk.rounds.version())?;
+        Some((round, left, behind.spec.id, behind.rounds.version()))
     }
 
     /// A chunk has published: is a checkpoint due with it?
     pub(super) fn published(&mut self, index: u32, chunks: &mut [Chunk]) {
         let chunk = &chunks[index as usize];
-        let (version, round, every) = (chunk.version, self.round_of(chunk), self.every_rounds);
-        let is_loose = chunk.is_loose();
-        let each = if is_loose { every.saturating_mul(self.workers) } else { every };
+        let (version, round, every) = (chunk.rounds.version(), self.round_of(chunk), self.every_rounds);
+        let has_rounds = chunk.rounds.has_rounds();
+        let each = if has_rounds { every } else { every.saturating_mul(self.workers) };
         let is_multiple =
             each > 0 && version.is_multiple_of(each) && chunk.is_served() && !chunk.spec.has_rows();
-        let begins = is_multiple && !(is_loose && self.are_rounds_counted);
+        let begins = is_multiple && (has_rounds || !self.are_rounds_counted);
         let is_idle = self.current.is_none() && !self.has_rows_left;
         // One at a time: while the disk is slow, or a tensor is waited for, there are fewer.
         if begins && round > self.last_round && is_idle {
@@ -185,7 +188,7 @@ impl Savings {
             chunk.saving = Saving::Due;
             current.push(index, chunk);
         }
-        if !current.is_passed && version >= current.round + ROUNDS_WITHOUT && !chunk.is_loose() {
+        if !current.is_passed && version >= current.round + ROUNDS_WITHOUT && has_rounds {
             current.is_passed = true;
             self.news.push_back(SavingNews::Passed(current.round));
         }
@@ -197,7 +200,7 @@ impl Savings {
         let Some(current) = self.current.as_mut().filter(|current| current.round == round) else { return };
         current.is_passed = true;
         for (index, chunk) in (0u32..).zip(chunks) {
-            if matches!(chunk.saving, Saving::Awaits(_)) && chunk.takes_no_part() {
+            if matches!(chunk.saving, Saving::Awaits(_)) && chunk.rounds.takes_no_part() {
                 chunk.saving = Saving::Due;
                 current.push(index, chunk);
             }

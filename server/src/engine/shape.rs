@@ -2,9 +2,10 @@
 
 use super::spec::ChunkSpec;
 use proto_common::batch::{Block, BlockData, OpKind, Status};
+use proto_common::ids::Rank;
 
 /// `in_place`: worker and server read each other's memory where it lies.
-pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, in_place: bool) -> Result<(), Status> {
+pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, peer: Rank, in_place: bool) -> Result<(), Status> {
     let payload = match block.op {
         OpKind::Pull | OpKind::Release => 0,
         OpKind::Init if block.bytes == 0 => 0,
@@ -21,6 +22,10 @@ pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, in_place: bool) -> Re
         return Err(Status::WrongShape);
     }
     if block.view && (!block.op.lands() || !in_place || spec.dynamic) {
+        return Err(Status::Refused);
+    }
+    // Worker 0 sets the initial value, and no other worker does.
+    if block.op == OpKind::Init && (peer == Rank(0)) != (block.bytes > 0) {
         return Err(Status::Refused);
     }
     // Elsewhere a version is no round that all have together.

@@ -18,7 +18,7 @@
 //!
 //! If an update overtook the image of its chunk, the copy would apply it to older weights.
 
-use super::chunk::{Chunk, Stage};
+use super::chunk::Chunk;
 use super::command::{Command, Commands, Payload};
 use super::credits::{Misuse, misuse};
 use super::keep::{At, Keep};
@@ -220,7 +220,7 @@ impl Streams {
 
     /// Asks a server which version of a chunk it has, if it is to have a copy.
     pub(super) fn check(&mut self, index: u32, chunk: &mut Chunk, to: Rank) {
-        let asked = (chunk.version, chunk.initialised);
+        let asked = (chunk.rounds.version(), chunk.rounds.is_initialised());
         let Some(keep) = chunk.copies.iter_mut().flatten().find(|keep| keep.to == to) else { return };
         let Some(stream) = self.stream(to) else { return };
         (keep.at, keep.asked) = (At::Checking, asked);
@@ -231,10 +231,10 @@ impl Streams {
 
     /// A round is complete: it goes to wherever the chunk is copied, and waits.
     pub(super) fn send_update(&mut self, index: u32, chunk: &mut Chunk) {
-        chunk.stage = Stage::Copies;
-        let (round, total) = (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes()));
+        chunk.rounds.wait_for_copies();
+        let Some(update) = chunk.pending() else { return };
         for keep in chunk.copies.iter_mut().flatten().filter(|keep| keep.is_in_stream()) {
-            self.push_update(index, keep, (round, total));
+            self.push_update(index, keep, update);
         }
     }
 
@@ -318,9 +318,8 @@ impl Streams {
         };
         let can_begin = item.op == OpKind::CopyCheck && can_begin(chunks, groups, item.chunk, to);
         let Some(chunk) = chunks.get_mut(item.chunk as usize) else { return Ok(None) };
-        let (version, is_complete, initialised) = (chunk.version, chunk.is_complete(), chunk.initialised);
-        let pending = (chunk.stage == Stage::Copies)
-            .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
+        let (version, is_complete) = (chunk.rounds.version(), chunk.rounds.is_complete());
+        let (initialised, pending) = (chunk.rounds.is_initialised(), chunk.pending());
         // What was said about a copy that is not wanted any more counts for nothing.
         let Some(keep) = chunk.keep_of(item.keep) else { return Ok(None) };
         let joined = joins_at(judgement, item.round, (version, is_complete), can_begin);
@@ -437,7 +436,7 @@ impl Stream {
         let block = block_of(chunk, (item.op, item.keep, item.round), (item.at, bytes, item.total));
         let first = out.contributors.len();
         if item.op == OpKind::CopyUpdate {
-            out.contributors.extend(chunk.contributed.words());
+            out.contributors.extend(chunk.rounds.contributed().words());
         }
         let payload = match item.op {
             OpKind::CopyUpdate => Payload::Sum,

@@ -16,7 +16,7 @@
 
 use proto_common::batch::{Kept, Reading};
 use proto_common::ids::{Operation, Rank};
-use std::ops::RangeInclusive;
+use proto_common::limits::RANKS_LISTED_MAX;
 
 /// Weights that were moved out of a buffer, for workers that are to copy them.
 #[derive(Debug)]
@@ -64,12 +64,13 @@ impl Views {
         self.views.iter().flatten().any(|(other, _)| *other == rank)
     }
 
-    /// Whoever reads a buffer, in rank order.
+    /// Workers that read a buffer, in rank order: the first few.
     pub(super) fn reading(&self) -> Vec<Rank> {
         let views = self.views.iter().flatten().map(|(rank, _)| *rank);
         let mut ranks: Vec<Rank> = self.readers.iter().flatten().copied().chain(views).collect();
         ranks.sort_unstable();
         ranks.dedup();
+        ranks.truncate(RANKS_LISTED_MAX);
         ranks
     }
 
@@ -127,11 +128,11 @@ impl Views {
     }
 
     /// What the worker reads of what it was shown: the rest may be overwritten. `versions` are those of each buffer.
-    pub(super) fn hide(&mut self, rank: Rank, reading: Reading, versions: &[RangeInclusive<u64>; 2]) {
+    pub(super) fn hide(&mut self, rank: Rank, reading: Reading, versions: &[(u64, u64); 2]) {
         for (views, versions) in self.views.iter_mut().zip(versions) {
             let is_kept = match reading.kept {
                 Kept::None => false,
-                Kept::Version(version) => versions.contains(&version.0),
+                Kept::Version(version) => (versions.0..=versions.1).contains(&version.0),
                 Kept::All => true,
             };
             views.retain(|(other, last)| *other != rank || is_kept || *last >= reading.from);
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_view_lasts_until_its_worker_reads_on_or_keeps_another_version() {
-        let (mut views, versions) = (Views::default(), [4..=5, 3..=3]);
+        let (mut views, versions) = (Views::default(), [(4, 5), (3, 3)]);
         views.show(Rank(2), Operation(8), 0);
         views.show(Rank(2), Operation(6), 0);
         views.show(Rank(2), Operation(5), 1);

@@ -3,9 +3,9 @@
 
 use super::LaneEngine;
 use super::rounds::Taken;
-use crate::engine::chunk::Number;
 use crate::engine::command::Commands;
 use crate::engine::inputs::BatchContext;
+use crate::engine::rounds::Number;
 use crate::engine::sabotage::BrokenRule;
 use proto_common::batch::{BatchKind, Block, OpKind, Status};
 use proto_common::ids::Rank;
@@ -111,7 +111,8 @@ impl LaneEngine {
             out.expel(peer, reason);
             return false;
         }
-        let fresh = match self.chunks[index as usize].number(peer, block.operation, block.first_open) {
+        let chunk = &mut self.chunks[index as usize];
+        let fresh = match chunk.rounds.order.number(peer, block.operation, block.first_open) {
             Number::Early => {
                 self.retry(peer, block, Vec::new());
                 return true;
@@ -122,15 +123,15 @@ impl LaneEngine {
                 false
             }
         };
-        self.chunks[index as usize].hide(peer, block.reading);
+        chunk.weights.hide(peer, block.reading);
         self.finish_late(index, out);
-        self.roster.renew(&mut self.chunks[index as usize]);
+        self.chunks[index as usize].rounds.renew(block.id.key, &self.roster);
         match self.take(index, batch, block, fresh, out) {
             Ok(Taken::Answered) => return true,
             Ok(Taken::Waits { version }) => {
-                self.chunks[index as usize].mark_taken(peer, block.operation);
+                self.chunks[index as usize].rounds.order.mark_taken(peer, block.operation);
                 self.wait_for(index, peer, block, (version, fresh), now_ms);
-                self.settle(index, out);
+                self.advance(index, out);
             }
             // Not taken: it is to come in a slot.
             Err(Status::Granted) => self.peers.send_back(peer, block, Status::Granted, Vec::new()),
@@ -140,11 +141,12 @@ impl LaneEngine {
             }
             Err(status) => {
                 // What follows it on the key is no gap.
-                self.chunks[index as usize].mark_taken(peer, block.operation);
-                self.chunks[index as usize].count_refused(peer, block);
+                let rounds = &mut self.chunks[index as usize].rounds;
+                rounds.order.mark_taken(peer, block.operation);
+                rounds.count_refused(peer, block);
                 self.refuse(peer, block, status);
                 // It may be what others waited for.
-                self.settle(index, out);
+                self.advance(index, out);
             }
         }
         true

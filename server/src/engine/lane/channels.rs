@@ -49,9 +49,7 @@ impl LaneEngine {
     /// [`LaneEngine::fenced`].
     pub fn peer_down(&mut self, rank: Rank) -> FenceId {
         let slots = self.peers.down(rank);
-        for chunk in &mut self.chunks {
-            chunk.waiters.retain(|waiter| waiter.rank != rank);
-        }
+        self.chunks.iter_mut().for_each(|chunk| chunk.waiters.forget(rank));
         let spills = self.take_back(rank);
         self.calls.peer_down(rank);
         self.quarantine.begin(rank, Granted { slots, spills })

@@ -1,16 +1,189 @@
-//! Copies of other servers' chunks, as the runtime brings their records. What each is worth is decided in
-//! [`Copies`](crate::engine::copies::Copies); rounds that are complete end here.
+//! Copies of chunks: streams to servers that have copies of ours, streams of others whose copies we have, and images. What goes out is
+//! decided in [`Streams`](crate::engine::streams::Streams), and what comes in in [`Copies`](crate::engine::copies::Copies); rounds that
+//! are confirmed or complete with it end here.
 
 use super::LaneEngine;
-use crate::engine::chunk::{Chunk, Lineage, Stage};
-use crate::engine::command::Commands;
+use crate::engine::chunk::{Chunk, Lineage};
+use crate::engine::command::{Command, Commands};
 use crate::engine::copies::{Complete, Here, end};
-use crate::engine::image::ChunkState;
+use crate::engine::image::{ChunkState, NOT_IN_ORDER};
 use crate::engine::inputs::RecordContext;
+use crate::engine::keep::At;
 use crate::engine::role::Role;
-use proto_common::batch::{Judgement, SlotGrant};
-use proto_common::ids::{Incarnation, Rank};
+use crate::engine::rounds::Stage;
+use crate::engine::sabotage::BrokenRule;
+use crate::engine::streams::whole;
+use proto_common::batch::{Block, Judgement, Notice, SlotGrant, Status};
+use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 
+/// Streams to servers that have copies.
+impl LaneEngine {
+    /// The stream to a server's life is up: these slots of it are ours to write, with so many bytes of payload each. What
+    /// the other side has of each chunk is asked first.
+    pub fn stream_up(
+        &mut self,
+        to: Rank,
+        incarnation: Incarnation,
+        slots: &[SlotGrant],
+        part_bytes: u64,
+        out: &mut Commands,
+    ) {
+        self.stream_down(to, out);
+        self.streams.up(to, incarnation, slots, part_bytes);
+        for (index, chunk) in (0u32..).zip(&mut self.chunks) {
+            self.streams.check(index, chunk, to);
+        }
+    }
+
+    /// The stream to a server is closed, and fenced. Rounds wait for those copies that there were.
+    pub fn stream_down(&mut self, to: Rank, out: &mut Commands) {
+        if !self.streams.down(to) {
+            return;
+        }
+        for index in 0..self.chunks.len() as u32 {
+            let copies = &mut self.chunks[index as usize].copies;
+            let mut of_it = copies.iter_mut().flatten().filter(|keep| keep.to == to);
+            if let Some(keep) = of_it.next() {
+                (keep.at, keep.queued) = (At::Out, 0);
+                self.go_on(index, out);
+            }
+        }
+    }
+
+    /// The life of a server that we have a stream to; zero without one.
+    #[must_use]
+    pub fn stream_incarnation(&self, to: Rank) -> Incarnation {
+        self.streams.incarnation(to).unwrap_or_default()
+    }
+
+    /// Chunks with copies that are wanted, and those of them that are kept up; records that wait to be written.
+    #[must_use]
+    pub fn copies(&self) -> (usize, usize, usize) {
+        let keeps = || self.chunks.iter().flat_map(|chunk| chunk.copies.iter().flatten());
+        (keeps().count(), keeps().filter(|keep| keep.is_kept_up()).count(), self.streams.queued())
+    }
+
+    /// Is a chunk's image still being sent to a server?
+    #[must_use]
+    pub fn sends_image(&self, to: Rank) -> bool {
+        self.streams.sends_image(to)
+    }
+
+    /// Slots for records that were written and not given back.
+    #[must_use]
+    pub fn records_unreturned(&self) -> usize {
+        self.streams.unreturned()
+    }
+
+    /// Slots that a server has granted for records: those that may be written, and those that were and are not given back.
+    #[must_use]
+    pub fn record_slots(&self, to: Rank) -> (Vec<SlotGrant>, Vec<SlotGrant>) {
+        self.streams.slots(to)
+    }
+
+    /// The initial value is there: copies get it as a state, and nobody is told before.
+    pub(super) fn copy_initial(&mut self, index: u32) {
+        self.streams.copy_initial(index, &mut self.chunks[index as usize]);
+    }
+
+    /// A chunk's rule has changed: copies hear of it, in its place.
+    pub fn rule_changed(&mut self, index: u32) {
+        if let Some(chunk) = self.chunks.get_mut(index as usize) {
+            self.streams.rule_changed(index, chunk);
+        }
+    }
+
+    /// What a server says about a record. A wrong word ends its channel.
+    pub fn stream_notice(&mut self, to: Rank, notice: Notice, out: &mut Commands) {
+        match self.streams.notice(to, notice, &mut self.chunks, &self.groups) {
+            Ok(None) => {}
+            Ok(Some(index)) => self.go_on(index, out),
+            Err(reason) => out.push(Command::EndStream { peer: to, ours: true, reason: reason.to_owned() }),
+        }
+    }
+
+    /// Ends a round that copies have confirmed by now, and answers who waited for them.
+    pub(super) fn go_on(&mut self, index: u32, out: &mut Commands) {
+        let chunk = &mut self.chunks[index as usize];
+        chunk.init_pending &= !chunk.has_initial_everywhere();
+        let is_complete = chunk.rounds.stage() == Stage::Copies;
+        let is_sent = || self.streams.queued() == 0;
+        let skips = is_complete && self.breaks(BrokenRule::AckAfterReplicate) && is_sent();
+        if self.is_confirmed(index) || skips {
+            self.end_round(index, None, out);
+        }
+        self.advance(index, out);
+    }
+
+    /// Is the complete round of a chunk confirmed wherever it has to be?
+    pub(super) fn is_confirmed(&mut self, index: u32) -> bool {
+        whole::is_confirmed(index, &mut self.chunks, &self.groups)
+    }
+
+    /// Writes what there are slots for. States wait until nothing else does.
+    pub(super) fn pump(&mut self, out: &mut Commands) {
+        for at in 0..self.streams.len() {
+            self.streams.write(at, &mut self.chunks, out);
+            if self.breaks(BrokenRule::AckAfterReplicate) {
+                (0..self.chunks.len() as u32).for_each(|index| self.go_on(index, out));
+            }
+            let begun = self.streams.begin_next(at, self.epoch, &mut self.chunks, &self.groups, out);
+            self.stats.states += u64::from(begun);
+        }
+    }
+
+    /// The image that was asked for has so many bytes.
+    pub fn captured(&mut self, to: Rank, chunk: u32, bytes: u64, out: &mut Commands) {
+        self.streams.captured(to, chunk, bytes);
+        self.pump(out);
+    }
+
+    /// Records of a round that is thrown away may not have left yet, and would be read from memory that another round is
+    /// summed in: what their channels have not sent by now they are not to send. If another server serves the chunk from now
+    /// on, its own channel stays: before it sends rounds that are summed up there, it stops taking any from here.
+    pub(super) fn end_streams_of_sum(&mut self, index: u32, role: Role, out: &mut Commands) {
+        let copies = self.chunks[index as usize].copies.iter().flatten();
+        for keep in copies.filter(|keep| role != Role::Copy { of: keep.to }) {
+            if self.streams.reads_sum(keep.to, index) {
+                let reason = "a round that is under way to it is collected anew".to_owned();
+                out.push(Command::EndStream { peer: keep.to, ours: true, reason });
+            }
+        }
+    }
+}
+
+/// Changes of rules. The rules themselves are storage's.
+impl LaneEngine {
+    /// A tensor's chunks, each with the first round whose rule is still open.
+    pub fn rounds_of(&self, key: Key) -> impl Iterator<Item = (u32, u64)> + '_ {
+        // A copy's rule changes with its primary's.
+        let chunks = (0u32..)
+            .zip(&self.chunks)
+            .filter(move |(_, chunk)| chunk.spec.id.key == key && chunk.is_served());
+        chunks.map(|(at, chunk)| (at, chunk.rounds.promised() + 1))
+    }
+
+    /// Chunks of a tensor that this server serves, and since when.
+    pub fn served_since(&self, key: Key) -> impl Iterator<Item = (u32, Epoch)> + '_ {
+        self.rounds_of(key).map(|(index, _)| (index, self.chunks[index as usize].since))
+    }
+
+    /// Can a worker know which of a tensor's rounds are open? Only where none ends without it.
+    #[must_use]
+    pub fn has_common_rounds(&self, key: Key) -> bool {
+        self.chunks
+            .iter()
+            .find(|chunk| chunk.spec.id.key == key)
+            .is_none_or(|chunk| chunk.rounds.are_common())
+    }
+
+    /// Servers that have copies of a tensor's chunks, but not every change of its rule; one for each of these chunks.
+    pub fn lacking_rules(&self, key: Key) -> impl Iterator<Item = Rank> + '_ {
+        self.chunks.iter().filter(move |chunk| chunk.spec.id.key == key).flat_map(Chunk::lacking_rules)
+    }
+}
+
+/// Copies of other servers' chunks.
 impl LaneEngine {
     /// A server's stream to us is up. Returns the slots that it may write.
     pub fn copy_up(&mut self, from: Rank, incarnation: Incarnation, slots: u32) -> Vec<SlotGrant> {
@@ -50,12 +223,7 @@ impl LaneEngine {
         // What is not applied now (somebody reads both buffers) is taken out of the slot.
         self.end_round(chunk, last, out);
         self.copies.give_back(record.from, record.slot, out);
-        self.settle(chunk, out);
-    }
-
-    /// What can be taken may be more by now: whoever was told to ask later may ask.
-    pub(super) fn say_ready(&mut self, out: &mut Commands) {
-        self.copies.say_ready(out);
+        self.advance(chunk, out);
     }
 
     /// The image of a copy was looked at: its state, where it is one of this chunk, whose numbers are in buffer `into` then.
@@ -83,16 +251,80 @@ impl LaneEngine {
     /// loaded with, are never ended: those chunks come whole, too.
     fn drop_halves(&mut self, index: u32) {
         let Some(group) = self.chunks[index as usize].group else { return };
-        let (lineage, round) = (self.chunks[index as usize].lineage, self.chunks[index as usize].round());
+        let of = |chunk: &Chunk| (chunk.lineage, chunk.rounds.round());
+        let loaded = of(&self.chunks[index as usize]);
         for other in self.groups.chunks(group) {
             let chunk = &self.chunks[other as usize];
-            if chunk.stage == Stage::Norms && (chunk.lineage, chunk.round()) != (lineage, round) {
+            if chunk.rounds.stage() == Stage::Norms && of(chunk) != loaded {
                 self.leave_group(other);
                 let chunk = &mut self.chunks[other as usize];
-                chunk.lineage = Lineage::Own;
-                chunk.is_spoilt = true;
-                chunk.contributed.clear();
+                (chunk.lineage, chunk.is_spoilt) = (Lineage::Own, true);
+                chunk.rounds.drop_half();
             }
         }
+    }
+}
+
+/// Images of chunks: taken from the table of chunks, and put into it.
+impl LaneEngine {
+    /// What an image of a chunk is to say, and in which buffer its weights are; nothing while it cannot be taken, in the
+    /// middle of a round's end. Weights before those in force are in the other buffer, where the state has them.
+    #[must_use]
+    pub fn state(&self, chunk: u32, with_previous: bool) -> Option<(ChunkState, u8)> {
+        let chunk = self.chunks.get(chunk as usize).filter(|chunk| chunk.is_whole())?;
+        Some((chunk.state(with_previous), chunk.weights.buffer()))
+    }
+
+    /// Where the weights of an image can be put: a buffer that nobody reads. None while both are being read.
+    #[must_use]
+    pub fn room_for_image(&self, chunk: u32) -> Option<u8> {
+        self.chunks.get(chunk as usize)?.writable()
+    }
+
+    /// Does the state of an image fit the chunk?
+    pub fn check_state(&self, chunk: u32, state: &ChunkState) -> Result<(), String> {
+        self.chunks.get(chunk as usize).map_or(Err(NOT_IN_ORDER.into()), |chunk| chunk.fits(state))
+    }
+
+    /// The chunk goes on from an image, whose weights are in buffer `into` now. What was collected of a round is forgotten:
+    /// the chunk is to have had none (as a copy, or before anybody contributed).
+    pub fn restore(&mut self, index: u32, state: &ChunkState, into: u8) -> Result<(), String> {
+        self.check_state(index, state)?;
+        let Some(chunk) = self.chunks.get_mut(index as usize) else { return Err(NOT_IN_ORDER.into()) };
+        chunk.restore(state, into);
+        // The image may be of before its server was told so, and nobody tells this one again.
+        let counting = self.roster.counting_from(chunk.spec.id.key);
+        counting.for_each(|(rank, from)| chunk.rounds.begin_count(rank, from));
+        if chunk.is_served() {
+            self.look_for_tears(index);
+        }
+        Ok(())
+    }
+
+    /// A tensor with norms is served here from now on, of which this server had a copy: is it whole? Where its primary died
+    /// between the states of two chunks it is not, and nobody has what would make it so.
+    pub(super) fn look_for_tears(&mut self, index: u32) {
+        let Some(group) = self.chunks[index as usize].group else { return };
+        let chunks = self.groups.chunks(group);
+        let Some(chunks) = self.chunks.get_mut(chunks.start as usize..chunks.end as usize) else { return };
+        // A round that is past the norms ends wherever its readers let it.
+        let first = chunks.first().map_or(0, |chunk| chunk.rounds.certain());
+        let is_torn = chunks.iter().any(|chunk| chunk.is_spoilt || chunk.rounds.certain() != first);
+        chunks.iter_mut().for_each(|chunk| chunk.is_torn = is_torn);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_tear(&self, id: proto_common::ids::ChunkId) -> bool {
+        self.index.get(&id).is_some_and(|index| self.chunks[*index as usize].is_torn)
+    }
+
+    /// Is an operation on what is torn? Then its worker hears of it at once.
+    pub(super) fn is_torn(&mut self, index: u32, peer: Rank, block: &Block) -> bool {
+        let Chunk { is_torn, rounds, .. } = &self.chunks[index as usize];
+        let (is_torn, round) = (*is_torn, rounds.version());
+        if is_torn {
+            self.refuse(peer, &Block { round, ..*block }, Status::Torn);
+        }
+        is_torn
     }
 }

@@ -2,9 +2,7 @@
 //! block is whose is decided in [`Placement`](crate::engine::placed::Placement).
 
 use super::LaneEngine;
-use crate::engine::chunk::Reopened;
 use crate::engine::command::{Commands, Place, Source};
-use crate::engine::held::Held;
 use crate::engine::peers::sent_back;
 use proto_common::batch::{Block, Status};
 use proto_common::ids::Rank;
@@ -25,11 +23,6 @@ impl LaneEngine {
     /// Spill blocks that workers may not write any more, while their channels are open.
     pub fn taken_buffers(&mut self) -> std::vec::Drain<'_, (Rank, u32)> {
         self.placement.taken()
-    }
-
-    /// Where a placed payload lies.
-    pub(super) fn placed(&self, index: u32, peer: Rank) -> Option<Source> {
-        self.chunks[index as usize].key_buffers.placed(peer)
     }
 
     /// Answers an announcement with a buffer, or says that there is none.
@@ -61,16 +54,14 @@ impl LaneEngine {
     pub fn fetched(&mut self, peer: Rank, chunk: u32, spill: u32, out: &mut Commands) {
         let Some(state) = self.chunks.get_mut(chunk as usize) else { return };
         let from = Source::Spill(spill);
-        match state.held.arrive(peer, from) {
-            Some(0) if !state.role.is_some_and(|role| role.serves()) => {
-                return self.release(chunk, peer, from);
-            }
-            Some(0) => self.initialise(chunk, peer, from, out),
-            Some(_) if state.role.is_some_and(|role| role.serves()) => {}
-            Some(_) => return self.release_held(chunk),
-            None => return,
+        match (state.rounds.arrive(peer, from), state.is_served()) {
+            (Some(0), true) => self.initialise(chunk, peer, from, out),
+            (Some(0), false) => return self.release(chunk, peer, from),
+            (Some(_), true) => {}
+            (Some(_), false) => return self.release_held(chunk),
+            (None, _) => return,
         }
-        self.settle(chunk, out);
+        self.advance(chunk, out);
     }
 
     /// The worker's channel is closed: its grants end, and what was not read to its end is asked for again, as if it had not
@@ -82,18 +73,11 @@ impl LaneEngine {
         let buffers = chunks.iter_mut().map(|chunk| &mut chunk.key_buffers);
         let mut lent: Vec<u32> = buffers.filter_map(|of| placement.revoke(of, rank)).collect();
         for chunk in chunks {
-            // Those behind it stay taken: the worker does not send again what a deadline has ended.
-            let first = chunk.forget_first(rank);
-            let reopened = &mut chunk.reopened;
-            let mut reopen = |held: &Held| {
+            chunk.rounds.channel_ended(rank, |held| {
                 if let Source::Spill(spill) = held.from {
                     lent.push(spill);
                 }
-                let Held { rank, round, operation, .. } = *held;
-                reopened.push(Reopened { rank, operation, round });
-            };
-            first.iter().for_each(&mut reopen);
-            chunk.held.drop_unread(rank, reopen);
+            });
         }
         lent
     }

@@ -3,13 +3,14 @@
 
 use super::LaneEngine;
 use super::answers::answer_block;
-use crate::engine::chunk::{Chunk, Lineage, Stage};
-use crate::engine::command::{Command, Commands, Source};
+use crate::engine::chunk::{Chunk, Lineage};
+use crate::engine::command::{Command, Commands};
 use crate::engine::role::{Role, RoleChanges};
+use crate::engine::rounds::Stage;
 use crate::engine::sabotage::BrokenRule;
 use crate::engine::spec::ChunkSpec;
-use proto_common::batch::{Block, BlockData, Status};
-use proto_common::ids::{ChunkId, Epoch, Rank};
+use proto_common::batch::{Block, BlockData, OpKind, Status};
+use proto_common::ids::{ChunkId, Epoch, Operation, Rank};
 use std::collections::HashSet;
 
 impl LaneEngine {
@@ -44,10 +45,24 @@ impl LaneEngine {
             }
         }
         promoted.into_iter().for_each(|index| self.look_for_tears(index));
-        self.say_ready(out);
+        self.copies.say_ready(out);
         // Last: storage frees them after it has made the new ones.
         self.free_retired(out);
         changes
+    }
+
+    /// True if these roles change more than new chunks and new replicas. A replica that is no longer made counts as a change,
+    /// because a round may wait for it.
+    #[must_use]
+    pub fn changes_duties(&self, all: &[(ChunkSpec, Role)]) -> bool {
+        let known = || all.iter().filter_map(|(spec, role)| Some((*self.index.get(&spec.id)?, *role)));
+        let is_other = |(index, role): (u32, Role)| match (self.chunks[index as usize].role, role) {
+            (Some(Role::Primary { backup: before, seeding: was }), Role::Primary { backup, seeding }) => {
+                before != backup || was.is_some_and(|was| seeding != Some(was))
+            }
+            (before, role) => before != Some(role),
+        };
+        known().count() < self.index.len() || known().any(is_other)
     }
 
     /// These are new, and nothing can be kept of them: they are given up, and count as none. Of a tensor with norms all chunks
@@ -93,7 +108,7 @@ impl LaneEngine {
         }
         self.index.insert(spec.id, index);
         self.cover(index);
-        self.roster.renew(&mut self.chunks[index as usize]);
+        self.chunks[index as usize].rounds.renew(spec.id.key, &self.roster);
     }
 
     fn set_role(&mut self, index: u32, role: Role, out: &mut Commands) {
@@ -110,13 +125,13 @@ impl LaneEngine {
         chunk.filled = 0;
         let is_promoted = matches!(chunk.role, Some(Role::Copy { .. }));
         let loses_backup = backup.is_none() && chunk.copies[0].is_some();
-        if !chunk.role.is_some_and(Role::serves) {
+        if !chunk.is_served() {
             chunk.since = epoch;
         }
         chunk.role = Some(role);
         chunk.lineage = Lineage::Own;
         // What copies were told of a round does not go for the one that is collected instead of it.
-        let throws = loses_backup && chunk.stage == Stage::Copies;
+        let throws = loses_backup && chunk.rounds.stage() == Stage::Copies;
         if loses_backup || (is_promoted && backup.is_none()) {
             // What is answered from now on may be known to this server alone: only to who knows that.
             chunk.alone_since = epoch;
@@ -155,10 +170,7 @@ impl LaneEngine {
 
     fn give_up(&mut self, index: u32) {
         self.leave_group(index);
-        let chunk = &mut self.chunks[index as usize];
-        if chunk.is_complete() {
-            chunk.stage = Stage::Copies;
-        }
+        self.chunks[index as usize].rounds.give_up();
         self.streams.leave(index);
         self.disengage(index);
         let chunk = &mut self.chunks[index as usize];
@@ -186,27 +198,17 @@ impl LaneEngine {
     /// that is past what copies confirm, which ends.
     fn reroute(&mut self, index: u32) {
         let chunk = &mut self.chunks[index as usize];
-        for waiter in chunk.waiters.drain(..) {
-            let block = answer_block(&chunk.spec, &waiter, Status::Reroute, chunk.version);
+        for waiter in chunk.waiters.take_all() {
+            let block = answer_block(&chunk.spec, &waiter, Status::Reroute, chunk.rounds.version());
             self.peers.tell(waiter.rank, block, Vec::new());
         }
-        chunk.least_awaited = u64::MAX;
-        if matches!(chunk.stage, Stage::Contributions | Stage::Copies) {
-            chunk.first = None;
-            chunk.contributed.clear();
-            chunk.stage = Stage::Contributions;
-            chunk.end_length(false);
-            chunk.forget_applying();
-        }
-        // What comes again is new: a worker says how far its operations are.
-        chunk.reopened.clear();
-        chunk.operations.clear();
+        chunk.rounds.abandon();
         self.release_held(index);
     }
 
     /// Contributions that are not wanted any more, but for those that are still being read.
     pub(super) fn release_held(&mut self, index: u32) {
-        while let Some(held) = self.chunks[index as usize].held.take_before(u64::MAX) {
+        while let Some(held) = self.chunks[index as usize].rounds.take_unwanted() {
             self.release(index, held.rank, held.from);
         }
     }
@@ -214,10 +216,9 @@ impl LaneEngine {
     /// A chunk of a tensor with norms is not part of the round that the others collect any more.
     pub(super) fn leave_group(&mut self, index: u32) {
         let chunk = &mut self.chunks[index as usize];
-        if chunk.stage == Stage::Norms
-            && let Some(group) = chunk.group
+        if let Some(group) = chunk.group
+            && chunk.rounds.leave_norms()
         {
-            chunk.stage = Stage::Contributions;
             self.groups.one_less(group);
         }
     }
@@ -238,7 +239,7 @@ impl LaneEngine {
         if self.breaks(BrokenRule::EpochCheck) {
             return Some(index);
         }
-        matches!(self.chunks[index as usize].role, Some(Role::Primary { .. })).then_some(index)
+        self.is_served(index).then_some(index)
     }
 
     /// An operation on a chunk that is served elsewhere, or nowhere. What it says of this server's memory counts.
@@ -249,7 +250,7 @@ impl LaneEngine {
         self.hide_retired(peer, block);
         let known = self.index.get(&block.id).copied();
         if let Some(index) = known.or_else(|| self.retired_as(&block.id)) {
-            self.chunks[index as usize].hide(peer, block.reading);
+            self.chunks[index as usize].weights.hide(peer, block.reading);
             if block.data == BlockData::Placed {
                 self.let_go_of_placed(index, peer);
             }
@@ -263,7 +264,7 @@ impl LaneEngine {
     }
 
     fn let_go_of_placed(&mut self, index: u32, peer: Rank) {
-        if let Some(source @ Source::Spill(_)) = self.placed(index, peer) {
+        if let Ok(source) = self.chunks[index as usize].key_buffers.placed(peer) {
             self.fill(index, peer, source);
             self.release(index, peer, source);
         }
@@ -283,7 +284,9 @@ impl LaneEngine {
         if block.data != BlockData::Placed || !is_none {
             return false;
         }
-        let before = self.retired_as(&block.id).filter(|before| self.placed(*before, peer).is_some());
+        let before = self
+            .retired_as(&block.id)
+            .filter(|before| !self.chunks[*before as usize].key_buffers.has_none(peer));
         if let Some(before) = before {
             self.let_go_of_placed(before, peer);
             self.peers.send_back(peer, block, Status::Granted, Vec::new());
@@ -307,6 +310,47 @@ impl LaneEngine {
         }
         if freed {
             self.free_retired(out);
+        }
+    }
+}
+
+/// Weights that workers read where they lie, of chunks that this server does not serve any more. They stay as they are until each
+/// worker has said that it reads them no more, once and by a block of its own: its operations go elsewhere by then.
+impl LaneEngine {
+    /// Does a worker say that views which it had of a chunk while that was served here have ended?
+    pub(super) fn is_farewell(&mut self, peer: Rank, block: &Block, out: &mut Commands) -> bool {
+        let is_one = block.op == OpKind::Release && block.operation == Operation(0);
+        if is_one {
+            self.hide_retired(peer, block);
+            // What is shown of a chunk that is served again its operations speak of.
+            let copy = self.index.get(&block.id).copied().filter(|index| !self.is_served(*index));
+            if let Some(index) = copy {
+                self.chunks[index as usize].weights.hide(peer, block.reading);
+                self.finish_late(index, out);
+            }
+            // A version that it keeps may be in a buffer that more than one version is in: it says so again when it keeps
+            // that one no more.
+            let of_it =
+                self.places.retired().iter().filter(|at| self.chunks[**at as usize].spec.id == block.id);
+            let is_shown =
+                of_it.chain(&copy).any(|index| self.chunks[*index as usize].weights.views.is_shown(peer));
+            self.peers.send_back(
+                peer,
+                block,
+                if is_shown { Status::Retry } else { Status::Done },
+                Vec::new(),
+            );
+        }
+        is_one
+    }
+
+    /// What a worker says of its reading goes for what was given up, too.
+    pub(super) fn hide_retired(&mut self, peer: Rank, block: &Block) {
+        for index in self.places.retired() {
+            let chunk = &mut self.chunks[*index as usize];
+            if chunk.spec.id == block.id {
+                chunk.weights.hide(peer, block.reading);
+            }
         }
     }
 }

@@ -1,17 +1,16 @@
-//! What an operation brings: contributions and initial values, folded in their turn, kept for it, read first, or sent back. The part
-//! of the lane that makes rounds; who is answered when is in `answers`.
+//! What operations bring, on its way to their rounds: contributions and initial values are reduced in their turn, kept for it, read first, or
+//! sent back; and a round that is complete goes to copies, norms, a buffer and storage. [`Rounds`](crate::engine::rounds::Rounds) decides
+//! what comes when; who is answered is in `answers`.
 
 use super::LaneEngine;
-use crate::engine::chunk::{ROUNDS_AHEAD_MAX, Stage, Turn, Waiter};
 use crate::engine::command::{Addend, Command, Commands, Onto, Source, Verdict};
-use crate::engine::held::Held;
 use crate::engine::inputs::BatchContext;
-use crate::engine::role::Role;
+use crate::engine::rounds::{Held, Stage, Turn};
 use crate::engine::sabotage::BrokenRule;
 use crate::engine::shape::check_shape;
+use crate::engine::views::Landed;
 use proto_common::batch::{Block, BlockData, OpKind, Status};
 use proto_common::ids::Rank;
-use std::cmp::Ordering;
 
 /// What an operation waits for once it is taken.
 pub(super) enum Taken {
@@ -30,6 +29,7 @@ enum Payload {
     There { region: u64, offset: u64 },
 }
 
+/// Operations.
 impl LaneEngine {
     /// Does what an operation asks for at once; what it waits for then, or why not.
     pub(super) fn take(
@@ -42,7 +42,8 @@ impl LaneEngine {
     ) -> Result<Taken, Status> {
         let peer = batch.peer;
         let in_place = self.peers.reads_in_place(peer);
-        check_shape(&self.chunks[index as usize].spec, block, in_place)?;
+        let chunk = &self.chunks[index as usize];
+        check_shape(&chunk.spec, block, peer, in_place)?;
         let version = if matches!(block.op, OpKind::Init | OpKind::Release) { 0 } else { block.round };
         let from = match block.data {
             BlockData::Inline { offset } => {
@@ -53,7 +54,7 @@ impl LaneEngine {
                 Payload::Here(Source::Worker { peer, region, offset, bytes: block.bytes })
             }
             BlockData::ByReference { region, offset } => Payload::There { region, offset },
-            BlockData::Placed => Payload::Here(self.placed(index, peer).ok_or(Status::Refused)?),
+            BlockData::Placed => Payload::Here(chunk.key_buffers.placed(peer)?),
             BlockData::Announced { keep } if fresh => {
                 self.announce(index, peer, block, keep);
                 return Ok(Taken::Answered);
@@ -62,14 +63,14 @@ impl LaneEngine {
             BlockData::Announced { .. } => return Ok(Taken::Waits { version }),
         };
         match block.op {
-            OpKind::Init => self.init(index, peer, block, from, out)?,
+            OpKind::Init if block.bytes > 0 => self.init(index, peer, block, from, out)?,
             OpKind::Push | OpKind::PushPull if fresh => self.contribute(index, peer, block, from, out)?,
             _ => {}
         }
         Ok(Taken::Waits { version })
     }
 
-    /// Sets the initial value, once, from worker rank 0.
+    /// An initial value has come: it is set once.
     fn init(
         &mut self,
         index: u32,
@@ -78,41 +79,23 @@ impl LaneEngine {
         from: Payload,
         out: &mut Commands,
     ) -> Result<(), Status> {
-        let chunk = &self.chunks[index as usize];
-        let setter = peer == Rank(0);
-        if setter != (block.bytes > 0) {
-            return Err(Status::Refused);
-        }
-        if !setter {
-            return Ok(());
-        }
-        if chunk.initialised || chunk.held.has_initial() {
-            self.pass_over(index, peer, from);
-            return Ok(());
-        }
-        // A round that is complete is under way to the buffers, whatever it still waits for.
-        if chunk.version > 0 || chunk.is_complete() {
-            return Err(Status::Refused);
-        }
-        match from {
-            Payload::Here(source) => {
+        match (self.chunks[index as usize].rounds.takes_initial()?, from) {
+            (false, _) => self.pass_over(index, peer, from),
+            (true, Payload::Here(source)) => {
                 self.fill(index, peer, source);
                 self.initialise(index, peer, source, out);
-                Ok(())
             }
-            Payload::There { region, offset } => {
-                self.fetch(Turn::Now, index, (peer, block), (region, offset), out)
+            (true, Payload::There { region, offset }) => {
+                return self.fetch(Turn::Now, index, (peer, block), (region, offset), out);
             }
         }
+        Ok(())
     }
 
     pub(super) fn initialise(&mut self, index: u32, peer: Rank, from: Source, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
-        chunk.initialised = true;
-        // Out of place: the zeros may be on their way to a worker.
-        let into = 1 - chunk.buffer;
-        chunk.buffer = into;
-        chunk.forget_before();
+        chunk.rounds.initialise();
+        let into = chunk.weights.initialise();
         out.push(Command::Init { chunk: index, from, into });
         self.release(index, peer, from);
         self.copy_initial(index);
@@ -128,18 +111,18 @@ impl LaneEngine {
         from: Payload,
         out: &mut Commands,
     ) -> Result<(), Status> {
-        let mut turn = self.turn(index, peer, block.round)?;
-        if turn == Turn::Repeated && self.breaks(BrokenRule::Dedupe) {
-            let collects = self.chunks[index as usize].stage == Stage::Contributions;
-            turn = if collects { Turn::Now } else { Turn::Repeated };
+        let is_broken = self.breaks(BrokenRule::Dedupe);
+        let Self { chunks, roster, config, .. } = self;
+        let chunk = &mut chunks[index as usize];
+        let rounds = &mut chunk.rounds;
+        let mut turn = rounds.turn((peer, block.round), block.id.key, roster, config.deterministic)?;
+        if turn == Turn::Repeated && is_broken && !rounds.is_complete() {
+            turn = Turn::Now;
         }
-        let chunk = &mut self.chunks[index as usize];
         let bytes = chunk.spec.plain_bytes(block.bytes);
         if matches!(turn, Turn::Now | Turn::Later) {
-            if !chunk.agrees(block.round, bytes) {
-                return Err(Status::WrongShape);
-            }
-            chunk.size(index, bytes, out);
+            rounds.check_length(block.round, bytes)?;
+            rounds.size(index, bytes, out);
         }
         match (turn, from) {
             (Turn::Repeated, _) => {
@@ -148,17 +131,17 @@ impl LaneEngine {
             }
             (Turn::Late, _) => {
                 self.stats.late += 1;
-                chunk.mark_late(peer, block.round);
+                rounds.mark_late(peer, block.round);
                 self.pass_over(index, peer, from);
             }
             (Turn::Now, Payload::Here(source)) => {
                 self.fill(index, peer, source);
                 let Block { round, operation, .. } = *block;
                 let held = Held { rank: peer, round, operation, bytes, from: source, arrived: true };
-                self.reduce(index, held, out);
+                self.fold(index, held, out);
             }
             (Turn::Later, Payload::Here(source @ Source::Slot { .. })) => {
-                let spill = self.placement.take().ok_or(Status::Retry)?;
+                let spill = self.placement.take_for(false)?;
                 self.hold(index, peer, block, Source::Spill(spill), true);
                 self.stats.spills += 1;
                 out.push(Command::Spill { chunk: index, from: source, to: spill });
@@ -174,35 +157,14 @@ impl LaneEngine {
         Ok(())
     }
 
-    /// Whether a contribution to this round can be reduced now; an error if it comes too early to be kept.
-    fn turn(&self, index: u32, peer: Rank, round: u64) -> Result<Turn, Status> {
-        let chunk = &self.chunks[index as usize];
-        self.roster.check(peer)?;
-        if chunk.is_loose() {
-            return chunk.loose_turn(peer, round);
-        }
-        if self.roster.is_early(peer, chunk.spec.id.key, round) {
-            return Ok(Turn::Late);
-        }
-        Ok(match round.cmp(&chunk.round()) {
-            Ordering::Less => chunk.late_turn(),
-            Ordering::Equal if chunk.misses(peer) => Turn::Late,
-            Ordering::Equal => chunk.turn(peer, self.config.deterministic),
-            Ordering::Greater if round > chunk.round() + ROUNDS_AHEAD_MAX => return Err(Status::Retry),
-            Ordering::Greater if chunk.holds(peer, round) => Turn::Repeated,
-            Ordering::Greater => Turn::Later,
-        })
-    }
-
     fn hold(&mut self, index: u32, rank: Rank, block: &Block, from: Source, arrived: bool) {
         let round = if block.op == OpKind::Init { 0 } else { block.round };
         let chunk = &mut self.chunks[index as usize];
         let (operation, bytes) = (block.operation, chunk.spec.plain_bytes(block.bytes));
-        chunk.held.insert(Held { rank, round, operation, bytes, from, arrived });
+        chunk.rounds.hold(Held { rank, round, operation, bytes, from, arrived });
     }
 
-    /// Starts reading a payload into a spill block. Without one it is to come in a slot where others wait for it, as it
-    /// needs none there, and else later.
+    /// Starts reading a payload into a spill block.
     fn fetch(
         &mut self,
         turn: Turn,
@@ -211,9 +173,7 @@ impl LaneEngine {
         (region, offset): (u64, u64),
         out: &mut Commands,
     ) -> Result<(), Status> {
-        let Some(to) = self.placement.take() else {
-            return Err(if turn == Turn::Now { Status::Granted } else { Status::Retry });
-        };
+        let to = self.placement.take_for(turn == Turn::Now)?;
         self.hold(index, peer, block, Source::Spill(to), false);
         self.stats.fetches += 1;
         out.push(Command::Fetch { peer, chunk: index, region, offset, to });
@@ -228,32 +188,16 @@ impl LaneEngine {
         }
     }
 
-    /// Reduces one contribution; the last of a round is fused with the update. A first one that can be read where its
-    /// worker has it waits there for the second: the worker keeps it until the round ends.
-    fn reduce(&mut self, index: u32, held: Held, out: &mut Commands) {
+    /// Reduces one contribution, if it is not left where its worker has it; the last one of a round is fused with the update.
+    fn fold(&mut self, index: u32, held: Held, out: &mut Commands) {
         let Held { rank, from, bytes, .. } = held;
-        let chunk = &mut self.chunks[index as usize];
-        chunk.collect(bytes);
-        let onto = match chunk.first.take() {
-            Some(first) => Onto::First(first.from),
-            None if chunk.contributed.len() == 0 => Onto::Nothing,
-            None => Onto::Sum,
-        };
-        chunk.contributed.insert(rank);
-        chunk.begin_applying(held);
-        let last = chunk.contributed.len() >= chunk.needed;
-        if !last && (onto, held.is_worker_s()) == (Onto::Nothing, true) {
-            chunk.first = Some(held);
-            return;
-        }
-        if let Onto::First(first) = onto {
+        let Some((addend, is_last)) = self.chunks[index as usize].rounds.fold(held) else { return };
+        if let Onto::First(first) = addend.onto {
             self.count(index, bytes, first);
         }
         self.count(index, bytes, from);
-        let chunk = &mut self.chunks[index as usize];
-        chunk.size(index, bytes, out);
-        let addend = Addend { from, onto };
-        if last {
+        self.chunks[index as usize].rounds.size(index, bytes, out);
+        if is_last {
             self.complete(index, Some(addend), out);
         } else {
             out.push(Command::Reduce { chunk: index, addend });
@@ -261,6 +205,63 @@ impl LaneEngine {
         self.release(index, rank, from);
     }
 
+    fn count(&mut self, index: u32, bytes: u64, from: Source) {
+        self.stats.contributions += 1;
+        self.stats.contribution_bytes += self.chunks[index as usize].spec.payload_bytes(bytes);
+        self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
+    }
+
+    /// The first contribution, if it is this one, is not left where its worker has it any longer.
+    pub(super) fn fold_first(&mut self, index: u32, is_it: impl Fn(&Held) -> bool, out: &mut Commands) {
+        let chunk = &mut self.chunks[index as usize];
+        let Some(first) = chunk.rounds.take_first(is_it) else { return };
+        chunk.rounds.size(index, first.bytes, out);
+        let addend = Addend { from: first.from, onto: Onto::Nothing };
+        out.push(Command::Reduce { chunk: index, addend });
+        self.count(index, first.bytes, first.from);
+    }
+
+    /// Reduces held contributions whose turn has come, and answers whoever can be answered.
+    pub(super) fn advance(&mut self, index: u32, out: &mut Commands) {
+        let mut next = Some(index);
+        while let Some(index) = next {
+            self.pass_vacant(index);
+            while let Some(Held { rank, from, .. }) = self.chunks[index as usize].rounds.take_late() {
+                self.stats.late += 1;
+                self.release(index, rank, from);
+            }
+            self.answer(index, out);
+            match self.chunks[index as usize].rounds.take_held(self.config.deterministic) {
+                Some(held) => self.fold(index, held, out),
+                None => next = self.ripe.pop(),
+            }
+        }
+    }
+
+    /// Rounds that nobody is left for end without new weights. If the chunk has replicas, they get the new state.
+    fn pass_vacant(&mut self, index: u32) {
+        let at = index as usize;
+        let key = self.chunks[at].spec.id.key;
+        self.chunks[at].rounds.renew(key, &self.roster);
+        let mut has_passed = false;
+        // What a checkpoint is to copy stays as it is until then.
+        while self.chunks[at].rounds.is_vacant(key, &self.roster)
+            && self.chunks[at].is_served()
+            && !self.chunks[at].is_due()
+        {
+            has_passed = true;
+            self.chunks[at].publish(None);
+            self.note_published(index);
+            self.chunks[at].rounds.renew(key, &self.roster);
+        }
+        if has_passed {
+            self.copy_initial(index);
+        }
+    }
+}
+
+/// The end of a round.
+impl LaneEngine {
     /// All that a round needs is here: it ends.
     pub(super) fn complete(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
         if !self.chunks[index as usize].has_copies() {
@@ -277,7 +278,7 @@ impl LaneEngine {
 
     /// All that a round needs is here, and wherever there are copies.
     pub(super) fn end_round(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
-        let chunk = &mut self.chunks[index as usize];
+        let chunk = &self.chunks[index as usize];
         match (chunk.writable(), chunk.group) {
             (_, Some(group)) if !chunk.is_due() => self.prepare(index, group, last, out),
             (Some(into), None) => self.finish(index, last, into, out),
@@ -290,94 +291,130 @@ impl LaneEngine {
         }
     }
 
-    pub(super) fn count(&mut self, index: u32, bytes: u64, from: Source) {
-        self.stats.contributions += 1;
-        self.stats.contribution_bytes += self.chunks[index as usize].spec.payload_bytes(bytes);
-        self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
+    /// All have contributed to a chunk of a tensor with norms: its step and its share of the norms are computed, and the last
+    /// chunk finishes all of them.
+    fn prepare(&mut self, index: u32, group: u32, last: Option<Addend>, out: &mut Commands) {
+        let chunk = &mut self.chunks[index as usize];
+        let (round, old) = (chunk.rounds.round(), chunk.weights.buffer());
+        let contributors = chunk.rounds.contributed().len();
+        out.push(Command::Prepare { chunk: index, round, last, old, contributors });
+        chunk.rounds.prepare();
+        let Some(chunks) = self.groups.ready(group) else { return };
+        out.push(Command::Norms { chunks: chunks.clone() });
+        for other in chunks {
+            self.wait_for_buffer(other);
+            if let Some(into) = self.chunks[other as usize].writable() {
+                self.finish(other, None, into, out);
+                self.ripe.push(other);
+            }
+        }
     }
 
-    /// The first contribution is not left where it is any longer: its worker is about to be told that the operation has
-    /// ended.
-    pub(super) fn fold_first(&mut self, index: u32, waiter: &Waiter, out: &mut Commands) {
-        let is_it = |first: &mut Held| (first.rank, first.operation) == (waiter.rank, waiter.operation);
+    /// A complete round has to wait for a buffer.
+    fn wait_for_buffer(&mut self, index: u32) {
         let chunk = &mut self.chunks[index as usize];
-        let Some(first) = chunk.first.take_if(is_it) else { return };
-        chunk.size(index, first.bytes, out);
-        let addend = Addend { from: first.from, onto: Onto::Nothing };
-        out.push(Command::Reduce { chunk: index, addend });
-        self.count(index, first.bytes, first.from);
+        chunk.rounds.wait_for_buffer();
+        self.savings.hasten(index, chunk);
+        self.relief.wait(index);
     }
 
     /// The round is complete and its weights have a place.
-    pub(super) fn finish(&mut self, index: u32, last: Option<Addend>, into: u8, out: &mut Commands) {
+    fn finish(&mut self, index: u32, last: Option<Addend>, into: u8, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
-        let (old, contributors) = (chunk.buffer, chunk.contributed.len());
-        chunk.size(index, chunk.round_bytes(), out);
-        let round = chunk.round();
-        chunk.tell_arrivals(index, out);
+        chunk.begin_finish(index, out);
+        let (round, old) = (chunk.rounds.round(), chunk.weights.buffer());
+        let contributors = chunk.rounds.contributed().len();
         out.push(Command::Finish { chunk: index, round, last, old, into, contributors });
         if chunk.spec.is_asked() {
-            chunk.stage = Stage::Verdict { into };
+            chunk.rounds.wait_for_verdict(into);
         } else {
-            chunk.publish(Some(into));
-            self.stats.rounds += 1;
-            self.note_published(index);
+            self.publish(index, Some(into));
         }
     }
 
-    /// A round that is complete and waited for readers: ends it where its weights have a place now.
-    pub(super) fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
-        let state = &self.chunks[chunk as usize];
-        let serves = state.role.is_some_and(Role::serves);
-        if let Some(into) = state.writable() {
-            if state.stage == Stage::Buffer {
-                self.finish(chunk, None, into, out);
-                self.settle(chunk, out);
-            }
-            if !serves {
-                self.say_ready(out);
-            }
-        }
+    fn publish(&mut self, index: u32, into: Option<u8>) {
+        self.chunks[index as usize].publish(into);
+        self.stats.rounds += 1;
+        self.note_published(index);
     }
 
     /// What became of a round that storage has finished: the answer to `Command::Finish`, which the engine asks for where
     /// values may not fit. Such a round ends without new weights, and all who contributed to it are told.
     pub fn finished(&mut self, index: u32, verdict: Verdict, out: &mut Commands) {
-        let Some(chunk) = self.chunks.get_mut(index as usize) else { return };
-        let Stage::Verdict { into } = chunk.stage else { return };
+        let stage = self.chunks.get(index as usize).map(|chunk| chunk.rounds.stage());
+        let Some(Stage::Verdict { into }) = stage else { return };
         let fits = verdict == Verdict::Fits;
-        chunk.publish(fits.then_some(into));
-        self.stats.rounds += 1;
         self.stats.bad_rounds += u64::from(!fits);
-        self.note_published(index);
-        self.settle(index, out);
+        self.publish(index, fits.then_some(into));
+        self.advance(index, out);
     }
 
-    /// Reduces held contributions whose turn has come, and answers whoever can be answered.
-    pub(super) fn settle(&mut self, index: u32, out: &mut Commands) {
-        let mut next = Some(index);
-        while let Some(index) = next {
-            self.look_at_expected(index);
-            self.drop_late(index);
-            self.answer(index, out);
-            match self.chunks[index as usize].take_held(self.config.deterministic) {
-                Some(held) => self.reduce(index, held, out),
-                None => next = self.ripe.pop(),
-            }
+    /// Somebody reads less of a chunk: a round that is complete and waited for that ends, if its weights have a place now.
+    pub(super) fn finish_late(&mut self, index: u32, out: &mut Commands) {
+        let chunk = &self.chunks[index as usize];
+        let serves = chunk.is_served();
+        let Some(into) = chunk.writable() else { return };
+        if chunk.rounds.stage() == Stage::Buffer {
+            self.finish(index, None, into, out);
+            self.advance(index, out);
+        }
+        if !serves {
+            self.copies.say_ready(out);
         }
     }
 
-    /// Contributions that were held for rounds which have ended without them are dropped.
-    pub(super) fn drop_late(&mut self, index: u32) {
-        let chunk = &mut self.chunks[index as usize];
-        if !chunk.drops_late() {
+    /// A chunk is not to be copied for a checkpoint any more: its round continues.
+    pub(super) fn resume_round(&mut self, index: u32, out: &mut Commands) {
+        let chunk = &self.chunks[index as usize];
+        match (chunk.rounds.stage(), chunk.group) {
+            // It was not prepared while it was to be copied.
+            (Stage::Buffer, Some(group)) => {
+                self.prepare(index, group, None, out);
+                self.advance(index, out);
+            }
+            (Stage::Buffer, None) => self.finish_late(index, out),
+            // Rounds that nobody is left for waited for it.
+            _ => self.advance(index, out),
+        }
+        let chunk = &self.chunks[index as usize];
+        // It may have become a copy since: an image that had no place has one now.
+        if !chunk.is_served() && chunk.writable().is_some() {
+            self.copies.say_ready(out);
+        }
+    }
+}
+
+/// Readers of older weights.
+impl LaneEngine {
+    /// Does a complete round wait only for workers to copy? Then [`LaneEngine::relieve`] must be called every few milliseconds.
+    /// Holders of views may keep a round waiting for long, and nothing can be moved for them, so the lane sleeps meanwhile.
+    #[must_use]
+    pub fn is_stuck(&self) -> bool {
+        self.relief.is_stuck(&self.chunks)
+    }
+
+    /// Moves weights out of the way of rounds that have waited for long.
+    pub fn relieve(&mut self, now_ms: u64, out: &mut Commands) {
+        self.relief.relieve(now_ms, &self.chunks, &mut self.placement, out);
+    }
+
+    /// The weights of a buffer are in a spill block, too, where these workers copy them: one entry for each landing.
+    pub fn relieved(&mut self, index: u32, buffer: u8, spill: u32, moved: &[Rank], out: &mut Commands) {
+        let Some(chunk) = self.chunks.get_mut(index as usize) else { return };
+        if !chunk.weights.views.move_away(buffer & 1, spill, moved) {
+            self.placement.give(spill);
             return;
         }
-        let round = chunk.round();
-        while let Some(Held { rank, round, from, .. }) = self.chunks[index as usize].held.take_before(round) {
-            self.chunks[index as usize].mark_late(rank, round);
-            self.stats.late += 1;
-            self.release(index, rank, from);
+        self.stats.relieved += 1;
+        self.finish_late(index, out);
+    }
+
+    /// A landing at this worker is done (or its channel is gone): the buffer has one reader less.
+    pub fn landed(&mut self, peer: Rank, index: u32, buffer: u8, out: &mut Commands) {
+        let Some(chunk) = self.chunks.get_mut(index as usize) else { return };
+        match chunk.weights.views.landed(peer, buffer & 1) {
+            Landed::Moved(free) => free.into_iter().for_each(|spill| self.placement.give(spill)),
+            Landed::Read => self.finish_late(index, out),
         }
     }
 }

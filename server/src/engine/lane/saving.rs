@@ -2,10 +2,9 @@
 //! [`Savings`](crate::engine::saving::Savings).
 
 use super::LaneEngine;
-use crate::engine::chunk::{Chunk, Saving, Stage};
+use crate::engine::chunk::{Chunk, Saving};
 use crate::engine::command::Commands;
 use crate::engine::image::ChunkState;
-use crate::engine::role::Role;
 use crate::engine::saving::SavingNews;
 use crate::engine::spec::ChunkSpec;
 use proto_common::ids::ChunkId;
@@ -91,7 +90,7 @@ impl LaneEngine {
 
     /// Something was published: is a checkpoint due with it?
     pub(super) fn note_published(&mut self, index: u32) {
-        self.stats.newest = self.stats.newest.max(self.chunks[index as usize].version);
+        self.stats.newest = self.stats.newest.max(self.chunks[index as usize].rounds.version());
         self.savings.published(index, &mut self.chunks);
     }
 
@@ -160,25 +159,6 @@ impl LaneEngine {
             self.resume_round(index, out);
         }
         is_last
-    }
-
-    fn resume_round(&mut self, index: u32, out: &mut Commands) {
-        let chunk = &self.chunks[index as usize];
-        match chunk.group {
-            // It was not prepared while it was to be copied.
-            Some(group) if chunk.stage == Stage::Buffer => {
-                self.prepare(index, group, None, out);
-                self.settle(index, out);
-            }
-            Some(_) | None if chunk.stage == Stage::Buffer => self.finish_late(index, out),
-            // Rounds that nobody is left for waited for it.
-            _ => self.settle(index, out),
-        }
-        let chunk = &self.chunks[index as usize];
-        // It may have become a copy since: an image that had no place has one now.
-        if !chunk.role.is_some_and(Role::serves) && chunk.writable().is_some() {
-            self.say_ready(out);
-        }
     }
 
     /// What is to be told of checkpoints, in order.

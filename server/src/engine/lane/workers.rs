@@ -2,11 +2,9 @@
 //! in `roster`; here is what becomes of the rounds that are open.
 
 use super::LaneEngine;
-use crate::engine::chunk::Stage;
-use crate::engine::command::{Addend, Command, Commands, Onto};
+use crate::engine::command::Commands;
 use proto_common::batch::{Kept, Reading};
 use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
-use proto_common::limits::RANKS_LISTED_MAX;
 use std::collections::BTreeMap;
 
 /// Nothing of what was shown is read any more.
@@ -54,11 +52,11 @@ impl LaneEngine {
         let mut rounds = BTreeMap::new();
         for chunk in self.chunks.iter().filter(|chunk| chunk.role.is_some()) {
             let first = rounds.entry(chunk.spec.id.key).or_insert(0);
-            *first = chunk.first_for(rank).max(*first);
+            *first = chunk.rounds.first_for(rank).max(*first);
         }
         let all: Vec<_> = rounds.into_iter().collect();
         if self.roster.ask(rank, incarnation, &all) {
-            self.chunks.iter_mut().for_each(|chunk| _ = self.roster.renew(chunk));
+            self.chunks.iter_mut().for_each(|chunk| chunk.rounds.renew(chunk.spec.id.key, &self.roster));
             return all;
         }
         Vec::new()
@@ -79,7 +77,7 @@ impl LaneEngine {
             // of before its server was told this; here that worker counted from the start.
             let is_told = |_: &&u64| is_new || !chunk.is_served();
             if let Some(from) = from.get(&chunk.spec.id.key).filter(is_told) {
-                chunk.begin_count(rank, *from);
+                chunk.rounds.begin_count(rank, *from);
             }
         }
         self.look_again(out);
@@ -88,7 +86,7 @@ impl LaneEngine {
     /// A chunk is new here: where workers are to count, nothing of it is begun either.
     pub(super) fn cover(&mut self, index: u32) {
         let chunk = &self.chunks[index as usize];
-        let (key, round) = (chunk.spec.id.key, chunk.round());
+        let (key, round) = (chunk.spec.id.key, chunk.rounds.round());
         self.roster.cover(key, round);
     }
 
@@ -102,62 +100,25 @@ impl LaneEngine {
     fn end_life(&mut self, rank: Rank, out: &mut Commands) {
         for index in 0..self.chunks.len() {
             let chunk = &mut self.chunks[index];
-            chunk.forget_life(rank);
-            chunk.hide(rank, NOTHING);
+            chunk.rounds.worker_ended(rank);
+            chunk.weights.hide(rank, NOTHING);
             self.finish_late(index as u32, out);
         }
     }
 
-    /// Whom the rounds need may have changed: those that lack nothing more end.
+    /// The workers that rounds need may have changed: a round that nothing is missing of any more ends.
     fn look_again(&mut self, out: &mut Commands) {
         for index in 0..self.chunks.len() as u32 {
-            self.roster.renew(&mut self.chunks[index as usize]);
-            if self.chunks[index as usize].is_served() {
-                self.end_short(index, out);
-                self.settle(index, out);
+            let chunk = &mut self.chunks[index as usize];
+            chunk.rounds.renew(chunk.spec.id.key, &self.roster);
+            if !chunk.is_served() {
+                continue;
             }
+            if chunk.rounds.is_short() {
+                self.fold_first(index, |_| true, out);
+                self.complete(index, None, out);
+            }
+            self.advance(index, out);
         }
-    }
-
-    /// Updates the ranks that the current round expects. If none is left for it, the round ends without new weights. If the chunk has
-    /// replicas, they get the new state.
-    pub(super) fn look_at_expected(&mut self, index: u32) {
-        let at = index as usize;
-        self.roster.renew(&mut self.chunks[at]);
-        let mut has_passed = false;
-        while self.chunks[at].is_served() && self.roster.pass_vacant(&mut self.chunks[at]) {
-            has_passed = true;
-            self.note_published(index);
-        }
-        if has_passed {
-            self.copy_initial(index);
-        }
-    }
-
-    /// Ends a round that others were expected in who come no more.
-    fn end_short(&mut self, index: u32, out: &mut Commands) {
-        let chunk = &mut self.chunks[index as usize];
-        let is_short = chunk.contributed.len() > 0 && chunk.contributed.len() >= chunk.needed;
-        if !is_short || chunk.is_loose() || chunk.stage != Stage::Contributions || chunk.initialising() {
-            return;
-        }
-        if let Some(first) = chunk.first.take() {
-            chunk.size(index, first.bytes, out);
-            out.push(Command::Reduce {
-                chunk: index,
-                addend: Addend { from: first.from, onto: Onto::Nothing },
-            });
-            self.count(index, first.bytes, first.from);
-        }
-        self.complete(index, None, out);
-    }
-
-    /// Whose contributions come before one that has to be tried again; where nothing is begun, who is to count.
-    pub(super) fn awaited_first(&self, index: u32) -> Vec<Rank> {
-        let chunk = &self.chunks[index as usize];
-        if chunk.is_barred() {
-            return self.roster.comers().take(RANKS_LISTED_MAX).collect();
-        }
-        chunk.awaited(self.config.deterministic)
     }
 }

@@ -3,7 +3,7 @@
 
 use super::whole::{can_begin, keep_together};
 use super::{Item, Streams};
-use crate::engine::chunk::{Chunk, Stage};
+use crate::engine::chunk::Chunk;
 use crate::engine::command::{Command, Commands};
 use crate::engine::keep::{At, Keep};
 use crate::engine::norms::Groups;
@@ -53,11 +53,10 @@ impl Streams {
             let is_later = group.is_some() && group == later;
             let can_begin = !is_later && can_begin(chunks, groups, index, to);
             let Some(chunk) = chunks.get_mut(index as usize) else { continue };
-            let (is_whole, is_ending) = (can_begin && chunk.is_whole(), chunk.is_ending());
-            let (version, initialised, live) = (chunk.version, chunk.initialised, chunk.buffer);
-            let (state, rules) = (chunk.state(true), chunk.rules);
-            let pending = (chunk.stage == Stage::Copies)
-                .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
+            let (is_whole, is_ending) = (can_begin && chunk.is_whole(), chunk.rounds.is_ending());
+            let (version, initialised) = (chunk.rounds.version(), chunk.rounds.is_initialised());
+            let (state, rules, live) = (chunk.state(true), chunk.rules, chunk.weights.buffer());
+            let pending = chunk.pending();
             let mut keeps = chunk.copies.iter_mut().flatten();
             let Some(keep) = keeps.find(|keep| keep.to == to && keep.at == At::Wanted) else { continue };
             if !is_whole {

@@ -2,7 +2,7 @@
 //! asks copies about a round any more once it waits for norms, readers or storage's verdict: a copy that begins then would
 //! never get it. It must not know how records travel: that is the module above.
 
-use crate::engine::chunk::{Chunk, Stage};
+use crate::engine::chunk::Chunk;
 use crate::engine::keep::Keep;
 use crate::engine::norms::Groups;
 use proto_common::ids::Rank;
@@ -21,14 +21,15 @@ fn ends_without(chunks: &[Chunk], group: Range<u32>, to: Rank) -> bool {
 /// Can a copy of this chunk be begun at that server, so that it gets every round from now on?
 pub(super) fn can_begin(chunks: &[Chunk], groups: &Groups, index: u32, to: Rank) -> bool {
     let Some(chunk) = chunks.get(index as usize) else { return false };
-    !chunk.is_ending() && !chunk.group.is_some_and(|group| ends_without(chunks, groups.chunks(group), to))
+    !chunk.rounds.is_ending()
+        && !chunk.group.is_some_and(|group| ends_without(chunks, groups.chunks(group), to))
 }
 
 /// Is the complete round of a chunk confirmed wherever it has to be? Where a copy cannot be begun before that round of its
 /// tensor has ended, the round ends without it; and nobody is told of it before the copies are there, whole.
 pub(in crate::engine) fn is_confirmed(index: u32, chunks: &mut [Chunk], groups: &Groups) -> bool {
     let chunk = &chunks[index as usize];
-    if chunk.stage != Stage::Copies {
+    if chunk.pending().is_none() {
         return false;
     }
     if chunk.unconfirmed_copies().next().is_none() {

@@ -2,7 +2,7 @@
 //! being applied.
 
 use super::*;
-use crate::engine::chunk::Stage;
+use crate::engine::rounds::Stage;
 use crate::engine::{ChunkState, RecordContext, Role};
 use proto_common::batch::Judgement;
 use proto_common::optimizer::Lamb;
@@ -246,7 +246,7 @@ fn half_a_round_of_a_copy_goes_when_the_rest_of_its_tensor_is_loaded_past_it() {
         rig.engine.loaded((OTHER, slot), 1, Some((&state(version), 1)), &mut Commands::default());
     };
     load(&mut rig, 0);
-    assert_eq!(rig.engine.chunk_mut(0).stage, Stage::Norms, "its other half is to come");
+    assert_eq!(rig.engine.chunk_mut(0).rounds.stage(), Stage::Norms, "its other half is to come");
     load(&mut rig, 1);
     let list = says(&mut rig.engine, 1, OpKind::CopyUpdate, 2);
     let prepared = |command: &Command| matches!(command, Command::Prepare { chunk: 1, .. });

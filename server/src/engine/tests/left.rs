@@ -64,7 +64,7 @@ fn a_copy_of_what_is_read_here_goes_on_when_its_reader_says_so() {
     // Served again, its operations say what is read.
     roles(&mut rig, 3, &[(spec(1), ALONE)]);
     assert_eq!(rig.send(0, &[farewell(9)]), []);
-    assert!(rig.engine.chunk_mut(0).views.is_shown(Rank(0)));
+    assert!(rig.engine.chunk_mut(0).weights.views.is_shown(Rank(0)));
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_farewell_to_weights_of_which_a_version_is_kept_is_to_be_said_again() {
     assert_eq!(rig.flush().iter().map(|answer| answer.status).collect::<Vec<_>>(), [Status::Retry]);
     rig.send(0, &[farewell(3)]);
     assert_eq!(rig.flush().iter().map(|answer| answer.status).collect::<Vec<_>>(), [Status::Done]);
-    assert!(!rig.engine.chunk_mut(0).views.is_shown(Rank(0)));
+    assert!(!rig.engine.chunk_mut(0).weights.views.is_shown(Rank(0)));
 }
 
 #[test]
@@ -120,5 +120,5 @@ fn a_farewell_goes_for_what_was_here_before_only() {
     rig.send(0, &[farewell(9)]);
     assert_eq!(freed(&mut rig), [0]);
     let index = rig.engine.index_of(spec(1).id).expect("it is served");
-    assert!(rig.engine.chunk_mut(index).views.is_shown(Rank(0)), "it is read");
+    assert!(rig.engine.chunk_mut(index).weights.views.is_shown(Rank(0)), "it is read");
 }

@@ -1,7 +1,7 @@
 //! Tensors whose chunks finish a round together, because their rule needs norms over all of them.
 
 use super::*;
-use crate::engine::lane::answers::Found;
+use crate::engine::lane::waiting::Found;
 use proto_common::optimizer::Lamb;
 
 /// Workers on a tensor of two chunks, of key 1, with a plain one of key 2 behind it.
@@ -114,13 +114,13 @@ fn who_is_missing_is_found_once_for_all_who_wait_for_a_tensor() {
     rig.send(0, &[of(0, push(1, 1)), of(1, push(1, 1))]);
     rig.send(1, &[of(0, push(1, 1))]);
     let mut found = Found::default();
-    let waiters = rig.engine.chunk_mut(0).waiters.clone();
+    let waiters: Vec<_> = rig.engine.chunk_mut(0).waiters.iter().copied().collect();
     let missing = (Status::DeadlineWaiting, vec![Rank(1)]);
-    assert_eq!(rig.engine.late(0, &waiters[0], &mut found), missing);
+    assert_eq!(rig.engine.waits_for(0, &waiters[0], &mut found), missing);
     assert_eq!(found.tensor, Some((0..2, missing)));
     let known = (Status::DeadlineReading, vec![Rank(0)]);
     found.tensor = Some((0..2, known.clone()));
-    assert_eq!(rig.engine.late(0, &waiters[1], &mut found), known, "nobody has looked again");
+    assert_eq!(rig.engine.waits_for(0, &waiters[1], &mut found), known, "nobody has looked again");
 }
 
 #[test]

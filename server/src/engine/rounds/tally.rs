@@ -1,4 +1,4 @@
-//! What a chunk keeps that does not wait for rounds of everybody: whose contribution is being applied, how many each
+//! What a chunk keeps whose versions are not rounds of everybody: whose contribution is being applied, how many each
 //! worker has made, and which of them ended otherwise than by being applied. Chunks in mode sync without backup workers
 //! have none of it. Owns the counts and the marks. It must not know how contributions travel.
 //!
@@ -8,9 +8,9 @@
 //! ```
 
 use super::held::Held;
-use super::numbers::Numbers;
-use super::ranks::RankSet;
-use super::spec::ChunkSpec;
+use crate::engine::numbers::Numbers;
+use crate::engine::ranks::RankSet;
+use crate::engine::spec::ChunkSpec;
 use proto_common::ids::{Operation, Rank};
 
 /// See the module. A worker's contributions are told apart by its count of them, which is what their blocks name as round.

@@ -1,26 +1,26 @@
 //! Contributions of one chunk that wait for their turn, in order of round and rank: with a thousand workers most of a
 //! round may wait here, and each is found without looking at the others. Keeps its memory.
 
-use super::command::Source;
+use crate::engine::command::Source;
 use proto_common::ids::{Operation, Rank};
 use std::collections::VecDeque;
 
 /// A contribution that cannot be reduced yet, kept in a spill block, or where its worker has it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
-    pub(super) rank: Rank,
+pub(in crate::engine) struct Held {
+    pub(in crate::engine) rank: Rank,
     /// The round it is for; 0 is the initial value.
-    pub(super) round: u64,
-    pub(super) operation: Operation,
-    pub(super) bytes: u64,
-    pub(super) from: Source,
+    pub(in crate::engine) round: u64,
+    pub(in crate::engine) operation: Operation,
+    pub(in crate::engine) bytes: u64,
+    pub(in crate::engine) from: Source,
     /// Is it all there? Not while it is being read out of the worker's memory.
-    pub(super) arrived: bool,
+    pub(in crate::engine) arrived: bool,
 }
 
 impl Held {
     /// Does it need the worker's memory still?
-    pub(super) fn is_worker_s(&self) -> bool {
+    pub(super) fn is_in_worker_memory(&self) -> bool {
         !self.arrived || matches!(self.from, Source::Worker { .. })
     }
 }
@@ -62,7 +62,8 @@ impl HeldSet {
 
     /// What is in the worker's memory only, of this operation.
     pub(super) fn in_worker_memory(&mut self, rank: Rank, operation: Operation) -> Option<&mut Held> {
-        let is_it = |held: &&mut Held| held.rank == rank && held.operation == operation && held.is_worker_s();
+        let is_it =
+            |held: &&mut Held| held.rank == rank && held.operation == operation && held.is_in_worker_memory();
         self.sorted.iter_mut().find(is_it)
     }
 
@@ -126,7 +127,7 @@ impl HeldSet {
     /// Drops what is in this rank's memory only, each told to `dropped`.
     pub(super) fn drop_unread(&mut self, rank: Rank, mut dropped: impl FnMut(&Held)) {
         self.sorted.retain(|held| {
-            let drops = held.rank == rank && held.is_worker_s();
+            let drops = held.rank == rank && held.is_in_worker_memory();
             if drops {
                 dropped(held);
             }

@@ -7,7 +7,7 @@ use super::turn::{ModelError, Turn};
 use gradwire_worker::engine::{
     Command, Commands, EngineConfig, LaneEngine, PartBlock, PartSpec, ResultContext, Submit,
 };
-use proto_common::batch::{BatchKind, Notice, OpKind, Reading, SlotGrant};
+use proto_common::batch::{BatchKind, Count, Notice, OpKind, Reading, SlotGrant};
 use proto_common::element::Dtype;
 use proto_common::ids::{Incarnation, Lane, Operation, Rank};
 use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, PREFIXES_PER_LANE, RESULT_SLOTS, slot_bytes_for};
@@ -164,7 +164,7 @@ impl Worker {
                 view: false,
                 reading: Reading::default(),
                 exact: false,
-                round: if payload { self.round } else { 0 },
+                count: Count::Round(if payload { self.round } else { 0 }),
                 priority: 0,
                 timeout_ms: TIMEOUT_MS,
                 by_chunk: false,

@@ -7,7 +7,7 @@
 #![allow(clippy::missing_panics_doc, reason = "test code: a panic is a finding")]
 
 use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Kept, Landing, OpKind, Reading, SlotGrant, Status,
+    BatchHeader, BatchKind, Block, BlockData, Count, Kept, Landing, OpKind, Reading, SlotGrant, Status,
 };
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank, Version};
@@ -30,7 +30,7 @@ pub fn request(operation: u64) -> Block {
         operation: Operation(operation),
         first_open: Operation(1.min(operation)),
         exact: false,
-        round: 0,
+        count: Count::Round(0),
         bytes: 0,
         data: BlockData::Inline { offset: 0 },
         landing: None,
@@ -160,7 +160,7 @@ impl<'a> Program<'a> {
             operation: Operation(operation),
             first_open: Operation(operation - self.number().min(operation).min(OPEN_SPAN_MAX)),
             exact: self.one_in(4),
-            round: self.number(),
+            count: Count::Round(self.number()),
             bytes,
             data,
             landing: lands.then(|| Landing {

@@ -4,7 +4,7 @@
 
 use crate::{OWN_LIFE, PAYLOAD_BYTES, Program, header};
 use gradwire_server::engine::{BatchContext, CallAnswer, CallTaken, Command, Commands, EngineConfig, LaneEngine};
-use proto_common::batch::{BatchKind, Block, BlockData, Landing, OpKind, Reading, SlotGrant, Status};
+use proto_common::batch::{BatchKind, Block, BlockData, Count, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, call_id};
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
@@ -287,7 +287,7 @@ fn call(app: u32, operation: u64, known: u64, body_bytes: u64) -> Block {
         operation: Operation(operation),
         first_open: Operation(known),
         exact: false,
-        round: body_bytes,
+        count: Count::Body(body_bytes),
         bytes: 32,
         data: BlockData::Inline { offset: 0 },
         landing: None,

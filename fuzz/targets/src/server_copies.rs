@@ -8,9 +8,7 @@ use gradwire_server::engine::{
     BatchContext, ChunkSpec, ChunkState, Command, Commands, EngineConfig, LaneEngine, Payload, RecordContext,
     Role, Verdict,
 };
-use proto_common::batch::{
-    BatchKind, Block, BlockData, Judgement, Landing, Notice, OpKind, SlotGrant, Status,
-};
+use proto_common::batch::{BatchKind, Block, BlockData, Count, Judgement, Landing, Notice, OpKind, SlotGrant, Status};
 use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
@@ -313,7 +311,7 @@ impl Rig {
             op,
             dtype: spec.dtype,
             first_open: Operation(doing.operation),
-            round: if op == OpKind::Init { 0 } else { doing.round },
+            count: Count::Round(if op == OpKind::Init { 0 } else { doing.round }),
             bytes: if payload { spec.bytes } else { 0 },
             data: BlockData::Inline { offset: 0 },
             landing: op.lands().then_some(Landing { region: 1, offset: 0, bytes: spec.bytes }),
@@ -384,7 +382,7 @@ impl Rig {
                 }
             }
         }
-        while server.engine.next_saving_news().is_some() {}
+        while server.engine.savings().next_news().is_some() {}
         self.execute(at, out);
     }
 

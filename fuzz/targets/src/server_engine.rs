@@ -6,9 +6,7 @@ use crate::{JOB, OWN_LIFE, PAYLOAD_BYTES, PAYLOAD_OFFSET, Program, header, reque
 use gradwire_server::engine::{
     Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, FenceId, LaneEngine, Onto, Source, Verdict,
 };
-use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
-};
+use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Count, Landing, Notice, OpKind, SlotGrant, Status};
 use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
@@ -74,7 +72,7 @@ impl Worker {
     fn sent_back(&mut self, block: &Block) {
         let Some(at) = specs().iter().position(|spec| spec.id == block.id) else { return };
         let operations = (self.operations[at] + 1).saturating_sub(block.operation.0);
-        let rounds = (self.rounds[at] + u64::from(block.op.contributes())).saturating_sub(block.round);
+        let rounds = (self.rounds[at] + u64::from(block.op.contributes())).saturating_sub(block.count.round());
         self.step_back(at, operations, rounds);
     }
 }
@@ -574,7 +572,7 @@ fn block(rank: Rank, at: usize, op: OpKind, operation: u64, round: u64, offset: 
         id: spec.id,
         op,
         dtype: spec.dtype,
-        round: if op == OpKind::Init { 0 } else { round },
+        count: Count::Round(if op == OpKind::Init { 0 } else { round }),
         bytes: if payload { spec.bytes } else { 0 },
         data: BlockData::Inline { offset },
         landing: op.lands().then_some(Landing { region: 1, offset: 0, bytes: spec.bytes }),

@@ -8,9 +8,7 @@ use gradwire_worker::OpError;
 use gradwire_worker::engine::{
     Command, Commands, EngineConfig, LaneEngine, PartBlock, PartSpec, ResultContext, Submit,
 };
-use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Kept, Landing, Notice, OpKind, Reading, SlotGrant, Status,
-};
+use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Count, Kept, Landing, Notice, OpKind, Reading, SlotGrant, Status};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Incarnation, Lane, Operation, Rank};
 use proto_common::plan::Placement;
@@ -175,7 +173,7 @@ impl Rig {
             view: kind.lands() && program.one_in(4),
             reading: Reading { from: Operation(program.number() % (number + 1)), kept: Kept::None },
             exact: kind == OpKind::Pull && number.is_multiple_of(3),
-            round: number,
+            count: Count::of(kind, number),
             priority: program.below(5) as i32 - 2,
             timeout_ms: program.number() as u32,
             by_chunk: program.one_in(4),

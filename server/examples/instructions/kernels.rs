@@ -4,7 +4,7 @@
 use fabric::PeerWritable;
 use gradwire_server::kernel::{self, Bf16, Both, Contribution, Element, F16, Weights};
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, OpKind, Reading, Status,
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Count, OpKind, Reading, Status,
     payload_checksum,
 };
 use proto_common::element::Dtype;
@@ -122,7 +122,7 @@ fn block(index: u32) -> Block {
         operation: Operation(3),
         first_open: Operation(1),
         exact: false,
-        round: 3,
+        count: Count::Round(3),
         bytes: 64,
         data: BlockData::Inline { offset: 0 },
         landing: None,

@@ -25,7 +25,7 @@ use super::waiting::{CallWaits, Waiting};
 pub use lines::CallAnswer;
 pub(super) use lines::Calls;
 use lines::{Entry, Stage};
-use proto_common::batch::{Block, BlockData, Landing, OpKind, Status};
+use proto_common::batch::{Block, BlockData, Count, Landing, OpKind, Status};
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, called};
 use proto_common::element::Dtype;
 use proto_common::ids::{Incarnation, Operation, Rank};
@@ -62,7 +62,7 @@ fn taken(call: u64, peer: Rank, app: u32, from: Source, block: &Block) -> Comman
         from,
         frame_bytes: block.bytes,
         region,
-        bytes: block.round,
+        bytes: block.count.body_bytes(),
     })
 }
 
@@ -143,7 +143,7 @@ impl Calls {
         now_ms: u64,
         desk: &mut Desk<'_>,
     ) {
-        let total = block.round;
+        let total = block.count.body_bytes();
         let refused = match block.status {
             // Given up by its worker, whose number it uses up.
             Status::Corrupt => Some(Status::Refused),
@@ -187,7 +187,7 @@ impl Calls {
 
     /// Is there room for a call, or was it sent back to come again?
     fn has_room(&mut self, bytes: u64, peer: Rank, block: &Block, desk: &mut Desk<'_>) -> bool {
-        let fits = block.round <= self.most_bytes && self.make_room(bytes, desk.peers);
+        let fits = block.count.body_bytes() <= self.most_bytes && self.make_room(bytes, desk.peers);
         if !fits {
             desk.stats.retries += 1;
             desk.peers.send_back(peer, block, Status::CallRoom, Vec::new());
@@ -381,7 +381,7 @@ impl Calls {
         };
         let block = Block {
             status,
-            round: answer.body_bytes,
+            count: Count::Body(answer.body_bytes),
             bytes,
             landing: landing.map(|_| Landing { region: 0, offset: 0, bytes: answer.body_bytes }),
             token: entry.token,
@@ -547,7 +547,8 @@ mod tests {
                 payload_checksum: None,
             };
             let bare = Block::bare(call_id(5, Rank(0)), OpKind::Call, Dtype::F32, Operation(operation));
-            let block = Block { round: 8, bytes: 8, timeout_ms: 100, first_open: Operation(1), ..bare };
+            let block =
+                Block { count: Count::Body(8), bytes: 8, timeout_ms: 100, first_open: Operation(1), ..bare };
             let slot = SlotGrant { slot: 0, generation: 1 };
             let batch = BatchContext { peer: Rank(0), slot, header: &header, blocks: &[], grants: &[] };
             self.with(|calls, desk| calls.take(&batch, &block, 0, desk))

@@ -358,7 +358,7 @@ pub(super) fn end(peer: Rank, reason: &str, out: &mut Commands) {
 mod tests {
     use super::*;
     use crate::engine::command::Source;
-    use proto_common::batch::{BatchHeader, Landing, OpKind};
+    use proto_common::batch::{BatchHeader, Count, Landing, OpKind};
     use proto_common::ids::Operation;
 
     const FROM: Rank = Rank(2);
@@ -400,7 +400,7 @@ mod tests {
             let landing = (op == OpKind::CopyUpdate).then_some(Landing { region: 16, offset: 0, bytes: 16 });
             let bytes = landing.map_or(0, |landing| landing.bytes);
             let bare = Block::bare(self.chunks[0].spec.id, op, Dtype::F32, Operation(0));
-            let blocks = [Block { round, landing, bytes, ..bare }];
+            let blocks = [Block { count: Count::Round(round), landing, bytes, ..bare }];
             let record =
                 RecordContext { from: FROM, slot, header: &header, blocks: &blocks, contributors: &[3] };
             let Self { copies, config, index, chunks } = self;

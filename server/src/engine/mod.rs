@@ -46,7 +46,7 @@ pub use lane::LaneEngine;
 pub use quarantine::FenceId;
 pub use role::{Role, RoleChanges};
 pub use sabotage::BrokenRule;
-pub use saving::SavingNews;
+pub use saving::{SavingNews, Savings};
 pub use spec::ChunkSpec;
 pub use stats::LaneStats;
 pub use waiting::{CallWaits, Waiting};

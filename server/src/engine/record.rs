@@ -4,7 +4,7 @@
 use super::chunk::Chunk;
 use super::command::Source;
 use super::inputs::RecordContext;
-use proto_common::batch::{Block, BlockData, Landing, OpKind, RECORD_INITIALISED, RECORD_LEFT};
+use proto_common::batch::{Block, BlockData, Count, Landing, OpKind, RECORD_INITIALISED, RECORD_LEFT};
 use proto_common::ids::{Epoch, Operation};
 
 /// What a record says of a chunk.
@@ -62,7 +62,7 @@ impl Part {
 impl Said {
     /// What this block says; or why it says nothing.
     pub(super) fn read(record: &RecordContext<'_>, block: &Block) -> Result<Self, &'static str> {
-        let Block { round, bytes, token, .. } = *block;
+        let (Block { bytes, token, .. }, round) = (*block, block.count.round());
         Ok(match block.op {
             OpKind::CopyCheck => {
                 let (since, initialised) =
@@ -129,7 +129,7 @@ pub(super) fn block_of(
         _ => chunk.rounds.applying(),
     });
     Block {
-        round,
+        count: Count::Round(round),
         bytes,
         landing: whole.map(|region| Landing { region, offset: at, bytes: total }),
         token: if chunk.rounds.is_initialised() { RECORD_INITIALISED } else { 0 },

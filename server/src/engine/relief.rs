@@ -84,7 +84,7 @@ mod tests {
 
     fn chunk() -> Chunk {
         let mut chunk = Chunk::sample(1);
-        chunk.rounds.wait_for_buffer();
+        chunk.rounds.wait_for(Stage::Buffer);
         (0..2).for_each(|buffer| chunk.weights.views.land(Rank(0), buffer));
         chunk
     }

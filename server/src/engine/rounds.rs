@@ -423,14 +423,9 @@ impl Rounds {
 
 /// The end of a round.
 impl Rounds {
-    /// The round is complete here, and waits for copies.
-    pub(super) fn wait_for_copies(&mut self) {
-        self.stage = Stage::Copies;
-    }
-
-    /// Its step and its share of the tensor's norms are computed.
-    pub(super) fn prepare(&mut self) {
-        self.stage = Stage::Norms;
+    /// The round is complete, and waits for this.
+    pub(super) fn wait_for(&mut self, stage: Stage) {
+        self.stage = stage;
     }
 
     /// It is not part of the round that the tensor's other chunks collect any more. False where it was not prepared for it.
@@ -438,18 +433,9 @@ impl Rounds {
         let leaves = self.stage == Stage::Norms;
         if leaves {
             self.stage = Stage::Contributions;
+            self.contributed.clear();
         }
         leaves
-    }
-
-    /// The round is complete, and has no buffer for its weights.
-    pub(super) fn wait_for_buffer(&mut self) {
-        self.stage = Stage::Buffer;
-    }
-
-    /// Storage is to report whether the values fit that it writes to this buffer.
-    pub(super) fn wait_for_verdict(&mut self, into: u8) {
-        self.stage = Stage::Verdict { into };
     }
 
     /// The round being collected has ended, with new weights or without.
@@ -484,11 +470,6 @@ impl Rounds {
     pub(super) fn give_up(&mut self) {
         self.stage = Stage::Contributions;
         self.abandon();
-    }
-
-    /// Of a copy: half of a round that is not ended here any more.
-    pub(super) fn drop_half(&mut self) {
-        self.contributed.clear();
     }
 
     /// Adds to an image what it is to have of rounds.

@@ -70,7 +70,7 @@ pub enum SavingNews {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Savings {
+pub struct Savings {
     workers: u64,
     every_rounds: u64,
     /// Checkpoints that were begun here.
@@ -100,17 +100,17 @@ impl Savings {
     }
 
     /// Checkpoints begin by themselves at rounds that are a multiple of this; 0: they do not.
-    pub(super) fn begin_every(&mut self, rounds: u64) {
+    pub fn begin_every(&mut self, rounds: u64) {
         self.every_rounds = rounds;
     }
 
     /// Somewhere in the job there are tensors with rounds: those without begin no checkpoint by themselves.
-    pub(super) fn count_rounds(&mut self) {
+    pub fn count_rounds(&mut self) {
         self.are_rounds_counted = true;
     }
 
     /// Rows of tables are, or are not, still to be copied: none begins by itself before they are.
-    pub(super) fn note_rows_left(&mut self, has_rows_left: bool) {
+    pub fn note_rows_left(&mut self, has_rows_left: bool) {
         self.has_rows_left = has_rows_left;
     }
 
@@ -236,7 +236,8 @@ impl Savings {
     }
 
     /// Which one of those begun here is under way, or was last: a round may have several.
-    pub(super) fn number(&self) -> u64 {
+    #[must_use]
+    pub fn number(&self) -> u64 {
         self.begun
     }
 
@@ -258,7 +259,7 @@ impl Savings {
     }
 
     /// What is to be told of checkpoints, in order.
-    pub(super) fn next_news(&mut self) -> Option<SavingNews> {
+    pub fn next_news(&mut self) -> Option<SavingNews> {
         self.news.pop_front()
     }
 }

@@ -24,6 +24,7 @@ use super::credits::{Misuse, misuse};
 use super::keep::{At, Keep};
 use super::norms::Groups;
 use super::record::block_of;
+use super::rounds::Stage;
 use proto_common::batch::{Judgement, Notice, OpKind, SlotGrant};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use std::collections::VecDeque;
@@ -231,7 +232,7 @@ impl Streams {
 
     /// A round is complete: it goes to wherever the chunk is copied, and waits.
     pub(super) fn send_update(&mut self, index: u32, chunk: &mut Chunk) {
-        chunk.rounds.wait_for_copies();
+        chunk.rounds.wait_for(Stage::Copies);
         let Some(update) = chunk.pending() else { return };
         for keep in chunk.copies.iter_mut().flatten().filter(|keep| keep.is_in_stream()) {
             self.push_update(index, keep, update);

@@ -14,7 +14,7 @@
 use super::image::ChunkState;
 use super::views::Views;
 use proto_common::batch::Reading;
-use proto_common::ids::{Operation, Rank};
+use proto_common::ids::Rank;
 
 /// See the module.
 #[derive(Debug)]
@@ -99,11 +99,6 @@ impl Weights {
             }
             _ => Some((self.buffer, live_bytes)),
         }
-    }
-
-    /// The worker is given a view of the weights in force.
-    pub(super) fn show(&mut self, rank: Rank, operation: Operation) {
-        self.views.show(rank, operation, self.buffer);
     }
 
     /// What the worker reads of what it was shown: the rest may be overwritten.

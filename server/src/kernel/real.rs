@@ -68,44 +68,33 @@ pub struct F16(pub u16);
 #[repr(transparent)]
 pub struct Bf16(pub u16);
 
-impl Element for F16 {
-    type Sum = f32;
-    type Bits = u16;
+macro_rules! halves {
+    ($($half:ident: $widen:ident, $round:ident;)*) => {$(
+        impl Element for $half {
+            type Sum = f32;
+            type Bits = u16;
 
-    #[inline(always)]
-    fn from_bits(bits: u16) -> Self {
-        Self(bits)
-    }
+            #[inline(always)]
+            fn from_bits(bits: u16) -> Self {
+                Self(bits)
+            }
 
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f16_to_f32(self.0)
-    }
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                $widen(self.0)
+            }
 
-    #[inline(always)]
-    fn round(sum: f32) -> Self {
-        Self(f32_to_f16(sum))
-    }
+            #[inline(always)]
+            fn round(sum: f32) -> Self {
+                Self($round(sum))
+            }
+        }
+    )*};
 }
 
-impl Element for Bf16 {
-    type Sum = f32;
-    type Bits = u16;
-
-    #[inline(always)]
-    fn from_bits(bits: u16) -> Self {
-        Self(bits)
-    }
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        bf16_to_f32(self.0)
-    }
-
-    #[inline(always)]
-    fn round(sum: f32) -> Self {
-        Self(f32_to_bf16(sum))
-    }
+halves! {
+    F16: f16_to_f32, f32_to_f16;
+    Bf16: bf16_to_f32, f32_to_bf16;
 }
 
 #[cfg(test)]

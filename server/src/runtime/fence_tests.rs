@@ -10,8 +10,8 @@ use fabric::{
     ShmDevice, Span, TcpDevice, View, Write,
 };
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, OpKind, SlotGrant, Status,
-    prefix_bytes,
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Count, Notice, OpKind, SlotGrant,
+    Status, prefix_bytes,
 };
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
@@ -172,7 +172,7 @@ impl Raw {
         let mut writer = BatchWriter::new(&mut prefix, self.grant.slot_bytes).unwrap();
         for (chunk, op, data) in blocks {
             let is_pushed = writer.push(Block {
-                round: u64::from(*op == OpKind::Push),
+                count: Count::Round(u64::from(*op == OpKind::Push)),
                 bytes: CHUNK_BYTES,
                 data: *data,
                 timeout_ms: 600_000,

@@ -4,7 +4,7 @@
 use crate::engine::{Arrival, LaneEngine, ResultBlock, Source, Waiting};
 use crate::storage::Storage;
 use daemon::flight::{Event, Flight, Kind, NOBODY, OWN_EVENT_BYTES, Recorder, Slow};
-use proto_common::batch::{Block, BlockData, OpKind};
+use proto_common::batch::{Block, BlockData};
 use proto_common::ids::{Key, Lane, Rank, Role};
 use std::fmt;
 use std::time::Instant;
@@ -149,7 +149,7 @@ impl LaneFlight {
                     key: block.id.key.0,
                     chunk: block.id.chunk.0,
                     peer: rank.0,
-                    round: block.round,
+                    round: block.count.round(),
                     bytes: block.bytes,
                     extra: 0,
                 });
@@ -161,7 +161,7 @@ impl LaneFlight {
             key: first.id.key.0,
             chunk: first.id.chunk.0,
             peer: rank.0,
-            round: if first.op == OpKind::Call { 0 } else { first.round },
+            round: first.count.round(),
             bytes: total,
             extra: blocks.len() as u64,
         });

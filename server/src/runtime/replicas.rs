@@ -211,7 +211,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         sequence: u64,
     ) -> Result<(), LaneError> {
         if payload == Payload::Sum {
-            self.flight.copy((chunk, (&self.engine, &self.storage)), to, block.round);
+            self.flight.copy((chunk, (&self.engine, &self.storage)), to, block.count.round());
         }
         let rules = match payload {
             Payload::Rules => {

@@ -19,7 +19,7 @@ const PER_TURN: usize = 2;
 impl<Q: CompletionQueue> DataLane<Q> {
     /// Who writes what is copied, and what new chunks begin with.
     pub(crate) fn set_checkpoints(&mut self, saver: LaneSaver, restorer: Option<Restorer>) {
-        self.engine.save_every(saver.every_rounds);
+        self.engine.savings().begin_every(saver.every_rounds);
         self.saves.saver = Some(saver);
         self.saves.restorer = restorer;
     }
@@ -110,7 +110,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Copies what is due and has room. True where something was copied.
     pub(super) fn save(&mut self) -> Result<bool, LaneError> {
         if self.saves.saver.as_ref().is_some_and(LaneSaver::has_rounds) {
-            self.engine.count_rounds();
+            self.engine.savings().count_rounds();
         }
         self.tell_savings();
         if self.engine.saving().is_none() && self.saves.rows.is_empty() {
@@ -118,13 +118,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
         let Some(saver) = self.saves.saver.clone() else { return Ok(false) };
         let Some((round, left)) = self.engine.saving() else { return Ok(self.save_rows(&saver)) };
-        let begun = Some((round, self.engine.save_number()));
+        let begun = Some((round, self.engine.savings().number()));
         if self.saves.begun != begun {
             self.saves.begun = begun;
             let chunks: Vec<ChunkSpec> = self.engine.saved_chunks().map(|(_, spec)| spec).collect();
             let Self { tables, engine, .. } = &*self;
             let (rows, tables) = tables.to_save(|home| engine.serves_home(home));
-            self.engine.note_rows_left(!rows.is_empty());
+            self.engine.savings().note_rows_left(!rows.is_empty());
             self.saves.rows = rows;
             saver.begin(Begin { round, chunks, tables });
             if left == 0 {
@@ -169,14 +169,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return false;
         };
         saver.write(Copied { round, what: Piece::Rows(piece), bytes });
-        self.engine.note_rows_left(!self.saves.rows.is_empty());
+        self.engine.savings().note_rows_left(!self.saves.rows.is_empty());
         true
     }
 
     fn forget_save(&mut self) {
         self.saves.begun = None;
         self.saves.rows.clear();
-        self.engine.note_rows_left(false);
+        self.engine.savings().note_rows_left(false);
     }
 
     /// A checkpoint ends where chunks that it is to have went elsewhere: their new server knows nothing of it.
@@ -198,7 +198,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     fn tell_savings(&mut self) {
-        while let Some(news) = self.engine.next_saving_news() {
+        while let Some(news) = self.engine.savings().next_news() {
             self.tell_save(match news {
                 SavingNews::Begun(round) => CheckpointNews::Begun { round },
                 SavingNews::Passed(round) => CheckpointNews::Passed { round },

@@ -1,7 +1,7 @@
 //! Encoded contributions in storage: summed as they decode, marked where no codec makes them. And rule changes.
 
 use super::*;
-use proto_common::batch::{Block, BlockData, OpKind, Reading, Status};
+use proto_common::batch::{Block, BlockData, Count, OpKind, Reading, Status};
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::mode::Mode;
 
@@ -181,7 +181,7 @@ fn block(chunk: u32, codec: u8, bytes: u64, offset: u64) -> Block {
         operation: Operation(1),
         first_open: Operation(1),
         exact: false,
-        round: 1,
+        count: Count::Round(1),
         bytes,
         data: BlockData::Inline { offset },
         landing: None,

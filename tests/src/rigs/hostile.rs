@@ -8,8 +8,8 @@ use fabric::{
     RemoteKey, RemoteSpan, ShmDevice, TcpDevice, Write, tcp_frame::Frame,
 };
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, OpKind, Reading, SlotGrant,
-    Status, prefix_bytes,
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Count, Notice, OpKind, Reading,
+    SlotGrant, Status, prefix_bytes,
 };
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Lane, Operation, Rank, Role};
@@ -233,7 +233,7 @@ pub fn operation(op: OpKind, key: u64, operation: u64, round: u64, bytes: u64) -
         operation: Operation(operation),
         first_open: Operation(1),
         exact: false,
-        round,
+        count: Count::of(op, round),
         bytes: if op == OpKind::Pull { 0 } else { bytes },
         data: BlockData::Inline { offset: 0 },
         landing: None,

@@ -13,7 +13,7 @@ use gradwire_tests::rigs::forge::{self, Field, set};
 use gradwire_tests::rigs::hostile::{Channel, DeafChannel, Rogue, operation};
 use gradwire_tests::rigs::{gauge, job, status};
 use gradwire_worker::{Client, ClientError, OpError};
-use proto_common::batch::{Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status};
+use proto_common::batch::{Block, BlockData, Count, Landing, Notice, OpKind, SlotGrant, Status};
 use proto_common::codec::{Codec, Compression};
 use proto_common::element::Dtype;
 use proto_common::ids::ChunkId;
@@ -359,7 +359,7 @@ fn operations_that_cannot_be_served() {
         scene.operations -= 1;
         scene.expect_status(Status::Retry, |block| block.operation.0 += 1000);
         scene.operations -= 1;
-        scene.expect_status(Status::Retry, |block| block.round = 1000);
+        scene.expect_status(Status::Retry, |block| block.count = Count::Round(1000));
         scene.finish();
     }
 }

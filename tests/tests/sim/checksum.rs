@@ -13,7 +13,7 @@ use gradwire_tests::rigs::sim::pair;
 use gradwire_worker::engine::{PartSpec, Submit};
 use gradwire_worker::error::OpError;
 use gradwire_worker::runtime::{LaneDriver, OpState, Submission};
-use proto_common::batch::{OpKind, Reading, Status};
+use proto_common::batch::{Count, OpKind, Reading, Status};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank, Version};
 use proto_common::plan::Placement;
@@ -140,7 +140,7 @@ impl Pair {
             // Which sums do not cover: payloads with a checksum travel in slots all the same.
             placement: Placement::Static,
             operation: Operation(self.operations),
-            round: self.operations,
+            count: Count::Round(self.operations),
             priority: 0,
             timeout_ms: 1_000,
             payload: true,

@@ -9,7 +9,7 @@ use gradwire_server::runtime::{DataLane, LaneConfig, WorkerInbox};
 use gradwire_server::space::Space;
 use gradwire_worker::engine::{EngineConfig as WorkerEngine, PartSpec, Submit};
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver, OpState, ServerInbox, Submission};
-use proto_common::batch::{OpKind, Reading, SlotGrant};
+use proto_common::batch::{Count, OpKind, Reading, SlotGrant};
 use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
@@ -248,7 +248,7 @@ impl Rig {
                     dtype,
                     placement: Placement::Slot,
                     operation: Operation(round),
-                    round,
+                    count: Count::Round(round),
                     priority: 0,
                     timeout_ms: 5_000,
                     payload: true,

@@ -12,7 +12,7 @@ use gradwire_tests::rigs::sim::pair;
 use gradwire_worker::engine::{PartSpec, Submit};
 use gradwire_worker::error::{ClientError, OpError};
 use gradwire_worker::runtime::{LaneDriver, OpState, Submission};
-use proto_common::batch::{OpKind, Reading};
+use proto_common::batch::{Count, OpKind, Reading};
 use proto_common::call::call_id;
 use proto_common::element::Dtype;
 use proto_common::error::ExitCode;
@@ -157,7 +157,7 @@ impl Pair {
             dtype: Dtype::F32,
             placement,
             operation: Operation(1),
-            round: 1,
+            count: Count::Round(1),
             priority: 0,
             timeout_ms: 60_000,
             payload: kind != OpKind::Pull,

@@ -11,7 +11,7 @@ use gradwire_tests::rigs::sim::pair;
 use gradwire_worker::engine::{PartSpec, Submit};
 use gradwire_worker::error::OpError;
 use gradwire_worker::runtime::{OpState, Submission};
-use proto_common::batch::{Kept, OpKind, Reading};
+use proto_common::batch::{Count, Kept, OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank, Version};
 use proto_common::plan::Placement;
@@ -164,7 +164,7 @@ fn submission(pool: &Pool) -> Submission {
         dtype: Dtype::F32,
         placement: Placement::RendezvousRead,
         operation: Operation(1),
-        round: 1,
+        count: Count::Round(1),
         priority: 0,
         timeout_ms: 60_000,
         payload: true,

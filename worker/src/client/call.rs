@@ -11,7 +11,7 @@ use crate::runtime::{
 };
 use crate::subject::Subject;
 use fabric::PeerWritable;
-use proto_common::batch::{OpKind, Reading, Status};
+use proto_common::batch::{Count, OpKind, Reading, Status};
 use proto_common::call::{
     CALL_HEAD_BYTES_MAX, CALL_PIECES_MAX, FrameShape, REPLY_INLINE_BYTES_MAX, call_id, inline_bytes_max,
 };
@@ -191,7 +191,7 @@ impl Client {
             view: false,
             exact: false,
             reading: Reading::default(),
-            round: cut.total_bytes,
+            count: Count::Body(cut.total_bytes),
             priority,
             timeout_ms,
             by_chunk: false,

@@ -19,24 +19,6 @@ pub enum Source {
     User(UserBuffer),
 }
 
-impl From<TensorBuffer> for Source {
-    fn from(buffer: TensorBuffer) -> Self {
-        Self::Pool(buffer)
-    }
-}
-
-impl From<SharedBuffer> for Source {
-    fn from(buffer: SharedBuffer) -> Self {
-        Self::Shared(buffer)
-    }
-}
-
-impl From<UserBuffer> for Source {
-    fn from(buffer: UserBuffer) -> Self {
-        Self::User(buffer)
-    }
-}
-
 /// Where weights land. The operation owns it until it ends.
 #[derive(Debug)]
 pub enum Target {
@@ -62,14 +44,20 @@ impl Target {
     }
 }
 
-impl From<TensorBuffer> for Target {
-    fn from(buffer: TensorBuffer) -> Self {
-        Self::Pool(buffer)
-    }
+macro_rules! is_a {
+    ($($buffer:ty, $of:ident::$kind:ident;)*) => {$(
+        impl From<$buffer> for $of {
+            fn from(buffer: $buffer) -> Self {
+                Self::$kind(buffer)
+            }
+        }
+    )*};
 }
 
-impl From<SharedBuffer> for Target {
-    fn from(buffer: SharedBuffer) -> Self {
-        Self::Shared(buffer)
-    }
+is_a! {
+    TensorBuffer, Source::Pool;
+    SharedBuffer, Source::Shared;
+    UserBuffer, Source::User;
+    TensorBuffer, Target::Pool;
+    SharedBuffer, Target::Shared;
 }

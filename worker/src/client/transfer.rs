@@ -8,7 +8,7 @@ use crate::engine::{PartSpec, Submit};
 use crate::error::{ClientError, OpError};
 use crate::runtime::{OpBuffers, Submission};
 use fabric::{Exclusive, Span, UserBuffer};
-use proto_common::batch::OpKind;
+use proto_common::batch::{Count, OpKind};
 use proto_common::ids::{Rank, Version};
 use proto_common::plan::Placement;
 use proto_common::table::home_of;
@@ -302,7 +302,7 @@ impl Client {
             view,
             exact,
             reading,
-            round,
+            count: Count::Round(round),
             priority,
             timeout_ms: self.operation_ms(),
             by_chunk,

@@ -141,7 +141,7 @@ impl Op {
                 OpError::Call { app, server, waited_ms, fault: CallFault::Crowded }
             }
             Some(Told::Waits { chunk, missing }) => {
-                OpError::Deadline { subject, chunk, round: self.submit.round, waited_ms, missing }
+                OpError::Deadline { subject, chunk, round: self.submit.count.round(), waited_ms, missing }
             }
             Some(Told::Elsewhere { chunk, server }) => {
                 OpError::Elsewhere { subject, chunk, server, waited_ms }

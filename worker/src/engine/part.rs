@@ -1,6 +1,6 @@
 //! What is submitted, and its parts: one part is one chunk's share of one operation.
 
-use proto_common::batch::{Block, BlockData, OpKind, Reading, Status};
+use proto_common::batch::{Block, BlockData, Count, OpKind, Reading, Status};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::plan::Placement;
@@ -59,12 +59,12 @@ pub struct Submit {
     pub operation: Operation,
     /// Weights are not to land, but to be read where they lie.
     pub view: bool,
-    /// A pull is to bring the version `round`, and not a later one.
+    /// A pull is to bring exactly the version that it names, and not a later one.
     pub exact: bool,
     /// What the trainer still reads of what was shown to it.
     pub reading: Reading,
-    /// The round it contributes to, or the least version wanted.
-    pub round: u64,
+    /// The round it contributes to, or the least version wanted; of a call, the bytes of its body.
+    pub count: Count,
     /// Higher goes first; never reorders one key.
     pub priority: i32,
     /// Time the operation has, from now.

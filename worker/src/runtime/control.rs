@@ -213,11 +213,8 @@ impl Requests {
         within: Duration,
     ) -> Result<MapUpdate, ClientError> {
         let timeout_ms = within.as_millis() as u64;
-        Ok(self.ask(within, Ask::Declare, |request| ToScheduler::Declare {
-            request,
-            tensors,
-            timeout_ms,
-        })??)
+        let message = |request| ToScheduler::Declare { request, tensors, timeout_ms };
+        Ok(self.ask(within, Ask::Declare, message)??)
     }
 
     pub(crate) fn change_rule(&self, change: RuleChange, within: Duration) -> Result<(), ClientError> {
@@ -240,11 +237,8 @@ impl Requests {
 
     pub(crate) fn save(&self, round: u64, within: Duration) -> Result<String, ClientError> {
         let timeout_ms = within.as_millis() as u64;
-        Ok(self.ask(within, Ask::Save, |request| ToScheduler::SaveCheckpoint {
-            request,
-            round,
-            timeout_ms,
-        })??)
+        let message = |request| ToScheduler::SaveCheckpoint { request, round, timeout_ms };
+        Ok(self.ask(within, Ask::Save, message)??)
     }
 
     /// Messages to and from other members' programs.

@@ -68,7 +68,7 @@ impl LaneFlight {
         About {
             kind: submission.submit.kind,
             first: submission.parts.first().map_or_else(ChunkId::default, |part| part.id),
-            round: submission.submit.round,
+            round: submission.submit.count.round(),
             bytes: submission.parts.iter().map(|part| part.bytes).sum(),
             began_ns: self.recorder.now_ns(),
             sent_ns: Cell::new(0),
@@ -97,7 +97,7 @@ impl LaneFlight {
             key: first.map_or(0, |block| block.id.key.0),
             chunk: first.map_or(0, |block| block.id.chunk.0),
             peer: server.0,
-            round: first.map_or(0, |block| block.round),
+            round: first.map_or(0, |block| block.count.round()),
             bytes,
             extra: parts.len() as u64,
         });

@@ -4,7 +4,7 @@
 use super::{LaneConfig, LaneDriver, OpState, Submission};
 use crate::engine::{EngineConfig, PartSpec, Submit};
 use fabric::{CompletionQueue, LaneQueue, Pool, Region};
-use proto_common::batch::{OpKind, Reading};
+use proto_common::batch::{Count, OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Operation, Rank};
 use proto_common::plan::Placement;
@@ -46,7 +46,7 @@ pub(crate) fn submission(op: u64, state: Arc<OpState>) -> Submission {
         view: false,
         exact: false,
         reading: Reading::default(),
-        round: 1,
+        count: Count::Round(1),
         priority: 0,
         timeout_ms: 600_000,
         by_chunk: false,

@@ -13,7 +13,7 @@ pub enum OpKind {
     /// Contribute to a round; acknowledged when the round is published. Outside mode sync a contribution is applied by
     /// itself, and then acknowledged.
     Push = 1,
-    /// Return the published weights of version `round` or later; with [`Block::exact`], of exactly that version.
+    /// Return the published weights of version `count` or later; with [`Block::exact`], of exactly that version.
     Pull = 2,
     /// Both: contribute, then return the version that the round produced.
     PushPull = 3,
@@ -24,18 +24,18 @@ pub enum OpKind {
     /// had the chunk before: views that this server gave to operations before `reading.from` are not read any more.
     Release = 5,
     /// A request to a handler of the server's program: see [`crate::call`]. `id` names handler and server, the payload
-    /// is the request's frame, `round` the bytes of its body, `landing` the room for the reply (its region also
+    /// is the request's frame, `count` the bytes of its body, `landing` the room for the reply (its region also
     /// contains the pieces of the body). Answers of calls before `first_open` are dropped. The result's payload has
-    /// two bytes with the length of the reply's head, the head and, without a landing, the body of `round` bytes.
+    /// two bytes with the length of the reply's head, the head and, without a landing, the reply's body.
     Call = 6,
-    /// Record of a stream: does the replica have version `round`? `operation` is the decision that assigns the
+    /// Record of a stream: does the replica have version `count`? `operation` is the decision that assigns the
     /// replica, as a number. `token`: see [`crate::batch::RECORD_INITIALISED`]. No payload.
     CopyCheck = 16,
-    /// Record: the sum of the contributions to `round`. In records `landing` describes the whole of which the payload
+    /// Record: the sum of the contributions to round `count`. In records `landing` describes the whole of which the payload
     /// is a part: `bytes` and `offset`, and in `region` the bytes of the round's weights. A second block has the set
     /// of contributors. Outside mode sync `operation` is the count of the one worker that contributed.
     CopyUpdate = 17,
-    /// Record: part of the chunk's image, of version `round`.
+    /// Record: part of the chunk's image, of version `count`.
     CopyState = 18,
     /// Record: changes of the chunk's rule, in their place between updates.
     CopyRules = 19,
@@ -115,20 +115,20 @@ pub enum Status {
     /// Answer to a call: its handler dropped it without an answer, or it was answered before a channel broke and the
     /// answer is no longer stored.
     NoReply = 16,
-    /// Answer to a call: the reply has `round` bytes, and the request had no room for it. Ask again, with room.
+    /// Answer to a call: the reply has `count` bytes, and the request had no room for it. Ask again, with room.
     ReplyRoom = 17,
     /// Answer to a call: with the calls of other workers the server has no room for this one now
     /// (`memory.call_bytes`). Send it again.
     CallRoom = 18,
     /// Answer to a call: the server has no memory for its body or reply, or cannot register it. The call has failed.
     NoMemory = 19,
-    /// Answer to a pull of one exact version: newer versions have replaced it. `round` is the current one.
+    /// Answer to a pull of one exact version: newer versions have replaced it. `count` is the current one.
     VersionGone = 20,
     /// The round is complete, or this server has taken over the chunk, but a replica did not confirm in time. The
     /// payload lists the ranks (u32) of the servers with these replicas.
     DeadlineCopies = 21,
     /// For a tensor with norms: this server took over while its replica was being made, and its chunks have different
-    /// rounds. No operation on the tensor can complete any more. `round` is this chunk's.
+    /// rounds. No operation on the tensor can complete any more. `count` is this chunk's.
     Torn = 22,
     /// The round is complete, but the version before it was not copied for a checkpoint in time.
     DeadlineSaving = 23,
@@ -231,6 +231,44 @@ impl Kept {
     }
 }
 
+/// What an operation counts. The table of blocks has a number for it, and the operation says which of these it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Request: the round of the contribution, or the oldest acceptable version; outside mode sync the number of the
+    /// worker's contributions so far, including this one. Result: the published version, which was also returned.
+    Round(u64),
+    /// Of a call. Request: the bytes of its body. Result: the bytes of the reply's body.
+    Body(u64),
+}
+
+impl Count {
+    /// What this number is in a block of that operation.
+    #[inline]
+    #[must_use]
+    pub const fn of(op: OpKind, number: u64) -> Self {
+        if matches!(op, OpKind::Call) { Self::Body(number) } else { Self::Round(number) }
+    }
+
+    /// The round; 0 of a call.
+    #[inline]
+    #[must_use]
+    pub const fn round(self) -> u64 {
+        if let Self::Round(round) = self { round } else { 0 }
+    }
+
+    /// The bytes of a body; 0 of what is no call.
+    #[inline]
+    #[must_use]
+    pub const fn body_bytes(self) -> u64 {
+        if let Self::Body(bytes) = self { bytes } else { 0 }
+    }
+
+    const fn to_wire(self) -> u64 {
+        let (Self::Round(number) | Self::Body(number)) = self;
+        number
+    }
+}
+
 /// One operation on one chunk, or its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
@@ -250,9 +288,8 @@ pub struct Block {
     /// knows from this which operation is next. At most [`OPEN_SPAN_MAX`] before `operation`, and never after it.
     /// Results repeat it.
     pub first_open: Operation,
-    /// Request: the round of the contribution, or the oldest acceptable version; outside mode sync the number of the
-    /// worker's contributions so far, including this one. Result: the published version, which was also returned.
-    pub round: u64,
+    /// The round or version that it is about; of a call, the bytes of a body.
+    pub count: Count,
     /// Payload bytes.
     pub bytes: u64,
     /// The place of the payload.
@@ -263,7 +300,7 @@ pub struct Block {
     /// Request: return a view instead of a copy of the weights. Result: `landing` says where the weights are. They do
     /// not change until a request says that they are not read any more.
     pub view: bool,
-    /// Request, for pulls: only version `round`, and no later one.
+    /// Request, for pulls: exactly the version that `count` names, and no later one.
     pub exact: bool,
     /// Request: which views of this tensor the worker still reads.
     pub reading: Reading,
@@ -286,7 +323,7 @@ impl Block {
             status: Status::None,
             operation,
             first_open: operation,
-            round: 0,
+            count: Count::of(op, 0),
             bytes: 0,
             data: BlockData::Inline { offset: 0 },
             landing: None,
@@ -357,7 +394,7 @@ impl Block {
                 | if self.view { FLAG_VIEW } else { 0 }
                 | if self.exact { FLAG_EXACT } else { 0 },
             operation: U64::new(self.operation.0),
-            round: U64::new(self.round),
+            round: U64::new(self.count.to_wire()),
             bytes: U64::new(self.bytes),
             offset: U64::new(offset),
             source_region: U64::new(source_region),
@@ -388,7 +425,7 @@ impl Block {
             return None;
         }
         let first_open = raw.operation.get().checked_sub(u64::from(raw.open_span.get()))?;
-        let data = data_from_raw(raw)?;
+        let (op, data) = (OpKind::from_wire(raw.op)?, data_from_raw(raw)?);
         let landing = Landing {
             region: raw.landing_region.get(),
             offset: raw.landing_offset.get(),
@@ -403,13 +440,13 @@ impl Block {
         };
         Some(Self {
             id: ChunkId { key: Key(raw.key.get()), chunk: ChunkIndex(raw.chunk.get()) },
-            op: OpKind::from_wire(raw.op)?,
+            op,
             dtype: Dtype::from_wire(raw.dtype)?,
             codec: raw.codec,
             status: Status::from_wire(raw.status)?,
             operation: Operation(raw.operation.get()),
             first_open: Operation(first_open),
-            round: raw.round.get(),
+            count: Count::of(op, raw.round.get()),
             bytes: raw.bytes.get(),
             data,
             landing,

@@ -20,7 +20,9 @@ mod encode;
 mod header;
 mod notice;
 
-pub use block::{Block, BlockData, Kept, Landing, OpKind, RECORD_INITIALISED, RECORD_LEFT, Reading, Status};
+pub use block::{
+    Block, BlockData, Count, Kept, Landing, OpKind, RECORD_INITIALISED, RECORD_LEFT, Reading, Status,
+};
 pub use checksum::payload_checksum;
 pub use decode::{BatchError, BatchReader, prefix_bytes};
 pub use encode::{BatchRoom, BatchWriter, EncodeError, prefix_bytes_padded};

@@ -32,7 +32,7 @@ fn block(bytes: u64) -> Block {
         status: Status::None,
         operation: Operation(4),
         first_open: Operation(3),
-        round: 3,
+        count: Count::Round(3),
         bytes,
         data: BlockData::Inline { offset: 0 },
         landing: Some(Landing { region: 8, offset: 5 << 30, bytes }),
@@ -217,7 +217,7 @@ fn kept(number: u64) -> Kept {
 }
 
 fn any_block() -> impl Strategy<Value = Block> {
-    let ids = (any::<u64>(), any::<u32>(), 1u8..5, 0usize..8, any::<u8>(), 0u8..21);
+    let ids = (any::<u64>(), any::<u32>(), 1u8..7, 0usize..8, any::<u8>(), 0u8..21);
     let numbers = (any::<u64>(), any::<u64>(), 0u64..2000, any::<u32>(), any::<u64>());
     let data = prop_oneof![
         Just(BlockData::Inline { offset: 0 }),
@@ -227,15 +227,16 @@ fn any_block() -> impl Strategy<Value = Block> {
     ];
     let places = (data, any::<Option<(u64, u64, u64)>>());
     (ids, numbers, places).prop_map(|((key, chunk, op, dtype, codec, status), numbers, (data, landing))| {
+        let op = OpKind::from_wire(op).unwrap();
         Block {
             id: ChunkId::new(key, chunk),
-            op: OpKind::from_wire(op).unwrap(),
+            op,
             dtype: Dtype::ALL[dtype],
             codec,
             status: Status::from_wire(status).unwrap(),
             operation: Operation(numbers.0),
             first_open: Operation(numbers.0.saturating_sub(numbers.4 % (OPEN_SPAN_MAX + 1))),
-            round: numbers.1,
+            count: Count::of(op, numbers.1),
             bytes: numbers.2,
             data,
             landing: landing.map(|(region, offset, bytes)| Landing { region, offset, bytes }),

@@ -166,7 +166,7 @@ impl Calls {
     /// Bytes that a call is counted with: the room that it has for its reply says how long that will be.
     pub(super) fn needed(&self, block: &Block) -> u64 {
         let expected = block.landing.map_or(0, |landing| landing.bytes);
-        block.round.saturating_add(expected).min(self.most_bytes)
+        block.count.body_bytes().saturating_add(expected).min(self.most_bytes)
     }
 
     /// A reply is kept until its worker knows it, or others need the room.

@@ -7,30 +7,22 @@ use crate::engine::chunk::Chunk;
 use crate::engine::command::{Command, Commands, Place};
 use crate::engine::spec::ChunkSpec;
 use crate::engine::waiters::Waiter;
-use proto_common::batch::{Block, Landing, OpKind, Status};
+use proto_common::batch::{Block, Count, Landing, OpKind, Status};
 use proto_common::ids::Rank;
 
 pub(super) fn answer_block(spec: &ChunkSpec, waiter: &Waiter, status: Status, version: u64) -> Block {
     let bare = Block::bare(spec.id, waiter.op, spec.dtype, waiter.operation);
-    Block { status, round: version, token: waiter.token, ..bare }
+    Block { status, count: Count::Round(version), token: waiter.token, ..bare }
 }
 
 impl LaneEngine {
     /// An operation is taken: it is answered when its version is there.
-    pub(super) fn wait_for(
-        &mut self,
-        index: u32,
-        peer: Rank,
-        block: &Block,
-        (version, fresh): (u64, bool),
-        now_ms: u64,
-    ) {
+    pub(super) fn wait_for(&mut self, index: u32, waiter: Waiter, fresh: bool) {
         let Chunk { rounds, waiters, .. } = &mut self.chunks[index as usize];
-        let waiter = Waiter::new(peer, block, version, now_ms);
         self.deadlines.note(index, waiters, waiter.deadline_ms);
-        let replaced = waiters.push(waiter, rounds.first_look(version), fresh);
+        let replaced = waiters.push(waiter, rounds.first_look(waiter.version), fresh);
         if replaced > 0 {
-            self.peers.uncount_operations(peer, replaced);
+            self.peers.uncount_operations(waiter.rank, replaced);
         }
     }
 
@@ -64,10 +56,10 @@ impl LaneEngine {
             let mut block = answer_block(spec, waiter, status, version);
             stats.answers += 1;
             if waiter.view && !bad {
-                weights.show(waiter.rank, waiter.operation);
+                weights.views.show(waiter.rank, waiter.operation, buffer);
                 stats.views += 1;
                 block.view = true;
-                let place = Place::Weights { chunk: index, buffer: weights.buffer() };
+                let place = Place::Weights { chunk: index, buffer };
                 peers.tell_place(waiter.rank, block, place, spec.bytes);
                 return None;
             }

@@ -7,6 +7,7 @@ use crate::engine::command::Commands;
 use crate::engine::inputs::BatchContext;
 use crate::engine::rounds::Number;
 use crate::engine::sabotage::BrokenRule;
+use crate::engine::waiters::Waiter;
 use proto_common::batch::{BatchKind, Block, OpKind, Status};
 use proto_common::ids::Rank;
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
@@ -130,7 +131,7 @@ impl LaneEngine {
             Ok(Taken::Answered) => return true,
             Ok(Taken::Waits { version }) => {
                 self.chunks[index as usize].rounds.order.mark_taken(peer, block.operation);
-                self.wait_for(index, peer, block, (version, fresh), now_ms);
+                self.wait_for(index, Waiter::new(peer, block, version, now_ms), fresh);
                 self.advance(index, out);
             }
             // Not taken: it is to come in a slot.

@@ -13,7 +13,7 @@ use crate::engine::role::Role;
 use crate::engine::rounds::Stage;
 use crate::engine::sabotage::BrokenRule;
 use crate::engine::streams::whole;
-use proto_common::batch::{Block, Judgement, Notice, SlotGrant, Status};
+use proto_common::batch::{Block, Count, Judgement, Notice, SlotGrant, Status};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 
 /// Streams to servers that have copies.
@@ -259,7 +259,6 @@ impl LaneEngine {
                 self.leave_group(other);
                 let chunk = &mut self.chunks[other as usize];
                 (chunk.lineage, chunk.is_spoilt) = (Lineage::Own, true);
-                chunk.rounds.drop_half();
             }
         }
     }
@@ -323,7 +322,7 @@ impl LaneEngine {
         let Chunk { is_torn, rounds, .. } = &self.chunks[index as usize];
         let (is_torn, round) = (*is_torn, rounds.version());
         if is_torn {
-            self.refuse(peer, &Block { round, ..*block }, Status::Torn);
+            self.refuse(peer, &Block { count: Count::Round(round), ..*block }, Status::Torn);
         }
         is_torn
     }

@@ -20,6 +20,14 @@ pub(super) enum Taken {
     Answered,
 }
 
+/// An operation on a chunk.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    chunk: u32,
+    peer: Rank,
+    block: &'a Block,
+}
+
 /// Where an operation's payload is.
 #[derive(Clone, Copy)]
 enum Payload {
@@ -41,10 +49,12 @@ impl LaneEngine {
         out: &mut Commands,
     ) -> Result<Taken, Status> {
         let peer = batch.peer;
+        let asked = Asked { chunk: index, peer, block };
         let in_place = self.peers.reads_in_place(peer);
         let chunk = &self.chunks[index as usize];
         check_shape(&chunk.spec, block, peer, in_place)?;
-        let version = if matches!(block.op, OpKind::Init | OpKind::Release) { 0 } else { block.round };
+        let version =
+            if matches!(block.op, OpKind::Init | OpKind::Release) { 0 } else { block.count.round() };
         let from = match block.data {
             BlockData::Inline { offset } => {
                 let offset = batch.header.payload_offset + offset;
@@ -63,30 +73,24 @@ impl LaneEngine {
             BlockData::Announced { .. } => return Ok(Taken::Waits { version }),
         };
         match block.op {
-            OpKind::Init if block.bytes > 0 => self.init(index, peer, block, from, out)?,
-            OpKind::Push | OpKind::PushPull if fresh => self.contribute(index, peer, block, from, out)?,
+            OpKind::Init if block.bytes > 0 => self.init(asked, from, out)?,
+            OpKind::Push | OpKind::PushPull if fresh => self.contribute(asked, from, out)?,
             _ => {}
         }
         Ok(Taken::Waits { version })
     }
 
     /// An initial value has come: it is set once.
-    fn init(
-        &mut self,
-        index: u32,
-        peer: Rank,
-        block: &Block,
-        from: Payload,
-        out: &mut Commands,
-    ) -> Result<(), Status> {
-        match (self.chunks[index as usize].rounds.takes_initial()?, from) {
-            (false, _) => self.pass_over(index, peer, from),
+    fn init(&mut self, asked: Asked<'_>, from: Payload, out: &mut Commands) -> Result<(), Status> {
+        let Asked { chunk, peer, .. } = asked;
+        match (self.chunks[chunk as usize].rounds.takes_initial()?, from) {
+            (false, _) => self.pass_over(chunk, peer, from),
             (true, Payload::Here(source)) => {
-                self.fill(index, peer, source);
-                self.initialise(index, peer, source, out);
+                self.fill(chunk, peer, source);
+                self.initialise(chunk, peer, source, out);
             }
             (true, Payload::There { region, offset }) => {
-                return self.fetch(Turn::Now, index, (peer, block), (region, offset), out);
+                return self.fetch(Turn::Now, asked, (region, offset), out);
             }
         }
         Ok(())
@@ -103,25 +107,20 @@ impl LaneEngine {
 
     /// Takes a contribution: reduces it, or keeps it for its turn. The error says how it is to be sent again: at
     /// another time, or in a slot.
-    fn contribute(
-        &mut self,
-        index: u32,
-        peer: Rank,
-        block: &Block,
-        from: Payload,
-        out: &mut Commands,
-    ) -> Result<(), Status> {
+    fn contribute(&mut self, asked: Asked<'_>, from: Payload, out: &mut Commands) -> Result<(), Status> {
+        let Asked { chunk: index, peer, block } = asked;
         let is_broken = self.breaks(BrokenRule::Dedupe);
         let Self { chunks, roster, config, .. } = self;
         let chunk = &mut chunks[index as usize];
         let rounds = &mut chunk.rounds;
-        let mut turn = rounds.turn((peer, block.round), block.id.key, roster, config.deterministic)?;
+        let (round, operation) = (block.count.round(), block.operation);
+        let mut turn = rounds.turn((peer, round), block.id.key, roster, config.deterministic)?;
         if turn == Turn::Repeated && is_broken && !rounds.is_complete() {
             turn = Turn::Now;
         }
         let bytes = chunk.spec.plain_bytes(block.bytes);
         if matches!(turn, Turn::Now | Turn::Later) {
-            rounds.check_length(block.round, bytes)?;
+            rounds.check_length(round, bytes)?;
             rounds.size(index, bytes, out);
         }
         match (turn, from) {
@@ -131,35 +130,34 @@ impl LaneEngine {
             }
             (Turn::Late, _) => {
                 self.stats.late += 1;
-                rounds.mark_late(peer, block.round);
+                rounds.mark_late(peer, round);
                 self.pass_over(index, peer, from);
             }
             (Turn::Now, Payload::Here(source)) => {
                 self.fill(index, peer, source);
-                let Block { round, operation, .. } = *block;
                 let held = Held { rank: peer, round, operation, bytes, from: source, arrived: true };
                 self.fold(index, held, out);
             }
             (Turn::Later, Payload::Here(source @ Source::Slot { .. })) => {
                 let spill = self.placement.take_for(false)?;
-                self.hold(index, peer, block, Source::Spill(spill), true);
+                self.hold(asked, Source::Spill(spill), true);
                 self.stats.spills += 1;
                 out.push(Command::Spill { chunk: index, from: source, to: spill });
             }
             (Turn::Later, Payload::Here(source)) => {
                 self.fill(index, peer, source);
-                self.hold(index, peer, block, source, true);
+                self.hold(asked, source, true);
             }
             (turn, Payload::There { region, offset }) => {
-                return self.fetch(turn, index, (peer, block), (region, offset), out);
+                return self.fetch(turn, asked, (region, offset), out);
             }
         }
         Ok(())
     }
 
-    fn hold(&mut self, index: u32, rank: Rank, block: &Block, from: Source, arrived: bool) {
-        let round = if block.op == OpKind::Init { 0 } else { block.round };
-        let chunk = &mut self.chunks[index as usize];
+    fn hold(&mut self, Asked { chunk, peer: rank, block }: Asked<'_>, from: Source, arrived: bool) {
+        let round = if block.op == OpKind::Init { 0 } else { block.count.round() };
+        let chunk = &mut self.chunks[chunk as usize];
         let (operation, bytes) = (block.operation, chunk.spec.plain_bytes(block.bytes));
         chunk.rounds.hold(Held { rank, round, operation, bytes, from, arrived });
     }
@@ -168,15 +166,15 @@ impl LaneEngine {
     fn fetch(
         &mut self,
         turn: Turn,
-        index: u32,
-        (peer, block): (Rank, &Block),
+        asked: Asked<'_>,
         (region, offset): (u64, u64),
         out: &mut Commands,
     ) -> Result<(), Status> {
         let to = self.placement.take_for(turn == Turn::Now)?;
-        self.hold(index, peer, block, Source::Spill(to), false);
+        self.hold(asked, Source::Spill(to), false);
         self.stats.fetches += 1;
-        out.push(Command::Fetch { peer, chunk: index, region, offset, to });
+        let Asked { chunk, peer, .. } = asked;
+        out.push(Command::Fetch { peer, chunk, region, offset, to });
         Ok(())
     }
 
@@ -298,7 +296,7 @@ impl LaneEngine {
         let (round, old) = (chunk.rounds.round(), chunk.weights.buffer());
         let contributors = chunk.rounds.contributed().len();
         out.push(Command::Prepare { chunk: index, round, last, old, contributors });
-        chunk.rounds.prepare();
+        chunk.rounds.wait_for(Stage::Norms);
         let Some(chunks) = self.groups.ready(group) else { return };
         out.push(Command::Norms { chunks: chunks.clone() });
         for other in chunks {
@@ -313,7 +311,7 @@ impl LaneEngine {
     /// A complete round has to wait for a buffer.
     fn wait_for_buffer(&mut self, index: u32) {
         let chunk = &mut self.chunks[index as usize];
-        chunk.rounds.wait_for_buffer();
+        chunk.rounds.wait_for(Stage::Buffer);
         self.savings.hasten(index, chunk);
         self.relief.wait(index);
     }
@@ -326,7 +324,7 @@ impl LaneEngine {
         let contributors = chunk.rounds.contributed().len();
         out.push(Command::Finish { chunk: index, round, last, old, into, contributors });
         if chunk.spec.is_asked() {
-            chunk.rounds.wait_for_verdict(into);
+            chunk.rounds.wait_for(Stage::Verdict { into });
         } else {
             self.publish(index, Some(into));
         }

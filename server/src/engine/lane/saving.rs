@@ -5,7 +5,7 @@ use super::LaneEngine;
 use crate::engine::chunk::{Chunk, Saving};
 use crate::engine::command::Commands;
 use crate::engine::image::ChunkState;
-use crate::engine::saving::SavingNews;
+use crate::engine::saving::Savings;
 use crate::engine::spec::ChunkSpec;
 use proto_common::ids::ChunkId;
 
@@ -47,14 +47,9 @@ impl LaneEngine {
         self.chunks.get(index as usize).is_some_and(Chunk::is_served)
     }
 
-    /// Checkpoints begin by themselves at rounds that are a multiple of this; 0: they do not.
-    pub fn save_every(&mut self, rounds: u64) {
-        self.savings.begin_every(rounds);
-    }
-
-    /// Somewhere in the job there are tensors with rounds: those without begin no checkpoint by themselves.
-    pub fn count_rounds(&mut self) {
-        self.savings.count_rounds();
+    /// What decides when checkpoints begin, and has news of them.
+    pub fn savings(&mut self) -> &mut Savings {
+        &mut self.savings
     }
 
     /// A checkpoint of this round begins, or (`now`) of the moment. False where it has begun, or is over. One that was under
@@ -100,11 +95,6 @@ impl LaneEngine {
         self.savings.pass(round, &mut self.chunks);
     }
 
-    /// Rows of tables are, or are not, still to be copied: none begins by itself before they are.
-    pub fn note_rows_left(&mut self, has_rows_left: bool) {
-        self.savings.note_rows_left(has_rows_left);
-    }
-
     /// Nothing comes of a checkpoint: what it holds up goes on.
     pub fn drop_save(&mut self, round: u64, out: &mut Commands) {
         if !self.savings.drop(round, &self.chunks) {
@@ -130,12 +120,6 @@ impl LaneEngine {
         self.savings.current()
     }
 
-    /// Which one of those begun here is under way, or was last: a round may have several.
-    #[must_use]
-    pub fn save_number(&self) -> u64 {
-        self.savings.number()
-    }
-
     /// All chunks that the checkpoint under way is to have.
     pub fn saved_chunks(&self) -> impl Iterator<Item = (u32, ChunkSpec)> + '_ {
         let chunks = (0u32..).zip(&self.chunks);
@@ -159,10 +143,5 @@ impl LaneEngine {
             self.resume_round(index, out);
         }
         is_last
-    }
-
-    /// What is to be told of checkpoints, in order.
-    pub fn next_saving_news(&mut self) -> Option<SavingNews> {
-        self.savings.next_news()
     }
 }

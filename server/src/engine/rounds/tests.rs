@@ -97,17 +97,17 @@ fn a_contribution_leaves_its_workers_memory_for_a_block_unless_it_is_being_read(
 fn a_round_that_is_complete_takes_nothing_and_what_copies_have_confirmed_is_not_abandoned() {
     let mut rig = Rig::sync(1);
     assert_eq!(rig.fold(0), Some((Onto::Nothing, true)));
-    rig.rounds.wait_for_copies();
+    rig.rounds.wait_for(Stage::Copies);
     assert_eq!((rig.turn(0, 1), rig.rounds.takes_initial()), (Ok(Turn::Repeated), Err(Status::Refused)));
     assert_eq!((rig.rounds.promised(), rig.rounds.is_ending()), (1, false));
     rig.rounds.abandon();
     assert_eq!((rig.turn(0, 1), rig.rounds.promised()), (Ok(Turn::Now), 0));
     rig.fold(0);
-    rig.rounds.prepare();
+    rig.rounds.wait_for(Stage::Norms);
     rig.rounds.abandon();
     assert_eq!((rig.rounds.stage(), rig.rounds.certain()), (Stage::Norms, 0));
     assert!(rig.rounds.leave_norms() && !rig.rounds.leave_norms());
-    rig.rounds.wait_for_buffer();
+    rig.rounds.wait_for(Stage::Buffer);
     rig.rounds.abandon();
     assert_eq!((rig.rounds.stage(), rig.rounds.certain(), rig.rounds.version()), (Stage::Buffer, 1, 0));
     rig.rounds.give_up();
@@ -119,7 +119,7 @@ fn who_contributed_to_a_round_without_new_weights_is_told_so_as_long_as_workers_
     let mut rig = Rig::sync(1);
     for round in 1..=80 {
         rig.fold(0);
-        rig.rounds.wait_for_verdict(0);
+        rig.rounds.wait_for(Stage::Verdict { into: 0 });
         assert!(rig.rounds.is_judged());
         rig.rounds.end(round % 2 == 0);
     }
@@ -134,7 +134,7 @@ fn a_round_with_backup_workers_ends_without_some_whose_contributions_are_late() 
     assert!(!rig.rounds.are_common());
     rig.rounds.hold(held(2, 1, Source::Spill(2)));
     assert_eq!((rig.fold(0), rig.fold(1)), (Some((Onto::Nothing, false)), Some((Onto::Sum, true))));
-    rig.rounds.wait_for_buffer();
+    rig.rounds.wait_for(Stage::Buffer);
     assert!(rig.rounds.take_late().is_none(), "its round has not ended");
     rig.rounds.end(true);
     assert_eq!(rig.rounds.take_late().map(|late| late.rank), Some(Rank(2)));

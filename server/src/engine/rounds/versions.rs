@@ -110,10 +110,10 @@ impl Rounds {
         if block.op.contributes()
             && !self.has_rounds()
             && !self.has_under_way(rank, block.operation)
-            && !self.is_beyond(rank, block.round)
+            && !self.is_beyond(rank, block.count.round())
             && let Some(tally) = &mut self.tally
         {
-            tally.advance(rank, block.round);
+            tally.advance(rank, block.count.round());
         }
     }
 

@@ -5,6 +5,7 @@
 use crate::engine::chunk::Chunk;
 use crate::engine::keep::Keep;
 use crate::engine::norms::Groups;
+use crate::engine::rounds::Stage;
 use proto_common::ids::Rank;
 use std::ops::Range;
 
@@ -29,7 +30,7 @@ pub(super) fn can_begin(chunks: &[Chunk], groups: &Groups, index: u32, to: Rank)
 /// tensor has ended, the round ends without it; and nobody is told of it before the copies are there, whole.
 pub(in crate::engine) fn is_confirmed(index: u32, chunks: &mut [Chunk], groups: &Groups) -> bool {
     let chunk = &chunks[index as usize];
-    if chunk.pending().is_none() {
+    if chunk.rounds.stage() != Stage::Copies {
         return false;
     }
     if chunk.unconfirmed_copies().next().is_none() {

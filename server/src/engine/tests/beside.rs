@@ -49,7 +49,7 @@ fn records(rig: &mut Rig) -> Vec<(Rank, OpKind, u32, u64, SlotGrant)> {
         for command in std::mem::take(&mut out.list) {
             match command {
                 Command::Record { to, slot, chunk, block, .. } => {
-                    all.push((to, block.op, chunk, block.round, slot));
+                    all.push((to, block.op, chunk, block.count.round(), slot));
                 }
                 Command::Capture { to, chunk, .. } => rig.engine.captured(to, chunk, 100, &mut next),
                 _ => {}

@@ -42,7 +42,7 @@ fn records(rig: &mut Rig) -> Vec<(OpKind, u64, SlotGrant)> {
     let record = |command: &Command| match command {
         Command::Record { to, slot, block, .. } => {
             assert_eq!(*to, OTHER);
-            Some((block.op, block.round, *slot))
+            Some((block.op, block.count.round(), *slot))
         }
         _ => None,
     };

@@ -31,7 +31,7 @@ mod values;
 
 use super::*;
 use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, Reading, SlotGrant, Status,
+    BatchHeader, BatchKind, Block, BlockData, Count, Landing, Notice, OpKind, Reading, SlotGrant, Status,
 };
 use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
@@ -94,7 +94,7 @@ fn block(op: OpKind, operation: u64, round: u64) -> Block {
         codec: 0,
         status: Status::None,
         operation: Operation(operation),
-        round,
+        count: Count::of(op, round),
         first_open: Operation(1),
         exact: false,
         bytes: if op.contributes() { BYTES } else { 0 },
@@ -275,7 +275,13 @@ impl Rig {
     fn flush_unread(&mut self) -> Vec<Answer> {
         let told = self.flush_blocks().into_iter().map(|(rank, ResultBlock { block, missing, .. })| {
             let missing = missing.iter().map(|rank| rank.0).collect();
-            Answer { rank, operation: block.operation.0, status: block.status, version: block.round, missing }
+            Answer {
+                rank,
+                operation: block.operation.0,
+                status: block.status,
+                version: block.count.round(),
+                missing,
+            }
         });
         told.collect()
     }

@@ -237,7 +237,7 @@ impl World {
                 let sent = &self.trainers[peer.0 as usize].sent;
                 let made = sent.iter().find(|((order, _), _)| *order == landing.offset);
                 let ((_, chunk), made) = made.expect("only what was asked for lands");
-                self.check_bound(peer.0, *chunk, made.round);
+                self.check_bound(peer.0, *chunk, made.count.round());
             }
         }
         while let Some((chunk, into)) = self.observer.judged.pop() {
@@ -297,7 +297,7 @@ impl World {
         }
         // A pull's own memory is never read, whatever the contribution before it waits for.
         if made.op.contributes() && block.status != Status::Retry && block.status != Status::Granted {
-            let gift = Gift { rank, round: made.round, chunk };
+            let gift = Gift { rank, round: made.count.round(), chunk };
             assert!(!self.observer.is_reading(gift), "memory that is being read is given up: {made:?}");
             self.observer.referenced.remove(&(rank, order));
         }
@@ -314,12 +314,12 @@ impl World {
                 trainer.unsent.insert(key, made);
             }
             Status::Done | Status::BadValue | Status::Late => {
-                let gift = Gift { rank, round: made.round, chunk };
-                assert!(block.round >= trainer.told[chunk as usize], "versions only grow");
-                trainer.told[chunk as usize] = block.round;
+                let gift = Gift { rank, round: made.count.round(), chunk };
+                assert!(block.count.round() >= trainer.told[chunk as usize], "versions only grow");
+                trainer.told[chunk as usize] = block.count.round();
                 if self.rules.backup_workers > 0 {
                     let rounds = &mut trainer.rounds[chunk as usize];
-                    *rounds = (*rounds).max(block.round);
+                    *rounds = (*rounds).max(block.count.round());
                 }
                 let contributes = made.op.contributes();
                 let bad = contributes && self.observer.is_bad(gift);
@@ -334,8 +334,8 @@ impl World {
                 assert_eq!(block.status, expected, "{made:?}");
                 self.late += u64::from(late);
                 match self.rules.mode {
-                    Mode::Sync => assert!(block.round >= made.round, "{block:?} {made:?}"),
-                    _ => self.check_bound(rank, chunk, made.round),
+                    Mode::Sync => assert!(block.count.round() >= made.count.round(), "{block:?} {made:?}"),
+                    _ => self.check_bound(rank, chunk, made.count.round()),
                 }
             }
             Status::DeadlineWaiting | Status::DeadlineReading => {}
@@ -436,7 +436,7 @@ fn travel(
     made: &Block,
     (slot, inline): (u32, BlockData),
 ) -> BlockData {
-    let gift = Gift { rank, round: made.round, chunk };
+    let gift = Gift { rank, round: made.count.round(), chunk };
     let occupied = trainer.sent.keys().any(|(other, at)| *at == chunk && trainer.placed.contains_key(other));
     match trainer.ways[&order] {
         Way::Reference => {

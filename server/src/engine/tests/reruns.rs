@@ -168,9 +168,13 @@ fn a_rerun_needs_its_room_as_a_new_call_does() {
     calls.answer(1, true, LONG);
     calls.told();
     calls.reconnect();
-    assert_eq!(calls.0.send(0, &[Block { round: 1 << 40, ..call(1) }]), [], "no body is so long");
+    assert_eq!(
+        calls.0.send(0, &[Block { count: Count::Body(1 << 40), ..call(1) }]),
+        [],
+        "no body is so long"
+    );
     assert_eq!(calls.told(), [(1, Status::CallRoom, None)]);
-    let full = [call(1), Block { round: 3 * LONG + 1, landing: None, ..call(2) }];
+    let full = [call(1), Block { count: Count::Body(3 * LONG + 1), landing: None, ..call(2) }];
     assert_eq!(taken(&calls.0.send(0, &full[1..])), [3]);
     assert_eq!(calls.0.send(0, &full[..1]), []);
     assert_eq!(calls.told(), [(1, Status::CallRoom, None)], "not now");

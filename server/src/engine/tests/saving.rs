@@ -39,12 +39,12 @@ fn finished(commands: &[Command]) -> Vec<(u32, u64)> {
 #[test]
 fn a_version_is_copied_before_the_next_one_is_published() {
     let mut rig = rig();
-    rig.engine.save_every(2);
+    rig.engine.savings().begin_every(2);
     for round in [1, 2] {
         let commands = rig.send_wanting(0, 4, &[of(1, push(round, round)), of(2, push(round, round))]);
         assert_eq!(finished(&commands), [(0, round), (1, round)]);
     }
-    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(2)));
+    assert_eq!(rig.engine.savings().next_news(), Some(SavingNews::Begun(2)));
     assert_eq!(due(&mut rig), Some((0, 2)));
     let commands = rig.send_wanting(0, 4, &[of(2, push(3, 3))]);
     assert_eq!(finished(&commands), [], "its second version is to be copied");
@@ -65,7 +65,7 @@ fn a_version_is_copied_before_the_next_one_is_published() {
 #[test]
 fn a_chunk_without_contributions_is_copied_once_others_have_gone_on() {
     let mut rig = rig();
-    rig.engine.save_every(2);
+    rig.engine.savings().begin_every(2);
     for round in 1..=4 {
         let commands = rig.send_wanting(0, 4, &[of(1, push(round, round))]);
         assert_eq!(finished(&commands), [(0, round)]);
@@ -75,8 +75,8 @@ fn a_chunk_without_contributions_is_copied_once_others_have_gone_on() {
         }
         assert_eq!(due(&mut rig), None, "the next one does not begin before this one has ended");
     }
-    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(2)));
-    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Passed(2)));
+    assert_eq!(rig.engine.savings().next_news(), Some(SavingNews::Begun(2)));
+    assert_eq!(rig.engine.savings().next_news(), Some(SavingNews::Passed(2)));
     rig.engine.pass_save(4);
     assert_eq!(due(&mut rig), None, "of another");
     rig.engine.pass_save(2);
@@ -131,7 +131,7 @@ fn a_tensor_with_norms_is_copied_before_its_step_is_made() {
 #[test]
 fn rounds_that_nobody_is_left_for_are_told_and_wait_for_copies_as_others_do() {
     let mut rig = Rig::new(EngineConfig { worker_loss: WorkerLoss::Continue, ..config(2) });
-    rig.engine.save_every(2);
+    rig.engine.savings().begin_every(2);
     rig.roster(2, &[0], &[1]);
     assert_eq!(finished(&rig.send(0, &[push(1, 1)])), [(0, 1)]);
     rig.flush();
@@ -141,11 +141,11 @@ fn rounds_that_nobody_is_left_for_are_told_and_wait_for_copies_as_others_do() {
     // Nobody is left for rounds 2 to 4.
     rig.roster(4, &[1], &[0]);
     assert_eq!(rig.version(), 2);
-    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(2)));
+    assert_eq!(rig.engine.savings().next_news(), Some(SavingNews::Begun(2)));
     assert_eq!(due(&mut rig), Some((0, 2)), "it stays as it is until it is copied");
     let (is_last, commands) = saved(&mut rig, 0);
     assert_eq!((is_last, commands, rig.version()), (true, vec![], 4));
-    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(4)));
+    assert_eq!(rig.engine.savings().next_news(), Some(SavingNews::Begun(4)));
 }
 
 #[test]
@@ -170,18 +170,18 @@ fn one_that_cannot_be_copied_holds_no_other_up() {
 #[test]
 fn one_of_the_same_round_is_another_one_and_none_far_ahead_stops_those_before() {
     let mut rig = rig();
-    rig.engine.save_every(1);
+    rig.engine.savings().begin_every(1);
     let mut out = Commands::default();
     assert!(rig.engine.begin_save(0, true, &mut out));
-    let first = rig.engine.save_number();
+    let first = rig.engine.savings().number();
     assert!(!saved(&mut rig, 0).0 && saved(&mut rig, 1).0);
     assert!(rig.engine.begin_save(0, true, &mut out));
-    assert_ne!(rig.engine.save_number(), first);
+    assert_ne!(rig.engine.savings().number(), first);
     rig.engine.drop_save(0, &mut out);
     assert!(rig.engine.begin_save(100, false, &mut out));
     rig.engine.drop_save(100, &mut out);
     rig.send_wanting(0, 4, &[of(1, push(1, 1))]);
-    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(1)));
+    assert_eq!(rig.engine.savings().next_news(), Some(SavingNews::Begun(1)));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn without_rounds_they_are_of_what_each_worker_has_contributed_and_none_begins_b
     let loose = ChunkSpec { mode: Mode::Async, ..spec(1) };
     rig.engine.assign(Epoch { term: 1, counter: 1 }, &[loose]);
     (0..2).for_each(|rank| rig.connect(rank));
-    rig.engine.save_every(3);
+    rig.engine.savings().begin_every(3);
     let contribute = |rig: &mut Rig, rounds: std::ops::RangeInclusive<u64>| {
         for round in rounds {
             (0..2).for_each(|rank| drop(rig.send(rank, &[push(round, round)])));
@@ -200,13 +200,13 @@ fn without_rounds_they_are_of_what_each_worker_has_contributed_and_none_begins_b
     };
     contribute(&mut rig, 1..=3);
     assert_eq!(rig.version(), 6);
-    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(3)));
+    assert_eq!(rig.engine.savings().next_news(), Some(SavingNews::Begun(3)));
     assert_eq!((due(&mut rig), rig.engine.newest_version()), (Some((0, 6)), 3));
     assert!(saved(&mut rig, 0).0);
     contribute(&mut rig, 4..=5);
-    rig.engine.count_rounds();
+    rig.engine.savings().count_rounds();
     contribute(&mut rig, 6..=9);
-    assert_eq!((rig.engine.next_saving_news(), rig.engine.saving()), (None, None));
+    assert_eq!((rig.engine.savings().next_news(), rig.engine.saving()), (None, None));
 }
 
 /// With a step for each pair of chunks, these would take minutes.

@@ -9,7 +9,7 @@ use fabric::Exclusive;
 use fabric::sim::Rng;
 use gradwire_worker::engine::{PartSpec, Submit};
 use gradwire_worker::runtime::{OpState, Submission};
-use proto_common::batch::{OpKind, Reading};
+use proto_common::batch::{Count, OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Rank};
 use proto_common::message::{Coming, ToScheduler};
@@ -278,7 +278,7 @@ impl Lab {
             dtype: Dtype::F32,
             placement,
             operation,
-            round,
+            count: Count::Round(round),
             priority: trainer.rng.below(4) as i32,
             timeout_ms: OPERATION_MS,
             payload: source.is_some(),

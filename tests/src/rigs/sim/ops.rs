@@ -10,7 +10,7 @@ use gradwire_worker::encoder::Encoder;
 use gradwire_worker::engine::{Coded, PartSpec, Submit};
 use gradwire_worker::error::OpError;
 use gradwire_worker::runtime::{OpState, Submission};
-use proto_common::batch::{OpKind, Reading};
+use proto_common::batch::{Count, OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Rank, Version};
 use proto_common::mode::Mode;
@@ -140,7 +140,7 @@ impl Cluster {
             dtype: Dtype::F32,
             placement,
             operation,
-            round,
+            count: Count::Round(round),
             priority,
             timeout_ms: self.shape.timeout_ms,
             payload: source.is_some(),

@@ -108,10 +108,10 @@ impl LaneEngine {
                 op.was_late();
             }
             if let Some(landing) = block.landing.filter(|_| !block.view) {
-                op.landed(landing.bytes.min(part.spec.bytes), block.round);
+                op.landed(landing.bytes.min(part.spec.bytes), block.count.round());
             }
         }
-        self.end_part(index, part.spec, block.round, failure, out);
+        self.end_part(index, part.spec, block.count.round(), failure, out);
     }
 
     /// A part is answered: an announcement holds its chunk up no more, and a buffer is free again where the server
@@ -158,7 +158,7 @@ impl LaneEngine {
             return false;
         };
         if let Some(chunk) = self.chunks.of.get_mut(&part.spec.id) {
-            chunk.shown_by.note(server, submit.operation, block.round);
+            chunk.shown_by.note(server, submit.operation, block.count.round());
         }
         out.list.push(Command::Shown { op: submit.op, server, offset: part.spec.offset, at });
         true
@@ -219,21 +219,22 @@ impl LaneEngine {
 
     /// The error that a server's answer means, if it means one.
     fn failure(&self, server: Rank, part: &Part, block: &Block, payload: &[u8]) -> Option<OpError> {
-        let (subject, chunk, version) = (Subject::default(), block.id, block.round);
+        let (subject, chunk, version) = (Subject::default(), block.id, block.count.round());
         let of = self.ops.get(part.op);
         let error = match block.status {
             Status::Done | Status::Late => return None,
             Status::BadValue => {
-                let (round, dtype) = (of.map_or(version, |op| op.submit.round), block.dtype);
+                let (round, dtype) = (of.map_or(version, |op| op.submit.count.round()), block.dtype);
                 OpError::BadValue { subject, chunk, round, dtype }
             }
             Status::VersionGone => {
-                let wanted = of.map_or(version, |op| op.submit.round);
+                let wanted = of.map_or(version, |op| op.submit.count.round());
                 OpError::VersionGone { subject, chunk, wanted, version }
             }
             Status::Torn => OpError::Torn { subject, chunk, server, version },
             status => {
-                let (waited_ms, made) = of.map_or((0, 0), |op| (op.waited_ms(self.now_ms), op.submit.round));
+                let (waited_ms, made) =
+                    of.map_or((0, 0), |op| (op.waited_ms(self.now_ms), op.submit.count.round()));
                 let round = version.saturating_add(1);
                 let ranks = listed(block, payload);
                 match status {

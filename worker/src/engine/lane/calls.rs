@@ -23,15 +23,16 @@ impl LaneEngine {
         if !op.is_call() {
             return out.close(server, "it answered an operation that is not a call as a call");
         }
+        let bytes = block.count.body_bytes();
         match (block.status, block.data, block.landing.map(|landing| landing.bytes)) {
-            (Status::ReplyRoom, _, None) if block.round > spec.bytes => {
+            (Status::ReplyRoom, _, None) if bytes > spec.bytes => {
                 // Its caller was told already that it failed: then nobody wants the reply.
                 let is_over = op.has_failed();
                 if !is_over {
-                    out.list.push(Command::Room { op: id, bytes: block.round });
+                    out.list.push(Command::Room { op: id, bytes });
                 }
                 // The server has the request.
-                (spec.bytes, spec.coded) = (block.round, Some(Coded { codec: 0, offset: 0, bytes: 0 }));
+                (spec.bytes, spec.coded) = (bytes, Some(Coded { codec: 0, offset: 0, bytes: 0 }));
                 if let Some(part) = self.parts.get_mut(index) {
                     part.spec = spec;
                     if is_over {
@@ -42,7 +43,7 @@ impl LaneEngine {
                 self.enqueue(spec.id);
             }
             (Status::Done, BlockData::Inline { offset }, landed)
-                if landed.is_none_or(|bytes| bytes <= spec.bytes) =>
+                if landed.is_none_or(|landed| landed <= spec.bytes) =>
             {
                 out.list.push(Command::Replied { op: id, offset, bytes: block.bytes, landed });
                 self.end_part(index, spec, 0, None, out);

@@ -91,7 +91,7 @@ impl LaneEngine {
             status: Status::None,
             operation: submit.operation,
             first_open: chunk.and_then(Chunk::first_open).unwrap_or(submit.operation),
-            round: submit.round,
+            count: submit.count,
             bytes: if submit.payload { bytes } else { 0 },
             data: link.map_or(slot, |link| link.buffers.way(submit, &spec, self.now_ms)),
             landing,

@@ -1,7 +1,7 @@
 //! Packing: many small parts in one batch, within the slot, the gather list and what may be in flight.
 
 use super::*;
-use proto_common::batch::Reading;
+use proto_common::batch::{Count, Reading};
 
 #[test]
 fn many_small_parts_share_one_batch_in_order() {
@@ -115,7 +115,7 @@ fn a_block_says_what_the_operation_asks_for() {
         operation: Operation(1),
         first_open: Operation(1),
         exact: false,
-        round: 1,
+        count: Count::Round(1),
         bytes: BYTES,
         data: BlockData::Inline { offset: 0 },
         landing: Some(Landing { region: 0, offset: 4096, bytes: BYTES }),

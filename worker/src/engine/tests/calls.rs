@@ -14,7 +14,7 @@ fn call_part(app: u32, server: u32, room: u64) -> PartSpec {
 
 impl Rig {
     fn call(&mut self, operation: u64, part: PartSpec) -> u64 {
-        let submit = Submit { payload: true, round: 1_000, ..submit(OpKind::Call, operation) };
+        let submit = Submit { payload: true, count: Count::Body(1_000), ..submit(OpKind::Call, operation) };
         self.submit_as(submit, &[part])
     }
 }
@@ -33,7 +33,7 @@ fn a_call_travels_in_its_slot_and_says_what_is_known() {
     let blocks = &sent[0].blocks;
     assert_eq!(sent.len(), 1, "they share a batch");
     for (block, room) in blocks.iter().zip([64, 0]) {
-        assert_eq!((block.op, block.bytes, block.round), (OpKind::Call, FRAME, 1_000));
+        assert_eq!((block.op, block.bytes, block.count), (OpKind::Call, FRAME, Count::Body(1_000)));
         assert_eq!(block.landing.map(|landing| landing.bytes), Some(room));
         assert_eq!(block.first_open, Operation(1));
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
-use proto_common::batch::Reading;
+use proto_common::batch::{Count, Reading};
 use proto_common::limits::INBOX_SLOTS_MAX;
 use std::collections::BTreeSet;
 
@@ -123,7 +123,7 @@ fn play(rig: &mut Rig, numbers: &mut [u64; 4], event: &Event, out: &mut Commands
                 .map(|(token, key, status, round, bytes)| Block {
                     id: ChunkId::new(*key, 0),
                     token: *token,
-                    round: *round,
+                    count: Count::Round(*round),
                     bytes: *bytes,
                     status: Status::from_wire(*status).expect("below twelve"),
                     data: BlockData::Inline { offset: *bytes },
@@ -172,7 +172,7 @@ fn block_of_nothing() -> Block {
         operation: Operation(1),
         first_open: Operation(1),
         exact: false,
-        round: 1,
+        count: Count::Round(1),
         bytes: 0,
         data: BlockData::Inline { offset: 0 },
         landing: None,

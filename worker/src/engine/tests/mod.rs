@@ -16,7 +16,7 @@ mod shown_by;
 use super::*;
 use crate::error::OpError;
 use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, Reading, SlotGrant, Status,
+    BatchHeader, BatchKind, Block, BlockData, Count, Landing, Notice, OpKind, Reading, SlotGrant, Status,
 };
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank};
@@ -220,7 +220,7 @@ pub(super) fn submit(kind: OpKind, operation: u64) -> Submit {
         payload: kind.contributes(),
         placement: Placement::Slot,
         operation: Operation(operation),
-        round: operation,
+        count: Count::of(kind, operation),
         priority: 0,
         timeout_ms: 5_000,
         by_chunk: false,
@@ -234,11 +234,12 @@ const PLACEMENTS: [Placement; 4] =
 /// The answer to a block.
 fn reply(block: &Block, status: Status, version: u64) -> Block {
     let data = BlockData::Inline { offset: 0 };
-    Block { status, round: version, bytes: 0, data, landing: None, timeout_ms: 0, ..*block }
+    let count = Count::of(block.op, version);
+    Block { status, count, bytes: 0, data, landing: None, timeout_ms: 0, ..*block }
 }
 
 fn done(block: &Block) -> Block {
-    reply(block, Status::Done, block.round)
+    Block { count: block.count, ..reply(block, Status::Done, 0) }
 }
 
 fn closed(commands: &[Command]) -> &str {

@@ -152,7 +152,7 @@ fn an_announcement_is_made_anew_at_the_new_server() {
     // Nor is the buffer of the first one used when the chunk comes back to it.
     rig.results(1, &[done(&again[0].blocks[0])], &[]);
     moved(&mut rig, 0);
-    rig.submit_as(Submit { operation: Operation(2), round: 2, ..submit }, &[part(1, 0)]);
+    rig.submit_as(Submit { operation: Operation(2), count: Count::Round(2), ..submit }, &[part(1, 0)]);
     assert_eq!(rig.sent()[0].blocks[0].data, BlockData::Announced { keep: true });
 }
 

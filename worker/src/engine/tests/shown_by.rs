@@ -1,7 +1,7 @@
 //! Servers that have shown weights, and have the chunk no more: each hears once that nobody reads them.
 
 use super::*;
-use proto_common::batch::Kept;
+use proto_common::batch::{Count, Kept};
 use proto_common::ids::Version;
 
 const ID: ChunkId = ChunkId { key: Key(1), chunk: proto_common::ids::ChunkIndex(0) };
@@ -115,7 +115,7 @@ fn farewell(reading: Reading) -> Block {
         status: Status::None,
         operation: Operation(0),
         first_open: Operation(0),
-        round: 0,
+        count: Count::Round(0),
         bytes: 0,
         data: BlockData::Inline { offset: 0 },
         landing: None,

@@ -116,7 +116,7 @@ impl LaneQueue {
         let rest = rest_of(&self.tcp, &self.others);
         self.lie_down(rest);
         let busy = rest == Rest::Sockets && {
-            // Whoever polled the sockets may have used up the event of a link.
+            // Another thread that polled the sockets may have consumed the event of a link.
             self.shm.look_at_links();
             // Both, as each takes what the kernel has to report.
             self.tcp.settle() | !arm(&mut self.others)
@@ -140,7 +140,7 @@ impl LaneQueue {
         true
     }
 
-    /// As [`LaneQueue::rearm`] without looking: the caller sees to it that the sleeper wakes soon.
+    /// As [`LaneQueue::rearm`], without checking for work: the caller makes sure that the sleeper wakes soon.
     pub fn lie_down(&mut self, rest: Rest) {
         self.shm.bell_ref().lie_down(rest as u32);
     }
@@ -150,7 +150,7 @@ impl LaneQueue {
         self.shm.bell_ref().get_up();
     }
 
-    /// After a sleep: nobody rings for its own death.
+    /// After a sleep: looks for peers that have exited, because a process that exits wakes nobody.
     pub fn slept(&mut self) {
         self.shm.look_at_links();
     }
@@ -174,7 +174,7 @@ impl LaneQueue {
     }
 }
 
-/// How to sleep: devices and sockets report by descriptors.
+/// How to sleep: on descriptors if a socket or device has channels, otherwise on the doorbell's word.
 fn rest_of(tcp: &TcpQueue, others: &[Other]) -> Rest {
     let is_told = tcp.has_channels() || others.iter().any(|other| other.queue.has_channels());
     if is_told { Rest::Sockets } else { Rest::Word }

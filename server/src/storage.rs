@@ -41,14 +41,14 @@ const SUM_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 struct Stored {
     bytes: usize,
-    /// How many of them count for now; less only in dynamic chunks.
+    /// The bytes of the round that is being collected: fewer than `bytes` only if the tensor is dynamic.
     now: usize,
     dtype: Dtype,
     codec: Codec,
     rule: CurrentRule,
-    /// Where that is one of the program's: itself.
+    /// The rule itself, if the server's program has registered it.
     own: Found,
-    /// Where the rule needs norms: this chunk's share, and what they make of the whole tensor's rate.
+    /// If the rule needs norms (LAMB): this chunk's share of them, and the factor of the rate that follows from the whole tensor's.
     squares: Squares,
     trust: f64,
     numbers: Box<dyn Typed>,
@@ -74,14 +74,14 @@ impl Made {
     }
 }
 
-/// Where a contribution and one that it is added to can be read, as far as they are in workers' memory.
+/// The memory of a contribution, and of the one that it is added to, if they are read in their workers' memory.
 pub type Views = [Option<View>; 2];
 
 /// See the module.
 #[derive(Debug)]
 pub struct Storage {
     pool: Pool,
-    /// None of those that were given up.
+    /// By index; `None` for chunks that were given up.
     chunks: Vec<Option<Stored>>,
     areas: Areas,
     /// Sums that are sent to other servers, and images on their way there.
@@ -127,8 +127,8 @@ impl Storage {
         self.add_at(self.chunks.len() as u32, spec)
     }
 
-    /// Adds a chunk of zeros under an index: the next one, or one that was given up. The index has its place also where the
-    /// chunk itself cannot be made: those after it count on.
+    /// Adds a chunk of zeros under an index: the next one, or one that was given up. If the chunk cannot be made, its index stays
+    /// empty, so that the indices of later chunks are right.
     pub fn add_at(&mut self, chunk: u32, spec: &ChunkSpec) -> Result<(), StorageError> {
         if chunk as usize == self.chunks.len() {
             self.chunks.push(None);
@@ -196,7 +196,7 @@ impl Storage {
         self.pool.region()
     }
 
-    /// The commands that follow are about the first so many bytes of a chunk.
+    /// The commands that follow are about the first `bytes` bytes of the chunk (dynamic tensors).
     pub fn size(&mut self, chunk: u32, bytes: u64) -> Result<(), StorageError> {
         let stored = self.stored_mut(chunk)?;
         let region_bytes = stored.bytes as u64;
@@ -207,7 +207,7 @@ impl Storage {
         Ok(())
     }
 
-    /// Bytes of a chunk that commands are about.
+    /// The bytes of a chunk that commands are about: see [`Storage::size`].
     pub fn size_of(&self, chunk: u32) -> Result<u64, StorageError> {
         Ok(self.stored(chunk)?.now as u64)
     }
@@ -273,7 +273,7 @@ impl Storage {
         caught(own.name, || numbers.finish(Change::Own(applied), round, last, weights, *now))?
     }
 
-    /// A round of a chunk whose tensor's norms count is complete: its step, and its share of them. `finish` follows.
+    /// A round of a chunk is complete whose rule needs norms: computes the chunk's steps, and its share of the norms. `finish` follows.
     pub fn prepare(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<(), StorageError> {
         let Self { chunks, areas, decoder, .. } = self;
         let stored = stored_of(chunks, chunk)?;
@@ -358,8 +358,8 @@ impl Storage {
         &self.areas.spill
     }
 
-    /// Looks at a batch's encoded contributions before the engine does, and gives those that their codec does not make the
-    /// status that says so. Another codec or length than declared is the engine's to refuse.
+    /// Checks a batch's encoded contributions before the engine sees them. Malformed ones get the status `Malformed`. The engine
+    /// refuses other codecs and lengths than declared.
     pub fn check_coded(
         &mut self,
         (slot, payload_offset): (u32, u64),
@@ -389,7 +389,7 @@ fn stored_of(chunks: &mut [Option<Stored>], chunk: u32) -> Result<&mut Stored, S
     chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))
 }
 
-/// Where a contribution lies as plain numbers, and one that it is added to. Only workers encode theirs.
+/// A contribution as plain numbers, with the one that it is added to. Only contributions of workers are encoded.
 fn plain<'a>(
     areas: &'a Areas,
     decoder: &'a mut Decoder,

@@ -8,7 +8,7 @@
 //! | `ring`, `landings`, `doorbell` | the lock-free algorithms, over the primitives of `word`, checked in `models` |
 //! | `shared`, `bell` | the same in shared memory, with their system calls |
 //! | `regions` | a peer's regions, mapped |
-//! | `channel`, `queue` | posting, polling, sleeping, noticing deaths |
+//! | `channel`, `queue` | posting, polling, sleeping, noticing that a peer has exited |
 //! | `words` | two bare words, for benchmarks |
 
 mod bell;

@@ -1,6 +1,6 @@
-//! Where everything lies: owns the shard map, what each server has of it, and the copies that are being made. It places tensors,
-//! and takes what servers and failures change. `copies` decides which copies and moves are next. It must not know connections or
-//! time.
+//! Where chunks are: owns the shard map, the bytes that each server has, and the replicas that are being made. It places new tensors, and
+//! changes the map after failures and when replicas are complete. `copies` decides which replicas and moves are next. It must not know
+//! connections or time.
 //!
 //! ```text
 //!  a range:   served ──plan: copy──▶ served, seeding ──seeded──▶ served, with a backup ──plan: hand over──▶ served by the backup
@@ -20,22 +20,22 @@ mod moves;
 
 /// Bytes of a range in a message; a little more than the codec needs.
 pub(super) const RANGE_BYTES: usize = 34;
-/// Bytes of a message about shards that are there already: others wait behind it.
+/// The most bytes of a message about chunks that are placed already: other messages wait behind it.
 const CHANGE_BYTES_MAX: usize = CONTROL_FRAME_BYTES_MAX / 4;
 /// Ranges that a tensor is cut into at most; more would not be told in one message.
 const RANGES_MAX: usize = 1 << 16;
 const _: () = assert!(RANGES_MAX * RANGE_BYTES < CHANGE_BYTES_MAX);
 
-/// The servers that are there.
+/// The servers of the roster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Servers {
     pub(super) there: BTreeSet<Rank>,
-    /// Those of them that wish to go.
+    /// Those that drain.
     pub(super) draining: BTreeSet<Rank>,
 }
 
 impl Servers {
-    /// Where new things are put: not where they would have to go again soon.
+    /// The servers for new chunks and replicas: those that do not drain, if there are any.
     pub(super) fn takers(&self) -> Vec<Rank> {
         let stay: Vec<Rank> = self.there.difference(&self.draining).copied().collect();
         if stay.is_empty() { self.there.iter().copied().collect() } else { stay }
@@ -60,11 +60,11 @@ impl Load {
     }
 }
 
-/// What each server has, and of whom.
+/// The bytes at each server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Loads {
     by_rank: BTreeMap<Rank, Load>,
-    /// Bytes of copies, by whose they are and where.
+    /// Bytes of replicas, by primary and by the server that has them.
     spread: BTreeMap<(Rank, Rank), u64>,
 }
 
@@ -85,8 +85,8 @@ impl Loads {
         *self.spread.entry((of, at)).or_default() += bytes;
     }
 
-    /// Where a copy of something goes that `of` serves: to the least loaded of these, and not all copies of one server to the
-    /// same other one.
+    /// The server for a replica of a range that `of` serves: the least loaded of these; among equals, the one with the fewest replicas of
+    /// `of`, so that they are spread.
     fn pick(&self, of: Rank, among: impl Iterator<Item = Rank>) -> Option<Rank> {
         let spread = |at: Rank| self.spread.get(&(of, at)).copied().unwrap_or(0);
         among.filter(|at| *at != of).min_by_key(|at| {
@@ -96,7 +96,7 @@ impl Loads {
     }
 }
 
-/// Why a copy is made.
+/// Why a replica is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
     /// To be the backup.
@@ -105,7 +105,7 @@ enum Why {
     Move,
 }
 
-/// A copy that is being made.
+/// A replica that is being made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seed {
     pub(super) to: Rank,
@@ -133,7 +133,7 @@ pub(super) struct Shards {
     /// By the first chunk of their range.
     seeds: BTreeMap<ChunkId, Seed>,
     counts: Counts,
-    /// How often servers could not do what a decision about copies asked of them.
+    /// How often each server has refused a replica.
     refusals: BTreeMap<Rank, u32>,
 }
 
@@ -226,13 +226,13 @@ impl Shards {
         Ok(())
     }
 
-    /// Who takes over what a server serves.
+    /// The servers that take over what this server serves.
     pub(super) fn successors(&self, rank: Rank) -> Vec<Rank> {
         let of = self.map.ranges().filter(|range| range.server == rank).filter_map(|range| range.backup);
         of.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// A server is gone. Says which tensors nobody has any more.
+    /// A server has failed. Returns the tensors that no server has any more.
     pub(super) fn gone(&mut self, epoch: Epoch, rank: Rank) -> Vec<Key> {
         self.counts.promotions += self.map.ranges().filter(|range| range.server == rank).count() as u64;
         // The epoch is ours and newer.

@@ -4,12 +4,12 @@ use proto_common::batch::{BatchHeader, Block, SlotGrant};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, JobId, Lane, Rank};
 
-/// What the engine is told once.
+/// The configuration of the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineConfig {
     /// The job.
     pub job: JobId,
-    /// This server's life.
+    /// The incarnation of this server's process.
     pub incarnation: Incarnation,
     /// The lane.
     pub lane: Lane,

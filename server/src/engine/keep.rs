@@ -1,49 +1,49 @@
-//! Copies of one chunk that others have, or are to have: where each stands, and what waits for it. It must not know how records
-//! travel: that is `streams`.
+//! A replica of one of this server's chunks on another server, as its primary sees it: whether it is up to date, and what waits for it.
+//! (`copies` is the other direction: replicas that this server has of other servers' chunks.) It must not know how records travel: that is
+//! `streams`, which draws the states.
 
 use proto_common::ids::{Epoch, Rank};
 
-/// Where a copy of a chunk stands.
+/// The state of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
     /// Nothing of the chunk is in the stream: it is down, or has not begun with it.
     Out,
     /// The other side was asked which version it has.
     Checking,
-    /// It is to be asked again when it says so.
+    /// It could not answer yet. It is asked again when it sends `Ready`.
     Later,
     /// It needs a `State`.
     Wanted,
-    /// The `State` is on its way, and updates behind it.
+    /// The `State` has been sent, and updates follow it.
     Sent,
-    /// Every update follows.
+    /// It has confirmed the `State`; every update follows.
     In,
 }
 
-/// A copy of a chunk that another server has, or is to have.
+/// A replica of a chunk that another server keeps, or is to keep.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keep {
     pub(super) to: Rank,
-    /// Counted, so that what was sent for an earlier one of the same server is told apart.
+    /// Unique, to distinguish it from an earlier replica on the same server.
     pub(super) id: u64,
-    /// The decision that it is to be one. What a server that has not heard of it says is of a copy that it had before, and is
-    /// to give up.
+    /// The decision that gave this server the replica. A server that has not received it would answer for an older replica.
     pub(super) since: Epoch,
     pub(super) is_backup: bool,
     pub(super) at: At,
     /// The version that the other side was asked about or sent, and whether the chunk had its initial value then.
     pub(super) asked: (u64, bool),
-    /// Changes of the rule that a `State` under way has, and those that were confirmed.
+    /// Changes of the rule that a `State` in flight contains, and those that were confirmed.
     pub(super) rules: (u64, u64),
     /// The last version that it has confirmed.
     pub(super) confirmed: u64,
     /// It has the initial value, or had none when there was none here.
     pub(super) has_initial: bool,
-    /// It had a whole copy once: from then on the scheduler may make it the server, so nothing ends without it.
+    /// It has been complete once. From then on the scheduler may make it the primary, so no round ends without it.
     pub(super) kept: bool,
-    /// What it has may be of a round that was thrown away here: only a `State` makes it a copy again.
+    /// It may have part of a round that was discarded here. Only a `State` makes it a replica again.
     pub(super) whole_only: bool,
-    /// Its records that wait to be written: only those that have some are looked for in the queue, which all chunks share.
+    /// How many of its records wait in the stream's queue. If none do, the queue, which all chunks share, need not be searched.
     pub(super) queued: u32,
 }
 

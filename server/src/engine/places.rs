@@ -1,6 +1,6 @@
-//! Which indices chunks have: those that are free, and those of chunks that were given up and that somebody still reads or may write.
-//! Owns the promise that an index, and the memory under it, is another chunk's only when nobody uses it for the one before. It must
-//! not know what is in a chunk.
+//! The indices of chunks: which are free, and which belong to chunks that were given up but are still read or may still be written. (It
+//! has nothing to do with the placement of tensors: that is `placed`.) It guarantees that an index, and the memory of its chunk, is not
+//! used for another chunk while anybody uses it for the old one. It must not know what is in a chunk.
 //!
 //! ```text
 //!  free ──take──▶ in use ──retire──▶ retired ──nobody reads it, no record is read from it──▶ free

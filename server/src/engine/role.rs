@@ -1,41 +1,41 @@
-//! What a server has a chunk for. The shard map says it; lanes act on it.
+//! The role of a server for a chunk: primary or replica. The shard map assigns it, and `lane/roles.rs` applies it.
 
 use super::spec::ChunkSpec;
 use proto_common::ids::Rank;
 
-/// What this server has a chunk for.
+/// The role of this server for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It serves it.
+    /// It serves the chunk.
     Primary {
-        /// Who has a copy that is kept up: nothing is answered before it is there, too.
+        /// The server with the up-to-date replica. No worker is answered before this server has confirmed the update.
         backup: Option<Rank>,
-        /// Where a copy is being made.
+        /// The server on which a replica is being made.
         seeding: Option<Rank>,
     },
-    /// It has a copy, kept up or being made.
+    /// It has a replica, up to date or being made.
     Copy {
-        /// The server that serves the chunk, and whose stream keeps the copy up.
+        /// The chunk's primary, whose stream keeps the replica up to date.
         of: Rank,
     },
 }
 
 impl Role {
-    /// Does it answer workers?
+    /// Whether it answers workers.
     #[must_use]
     pub const fn serves(self) -> bool {
         matches!(self, Self::Primary { .. })
     }
 }
 
-/// What storage is to know of new roles.
+/// What storage has to do for new roles.
 #[derive(Debug, Default)]
 pub struct RoleChanges {
     /// New chunks, of zeros, under these indices.
     pub added: Vec<(u32, ChunkSpec)>,
-    /// Chunks whose sums are sent to others.
+    /// Chunks whose sums are sent to replicas.
     pub lent: Vec<u32>,
-    /// Copies that begin to serve before their primary has sent them anything. They are zeros. If the primary began from a checkpoint,
+    /// Replicas that become primary before their old primary has sent them anything. They are zeros. If the primary began from a checkpoint,
     /// the copy begins from there, too. It has missed nothing, because a primary acknowledges no push and no initial value before
     /// its copy has confirmed it.
     pub blank: Vec<u32>,

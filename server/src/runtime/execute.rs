@@ -1,5 +1,4 @@
-//! What becomes of each command of the engine: in order, one after another. What is to be done is the engine's, how it is done
-//! storage's, the channels' and the calls'.
+//! Executes the engine's commands, strictly in order, by calls to storage, channels and calls.
 
 use super::error::LaneError;
 use super::lane::DataLane;
@@ -22,8 +21,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
     }
 
-    /// Why the lane cannot go on, if that is so. Its operations end with it: the server reports the reason to the scheduler when
-    /// the lane, and with it its channels, is gone.
+    /// Returns the reason if the lane cannot continue. Its operations end with it: when the lane and its channels are closed, the server
+    /// reports the reason to the scheduler.
     pub(super) fn check(&mut self) -> Result<(), LaneError> {
         self.failure.take().map_or(Ok(()), Err)
     }
@@ -148,8 +147,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    /// Where a contribution lies that is in a worker's memory. It was mapped when its batch came; where the channel has
-    /// ended since, the engine asks for nothing more of it than the commands say that are there already.
+    /// The mapped memory of a contribution that is read in its worker's memory. It was mapped when its batch arrived. If the channel has
+    /// ended since, only commands that were returned before are still executed.
     fn view_of(&self, from: Source) -> Option<View> {
         let Source::Worker { peer, region, offset, bytes } = from else { return None };
         let link = self.links.get(peer.0 as usize).and_then(Option::as_ref).map(|link| &link.mapped);

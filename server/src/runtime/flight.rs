@@ -275,7 +275,8 @@ impl LaneFlight {
         (came, first_ms, last_ms): (&[Arrival], u64, u64),
         (spent, finish_ns): (Spent, u64),
     ) {
-        let Self { slow, said, flight, now_ms, recorder, lane, .. } = self;
+        let Self { slow, said, flight, recorder, lane, now_ms, .. } = self;
+        let now_ms = *now_ms;
         if said.replace((about.key, about.round)) == Some((about.key, about.round)) {
             return slow.count_silently();
         }

@@ -1,5 +1,4 @@
-//! How each thing that is posted to a worker becomes a write or a read of its channel. What is posted, and when, is the
-//! lane's.
+//! Turns each post to a worker into a write or a read on its channel. It must not decide what is posted, or when.
 
 use super::calls::CallMemory;
 use super::error::LaneError;
@@ -10,11 +9,11 @@ use fabric::{Blocks, CompletionQueue, PostError, Read, RemoteKey, RemoteSpan, Wr
 use proto_common::batch::Notice;
 use proto_common::ids::Rank;
 
-/// Posts that may wait for a worker when a notice joins them: all others are bounded by what the engine keeps.
+/// If so many posts wait for a worker, a further notice ends its channel. The engine bounds all other posts.
 const BACKLOG_MAX: usize = 1024;
 
 impl<Q: CompletionQueue> DataLane<Q> {
-    /// Posts, or queues behind what is queued already.
+    /// Posts, or queues the post after those that wait already.
     pub(super) fn post(&mut self, peer: Rank, post: Post) -> Result<(), LaneError> {
         let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else {
             self.dropped(peer, post);
@@ -44,7 +43,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         while let Some(post) = link.backlog.front().copied() {
             match start(queue, link, (storage, blocks, calls), post)? {
                 Ok(()) => drop(link.backlog.pop_front()),
-                // A closed channel reports itself with the next completions: no offence of the worker's.
+                // A closed channel is reported with the next completions. The worker has done nothing wrong.
                 Err(PostError::Full | PostError::Closed) => break,
                 Err(error) => {
                     failure = Some(error);
@@ -53,7 +52,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
         }
         match failure {
-            // Ours, and not the worker's: without this server nobody goes on, so all are to hear why.
+            // This server cannot register memory, and no worker can continue without it: the lane fails, and reports the reason.
             Some(error @ PostError::Unregistered) => {
                 return Err(LaneError::Unregistered(self.queue.explain(error)));
             }
@@ -63,7 +62,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    /// What a post held is free, because its channel is gone.
+    /// Frees what a post holds, because its channel has ended.
     pub(super) fn dropped(&mut self, rank: Rank, post: Post) {
         match post {
             Post::Land { chunk, buffer, .. } => self.completed(rank, Posted::Land { chunk, buffer }),
@@ -83,7 +82,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 }
 
-/// Posts one thing, and notes what its completion will be of. The outer error is ours, the inner one the channel's.
+/// Starts one post, and records what its completion belongs to. The outer error is this server's, the inner one the channel's.
 fn start<Q: CompletionQueue>(
     queue: &mut Q,
     link: &mut Link,
@@ -134,7 +133,7 @@ fn start<Q: CompletionQueue>(
     let (id, signaled) = (posted.map_or(0, Posted::to_id), posted.is_some());
     let write = Write { id, gather: spans, remote, immediate, signaled };
     let result = match post {
-        // Over shared memory the worker copies them: no server writes into what a trainer computes in.
+        // Over shared memory the worker copies them, so that no server writes into a trainer's memory.
         Post::Land { .. } => queue.post_landing(link.channel, &write),
         _ => queue.post_write(link.channel, &write),
     };

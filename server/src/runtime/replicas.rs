@@ -1,5 +1,6 @@
-//! Channels between servers, of one lane: records of our streams written, records of others' read. What they say, and what
-//! becomes of it, the engine decides.
+//! The channels between servers, of one lane. It writes the records of this server's streams (`streams` in the engine), and reads those of
+//! other servers' streams to this one (`copies` in the engine). `ours` is true for a stream from this server. The engine decides what is
+//! sent and what a record means.
 
 use super::error::LaneError;
 use super::lane::DataLane;
@@ -14,7 +15,7 @@ use proto_common::ids::{Epoch, Operation, Rank};
 use proto_common::message::{decode, encode};
 use proto_common::optimizer::Optimizer;
 
-/// Notices that may wait for a server that takes none: more than it has slots to be told about.
+/// Notices that may wait for a server that accepts none: more than it can have slots in use.
 const BACKLOG_MAX: usize = 1024;
 
 /// A home's image, and what is behind it: how long it is stands last.
@@ -26,7 +27,7 @@ fn without_rows(bytes: &[u8]) -> (&[u8], &[u8]) {
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
-    /// What the control side is to know.
+    /// The next event for the control side.
     pub fn next_news(&mut self) -> Option<LaneNews> {
         self.replicas.news.pop_front()
     }
@@ -48,10 +49,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.storage.set_records(from, None);
     }
 
-    /// A channel between servers ended, or is to end: the control side connects again, or hears that the other is dead.
+    /// A channel between servers has ended, or has to end. The control side connects again, unless the scheduler reports that the other
+    /// server has failed.
     pub(super) fn end_stream(&mut self, peer: Rank, ours: bool) {
         if !ours {
-            // Commands that are there still read what has come over it, and what is confirmed is applied.
+            // Commands that are not executed yet still read its slots: an update that was confirmed must be applied.
             let of_it = self.replicas.copies.iter_mut().filter(|link| link.from == peer);
             of_it.for_each(|link| link.is_over = true);
             return self.replicas.some_over = true;
@@ -63,7 +65,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.close_stream(peer);
     }
 
-    /// Closes streams to us that are to end: no command of theirs is left.
+    /// Closes the streams to this server that have to end, after all commands about them were executed.
     pub(super) fn close_over(&mut self) {
         if !std::mem::take(&mut self.replicas.some_over) {
             return;
@@ -79,7 +81,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.replicas.news.push_back(LaneNews::Seeded { lane, to, epoch });
     }
 
-    /// Images that nothing is sent of any more are let go: the last one may be long.
+    /// Frees images that are sent completely: they may be large.
     pub(super) fn free_images(&mut self) {
         let Self { replicas, engine, .. } = self;
         let sent = replicas.streams.iter_mut().filter(|link| !engine.sends_image(link.to));
@@ -92,7 +94,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.replicas.streams.iter().any(|link| link.image.is_some())
     }
 
-    /// What has happened on a channel between servers. False where it is none.
+    /// Handles an event of a channel between servers. False if the channel is another one.
     pub(super) fn handle_server(&mut self, completion: &Completion) -> Result<bool, LaneError> {
         let Some((peer, ours)) = self.replicas.channels.get(&completion.channel).copied() else {
             return Ok(false);

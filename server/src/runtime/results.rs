@@ -1,5 +1,5 @@
-//! Result batches on their way out: encoded, and their landings given the keys and places that the channel knows. What
-//! they say is the engine's.
+//! Encodes result batches, and fills in keys and offsets of the memory that they name, which the channel knows. It must not decide what
+//! they contain.
 
 use super::error::LaneError;
 use super::lane::DataLane;
@@ -21,8 +21,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         grants: &[SlotGrant],
         sequence: u64,
     ) -> Result<(), LaneError> {
-        // The engine was told how many blocks are free; if it sends more all the same, the results are dropped
-        // with their channel rather than lost silently.
+        // The engine knows how many blocks are free. If it sends more results nevertheless, the channel ends; otherwise they would be
+        // lost silently.
         let Some(block) = self.blocks.take() else {
             self.expel(peer, "too many results to it are in flight");
             return Ok(());
@@ -35,7 +35,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let granted = granted.and_then(|()| if shows { self.show_weights(peer).map(Some) } else { Ok(None) });
         let weights_key = match granted {
             Ok(key) => key,
-            // Of this worker alone: the others' rounds go on.
+            // This concerns only this worker: the other workers continue.
             Err(error) => {
                 let reason =
                     format!("it cannot be granted what its results name: {}", self.queue.explain(error));
@@ -45,8 +45,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
         };
         let storage = &self.storage;
-        // As for what workers grant: the engine names a block, and here it gets its place. Without a key there is no
-        // buffer to be had now; the engine's grant stands, for when the worker asks again.
+        // The engine names a block or a buffer; its region and offset are filled in here. Without a key the worker gets no buffer now;
+        // the engine's grant remains, for the worker's next request.
         let place = |result: &ResultBlock| {
             let landing = result.block.landing?;
             let (region, offset) = match result.place {
@@ -77,7 +77,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.post(peer, Post::Results { slot, block, bytes: end })
     }
 
-    /// Writes what of a reply travels with its result. One that is not kept any more is for nobody: its place is left empty.
+    /// Writes the part of a reply that travels with its result. If the reply is no longer kept, nobody waits for it, and its place is left
+    /// empty.
     fn write_reply(&self, block: u32, at: u64, call: u64, bytes: u64) -> Result<(), LaneError> {
         let Some((head, body)) = self.calls.reply_prefix(call) else {
             return Ok(self.blocks.write(block, at, &vec![0; bytes as usize])?);
@@ -88,8 +89,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(self.blocks.write(block, at + 2 + head.len() as u64, body)?)
     }
 
-    /// The key under which a worker writes into the spill blocks that are granted to it; none while its channel cannot
-    /// tell it.
+    /// The key under which a worker writes into the spill blocks that are granted to it; none while its channel cannot send it.
     fn lend_spill(&mut self, peer: Rank, results: &[ResultBlock]) -> Option<u64> {
         let link = self.links.get_mut(peer.0 as usize)?.as_mut()?;
         let spill = self.storage.spill_cells();
@@ -105,7 +105,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         link.spill_key
     }
 
-    /// What workers wrote into spill blocks is taken, or not wanted any more.
+    /// Ends the grants of spill blocks whose content was reduced or is no longer needed.
     pub(super) fn take_key_buffers(&mut self) -> Result<(), LaneError> {
         for (rank, block) in self.engine.taken_buffers() {
             if let Some(link) = self.links.get(rank.0 as usize).and_then(Option::as_ref) {
@@ -115,7 +115,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    /// The key under which a worker reads weights where they lie.
+    /// The key under which a worker reads views of weights.
     fn show_weights(&mut self, peer: Rank) -> Result<u64, PostError> {
         let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else { return Err(PostError::Closed) };
         match link.weights_key {
@@ -163,7 +163,7 @@ fn encode_results(
     for result in results {
         let bytes = result.inline_bytes();
         let landing = place(result);
-        // Without its reply a call was answered for nothing.
+        // If the reply is no longer kept, the call ends without it.
         let is_gone = result.call.is_some_and(|call| !is_kept(call));
         let status = if is_gone { Status::NoReply } else { result.block.status };
         let block = Block { status, bytes, data: BlockData::Inline { offset: 0 }, landing, ..result.block };

@@ -1,6 +1,6 @@
-//! What a lane has chunks for, as it changes. Memory for new chunks is made, and sums are moved to where they can be sent from, a
-//! few at a time: rounds go on in between. Then the engine takes all of it at once. What others wait for (who serves what, whose
-//! copy counts) is not put off for it. It must not decide what chunks are for.
+//! Changes of a lane's roles, from a new shard map. Memory for new chunks is allocated, and accumulators are moved to memory that can be
+//! sent, a few chunks in each turn, so that rounds continue. Then the engine takes all new roles at once. Roles that others wait for (the
+//! new primary, the replica that counts) do not wait for this. It must not decide roles: the scheduler does.
 
 use super::change::{AllMade, Changed, Changing, Reply};
 use super::error::LaneError;
@@ -21,8 +21,8 @@ fn has_copies(role: Role) -> bool {
 impl<Q: CompletionQueue> DataLane<Q> {
     /// New chunks to hold.
     pub fn assign(&mut self, epoch: Epoch, specs: &[ChunkSpec]) -> Result<(), LaneError> {
-        // Decisions are applied in order. One that is prepared still knows nothing of these: it would give them up; and
-        // what is said of this epoch would be believed of copies that it has not made yet.
+        // Decisions are applied in order. An earlier one that is still being prepared does not contain these chunks, and would give them
+        // up. And reports about this epoch would count for replicas that it has not made yet.
         while self.change_roles() {}
         self.epoch = self.epoch.max(epoch);
         let added = self.engine.assign(epoch, specs);
@@ -42,8 +42,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.end_roles(&mut changing)
     }
 
-    /// As [`DataLane::roles`], a few chunks a turn, and answered when it is done. An earlier decision that is being prepared for
-    /// is over with it.
+    /// As [`DataLane::roles`], a few chunks in each turn, answered when it is done. It replaces an earlier decision that is still being
+    /// prepared.
     pub(super) fn take_roles(&mut self, epoch: Epoch, chunks: Vec<(ChunkSpec, Role)>, reply: Reply) {
         if self.changing.as_ref().is_some_and(|changing| epoch < changing.epoch) {
             reply.send(Ok(()));
@@ -83,7 +83,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.epoch = self.epoch.max(epoch);
         let mut next = 0;
         if self.engine.changes_duties(&chunks) {
-            // What this server is to serve is never left out: it would say too early that all of it has copies.
+            // Chunks that this server serves are never left out. Otherwise it would report too early that all of them have replicas.
             let here =
                 |(spec, role): &&(ChunkSpec, Role)| role.serves() || self.engine.index_of(spec.id).is_some();
             let here: Vec<_> = chunks.iter().filter(here).copied().collect();
@@ -96,7 +96,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(Changing { epoch, chunks, next, made, lacking: Vec::new(), failed: None, reply: None })
     }
 
-    /// Makes what there is to be made for some chunks. True when that is all.
+    /// Allocates memory for some chunks. True when nothing is left to do.
     fn prepare_some(&mut self, changing: &mut Changing) -> bool {
         let mut prepared = 0;
         while prepared < PER_TURN {
@@ -125,7 +125,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         for weights in made.weights() {
             self.queue.prepare(&weights)?;
         }
-        // A copy may soon be what others are copies of.
+        // A replica may soon be the primary, with replicas of its own.
         if (!role.serves() || has_copies(role))
             && let Some(sum) = self.storage.lend_made(&mut made)?
         {
@@ -135,17 +135,17 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(true)
     }
 
-    /// True where the sum was moved for it.
+    /// Moves a chunk's accumulator to memory that can be sent. True if it was not there yet.
     fn lend_sum(&mut self, index: u32) -> Result<bool, LaneError> {
         let Some(sum) = self.storage.lend_sum(index)? else { return Ok(false) };
         self.queue.prepare(&sum)?;
         Ok(true)
     }
 
-    /// All is prepared, but for what cannot be had: that is left out.
+    /// Everything is prepared. Chunks without memory are left out.
     fn end_roles(&mut self, changing: &mut Changing) -> Result<(), LaneError> {
         let Changing { epoch, chunks, made, lacking, failed, .. } = changing;
-        // Chunks of a tensor with norms lie together, or not at all.
+        // The chunks of a tensor with norms are taken all together, or none of them is.
         let lacks = |spec: &ChunkSpec, id: &ChunkId| match spec.optimizer.needs_norms() {
             true => id.key == spec.id.key,
             false => *id == spec.id,
@@ -170,7 +170,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.note_stored();
         lent.retain(|index| self.engine.is_served(*index));
         let lent = lent.into_iter().try_for_each(|index| self.lend_sum(index).map(drop));
-        // What the engine decided is done, whatever could not be made or read.
+        // The engine's commands are executed, even if some chunks could not be made or read.
         self.execute();
         self.free_images();
         let Self { tables, engine, .. } = self;
@@ -178,8 +178,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         made.and(begun).and(lent)
     }
 
-    /// Chunks of zeros, as far as they are not made yet (`all`). One that there is no memory for counts as none that this server has: what comes for it is sent back,
-    /// and the next decision that names it tries again. The others are made.
+    /// Makes chunks of zeros, unless they are in `all` already. If there is no memory for a chunk, this server does not have it: requests for
+    /// it are sent back, and the next decision that names it tries again. The others are made.
     pub(super) fn make(&mut self, added: &[(u32, ChunkSpec)], all: &mut AllMade) -> Result<(), LaneError> {
         let (mut made, mut refused) = (Ok(()), Vec::new());
         for (index, spec) in added {
@@ -245,7 +245,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             chunks.iter_mut().for_each(|(_, from)| *from = round);
         }
         self.storage.change_rule(&chunks, optimizer)?;
-        // Copies hear of it in its place between updates.
+        // Replicas receive the change between two updates, at its place.
         chunks.iter().for_each(|(chunk, _)| self.engine.rule_changed(*chunk));
         Ok(())
     }

@@ -38,15 +38,14 @@ pub(super) fn spawn_lane(
     Ok((mailbox, start(index, work, failed)?))
 }
 
-/// A thread that says how its work failed, also where it panicked: the server is to end then, and not to go on without a
-/// lane.
+/// Starts a thread that reports why its work failed, also after a panic. The server then exits: it must not continue without a lane.
 fn start(
     index: u16,
     work: impl FnOnce() -> Result<(), LaneError> + Send + 'static,
     failed: impl FnOnce(LaneError) + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(format!("gradwire-data-{index}")).spawn(move || {
-        // What a panic leaves half done is dropped by it.
+        // A panic drops the lane, and with it everything that it left half done.
         let ended = catch_unwind(AssertUnwindSafe(work));
         if let Err(error) = ended.unwrap_or(Err(LaneError::Panicked { lane: index })) {
             failed(error);
@@ -118,7 +117,7 @@ impl Loop {
             }
             let now_ms = self.look_at_clock();
             busy |= self.lane.take(now_ms)?;
-            // Before workers hear of it: a call that is told to be over is not begun any more.
+            // Before answers are sent: a handler must not begin a call after its worker was told that the call has ended.
             while let Some(event) = self.lane.next_call_event() {
                 self.callers.tell(event, self.lane.reply_memory());
             }

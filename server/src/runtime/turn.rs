@@ -1,5 +1,6 @@
-//! One turn of a lane: polls its completion queue, lets the engine decide, and has the commands executed. It has no clock and no thread
-//! of its own, so that the simulation runs the very same code.
+//! One turn of a lane. Its first half, `take`, polls the completion queue, gives the engine what has arrived, and executes its commands. Its
+//! second half, `send`, packs and posts answers and records. It has no clock and no thread of its own, so that the simulation runs the same
+//! code.
 
 use super::calls::CallEvent;
 use super::error::LaneError;
@@ -19,7 +20,7 @@ use proto_common::ids::Rank;
 const TICK_MS: u64 = 50;
 
 impl<Q: CompletionQueue> DataLane<Q> {
-    /// What handlers are to hear, in order.
+    /// The next event for handlers, in order.
     pub(super) fn next_call_event(&mut self) -> Option<CallEvent> {
         self.calls.next_event()
     }
@@ -31,7 +32,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(busy)
     }
 
-    /// The part of a turn that takes what has happened.
+    /// The first half of a turn: handles everything that has arrived.
     pub(super) fn take(&mut self, now_ms: u64) -> Result<bool, LaneError> {
         self.check()?;
         let mut completions = std::mem::take(&mut self.completions);
@@ -49,6 +50,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.engine.tick(now_ms, &mut self.commands);
             self.execute();
         }
+        // A complete round waits for workers to copy older weights out of the buffer that it needs.
         if self.engine.is_stuck() {
             self.engine.relieve(now_ms, &mut self.commands);
             self.execute();
@@ -59,12 +61,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(busy || changed || copied)
     }
 
-    /// The part of a turn that says what follows.
+    /// The second half of a turn: sends answers and records.
     pub(super) fn send(&mut self) -> Result<(), LaneError> {
         self.retry_backlogs()?;
         self.retry_servers()?;
         self.engine.flush(self.blocks.free(), &mut self.commands);
-        // First: a block that is free again may be lent to the same worker by the results.
+        // Before the results are sent: they may grant a block that is free again to the same worker.
         self.take_key_buffers()?;
         self.execute();
         self.check()?;
@@ -140,7 +142,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Ok(header) => {
                 match self.reach(rank) {
                     Ok(()) => {}
-                    // Whatever was in that memory: nothing of the batch is taken. The end of the channel is next.
+                    // The worker may have changed that memory since. The whole batch is dropped; the end of the channel follows.
                     Err(PostError::Closed) => return Ok(()),
                     Err(_) => {
                         self.expel(rank, "its batch refers to memory that it did not hand over");
@@ -153,7 +155,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 self.flight.batch(rank, &self.reader.blocks);
                 let (blocks, grants) = (&self.reader.blocks, &self.reader.grants);
                 let context = BatchContext { peer: rank, slot, header: &header, blocks, grants };
-                // Before any of it is reduced. Off unless the worker asks for it.
+                // The worker may ask for checksums (`transport.payload_checksum`). They are checked before anything is reduced.
                 let sound = match header.payload_checksum {
                     Some(stated) => {
                         let (offset, bytes) = (header.payload_offset, header.payload_bytes);
@@ -173,7 +175,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    /// Maps what the batch refers to, where that is read where it lies. On other channels it is read otherwise.
+    /// Maps the worker's memory that the batch refers to, if this channel reads in place (shared memory). Other channels fetch it.
     fn reach(&mut self, rank: Rank) -> Result<(), PostError> {
         let Self { queue, links, reader, .. } = self;
         let link = links.get_mut(rank.0 as usize).and_then(Option::as_mut).ok_or(PostError::Closed)?;
@@ -183,7 +185,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         reader.blocks.iter().try_for_each(|block| match block.data {
             BlockData::ByReference { region, offset } => {
                 if !link.reads {
-                    // Where its owner has closed, it may write that memory again.
+                    // If the worker has closed the channel, it may use that memory for something else already.
                     queue.begin_reads(link.channel)?;
                     link.reads = true;
                 }

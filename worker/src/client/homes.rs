@@ -40,7 +40,7 @@ impl Client {
         Ok(homes)
     }
 
-    /// An earlier life of this rank may have contributed to homes: what this one does is counted behind that.
+    /// An earlier process of this rank may have contributed to homes. This client's contributions are numbered after those.
     fn go_on_counting(&self, homes: &[Tensor]) -> Result<(), ClientError> {
         if self.coming() == Coming::Between {
             return Ok(());

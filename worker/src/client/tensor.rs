@@ -30,7 +30,8 @@ struct Declared {
     coded: Option<CodedTensor>,
     numbers: Mutex<Numbers>,
     viewing: Viewing,
-    /// The newest version that an operation brought, where rounds go on without this worker.
+    /// The newest version that an operation has returned. Only for tensors with backup workers, because their rounds can end
+    /// without this worker.
     seen: Option<Arc<AtomicU64>>,
     /// A place in [`Placement::ALL`].
     placement: AtomicU8,
@@ -41,7 +42,7 @@ struct Declared {
 pub(super) struct Numbers {
     operations: u64,
     rounds: u64,
-    /// The first pull is to bring the weights of that round, and no newer ones.
+    /// The next pull must return the weights of that round, and no newer ones.
     is_exact: bool,
     pub(super) encoder: Option<Encoder>,
 }
@@ -52,26 +53,26 @@ impl Numbers {
         self.rounds
     }
 
-    /// This worker's next contribution is to the round after this one, whose weights the next pull is to bring: `exactly`
-    /// where others may have finished one more.
+    /// A restarted worker continues: its next contribution is to the round after this one. With `exactly` the next pull returns
+    /// the weights of this round, even if the other workers have finished one more.
     pub(super) fn go_on_after(&mut self, round: u64, exactly: bool) {
         (self.rounds, self.is_exact) = (round, exactly);
     }
 
-    /// Is the next pull to bring one version exactly?
+    /// Must the next pull return one exact version?
     pub(super) fn is_exact(&self) -> bool {
         self.is_exact
     }
 
-    /// Is this operation to bring one version exactly? Only the first one may have to that lands anything.
+    /// Must this operation return one exact version? Only the first operation that returns weights may have to.
     pub(super) fn exactly(&mut self, kind: OpKind) -> bool {
         let is_exact = self.is_exact && kind == OpKind::Pull;
         self.is_exact &= !kind.lands();
         is_exact
     }
 
-    /// Number and round of the next operation. A pull wants what this worker contributed to last. Where rounds went on
-    /// without this worker up to one it has `seen`, it goes on behind that.
+    /// Number and round of the next operation. The round of a pull is the one that this worker contributed to last. If rounds
+    /// have ended without this worker (backup workers), it continues after the newest version that it has `seen`.
     pub(super) fn next(&mut self, kind: OpKind, seen: u64) -> (Operation, u64) {
         self.operations += 1;
         self.rounds = self.rounds.max(seen);
@@ -160,14 +161,14 @@ impl Tensor {
         Self { by_chunk: true, ..self.clone() }
     }
 
-    /// An operation is to tell the version of each chunk, where that is asked for, and the newest one that it brings, where
-    /// rounds go on without this worker.
+    /// Gives an operation room for the version of each chunk, if the caller asked for them, and the place for the newest version
+    /// that it returns, if the tensor has backup workers.
     pub(super) fn begin_telling(&self, buffers: &mut OpBuffers) {
         let room = || Vec::with_capacity(self.lanes().iter().map(|parts| parts.len()).sum());
         (buffers.versions, buffers.seen) = (self.by_chunk.then(room), self.declared.seen.clone());
     }
 
-    /// The newest version that an operation brought, where rounds go on without this worker; else 0.
+    /// The newest version that an operation has returned, for tensors with backup workers; otherwise 0.
     pub(super) fn seen(&self) -> u64 {
         self.declared.seen.as_ref().map_or(0, |seen| seen.load(Ordering::Acquire))
     }
@@ -196,14 +197,15 @@ impl Tensor {
         &self.declared.lanes
     }
 
-    /// May its weights be read where servers have them? There the next version but one waits for who reads: only where a
-    /// round waits for every worker anyway does that keep nobody else up. And there a tensor is of one version.
+    /// May a worker read its weights in the servers' memory, as a view? A view blocks the round after the next one, because both
+    /// buffers of the chunk are then in use. That delays nobody else only if each round waits for every worker anyway: in mode
+    /// sync without backup workers.
     pub(super) fn may_be_shown(&self) -> bool {
         let spec = self.spec();
         !spec.dynamic && spec.settled_mode().has_rounds() && spec.settled_backup() == 0
     }
 
-    /// What of its weights is read where it lies.
+    /// Which of its weights are read as views.
     pub(super) fn viewing(&self) -> &Viewing {
         &self.declared.viewing
     }
@@ -213,12 +215,12 @@ impl Tensor {
         self.declared.viewing.begin(operation, self.lanes().iter().map(|parts| parts.len()).sum())
     }
 
-    /// May an operation on it be under way?
+    /// May an operation on it be in flight?
     pub(super) fn is_busy(&self) -> bool {
         self.declared.viewing.is_busy()
     }
 
-    /// Has a buffer of so many bytes the tensor's length, or is it `shorter` where it may be?
+    /// Checks that a buffer has the tensor's length. With `shorter` it may be shorter.
     pub(super) fn check_length(&self, have: u64, shorter: bool) -> Result<(), ClientError> {
         let (want, dtype) = (self.bytes(), self.spec().dtype);
         let fits = shorter && have <= want && have.is_multiple_of(dtype.bytes() as u64);

@@ -152,14 +152,15 @@ impl Client {
         source: Option<Source>,
         priority: i32,
     ) -> Result<Handle, ClientError> {
-        // One version exactly lands: it may be the one before that which is shown.
+        // A pull of one exact version is not a view: a view has the newest version, and the exact one may be the version before it.
         let is_exact = tensor.numbers().is_exact() && kind == OpKind::Pull;
         let in_place = tensor.may_be_shown() && self.0.links.share_memory() && !is_exact;
         let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?.into()) };
         Ok(self.start(tensor, Call { kind, source, target, view: in_place, priority })?.into_view())
     }
 
-    /// Notifies servers about a tensor: an operation without payload and weights that is not waited for.
+    /// Starts an operation without payload and weights. It notifies servers of views that have ended, and its result is the
+    /// tensor's version (see [`OpKind::Release`]).
     pub(super) fn tell(&self, tensor: &Tensor, kind: OpKind) -> Result<Handle, ClientError> {
         self.start(tensor, Call { kind, source: None, target: None, view: false, priority: i32::MAX })
     }
@@ -231,7 +232,7 @@ impl Client {
                     Way::InPlace(span) if self.prepare(&span).is_ok() => span,
                     Way::Copy => buffers.source.insert(self.copy_of(user)?).span(),
                     Way::InPlace(span) => {
-                        // What the device has no room for goes by a copy.
+                        // The device cannot register this memory: send a copy of it.
                         drop(span);
                         self.0.registrations.forget(user);
                         buffers.source.insert(self.copy_of(user)?).span()
@@ -258,7 +259,7 @@ impl Client {
         Ok(copy)
     }
 
-    /// Wakes these lanes (a bit per lane), all of them. An error if one has ended.
+    /// Starts what was submitted to these lanes (a bit per lane), on all of them. An error if one has ended.
     fn kick(&self, used: u64) -> Result<(), OpError> {
         let mut kicked = Ok(());
         for (_, lane) in self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1) {
@@ -324,8 +325,9 @@ impl Client {
                 target: target.clone(),
             });
         }
-        // The order of a tensor's operations is settled; starting them takes no lock of the tensor's.
+        // All lanes have the operation, so its place among the tensor's operations is fixed. Starting it needs no lock.
         drop(numbers);
+        // Rows of tables (homes) have no rounds.
         if kind.contributes() && home_of(tensor.key()).is_none() {
             self.look_at_round(round);
         }

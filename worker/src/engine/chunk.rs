@@ -1,9 +1,9 @@
-//! The parts of each chunk on a lane: which wait, how many are under way, and when a part that a server could not take is tried again.
+//! The parts of each chunk on a lane: which wait, how many are in flight, and when a part that a server could not take is tried again.
 //! Owns their order. It must not know a link, or what an operation is for.
 //!
 //! ```text
 //!                queue: it may go              sent                  ended
-//!  waiting ──────────────────────▶ queued ───────────▶ under way ───────────▶
+//!  waiting ──────────────────────▶ queued ───────────▶ in flight ───────────▶
 //!     ▲                              │                      │
 //!     ├── dequeue, or another server ┘                      │
 //!     └──────── take_back: it is to be sent again ──────────┘
@@ -11,10 +11,10 @@
 //!
 //! Only the first part that waits is queued, and it is not queued while the chunk is
 //!
-//! - *held*: its server could not take a part, and is asked again after a pause. If a later part were sent, the server would only send it
-//!   back;
-//! - *asked*: a part is announced, and its server has not said where to write it;
-//! - *leaving*: parts are under way to another server, which may still read or write their memory.
+//! - *held*: its server could not take a part, and the part is sent again after a pause. If a later part were sent, the server would only
+//!   send it back;
+//! - *asked*: a part is announced, and its server has not answered with a buffer to write it into (see `placement`);
+//! - *leaving*: the chunk has moved, and parts are in flight to its old server, which may still read or write their memory.
 
 use super::part::Submit;
 use super::shown_by::ShownBy;
@@ -24,7 +24,7 @@ use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::limits::OPEN_SPAN_MAX;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-/// Operations of one chunk that may be under way at once. Servers keep contributions this many rounds ahead.
+/// Operations of one chunk that may be in flight at once. Servers keep contributions this many rounds ahead.
 const SENT_PER_CHUNK_MAX: u32 = 4;
 /// Wait before a part that a server could not take is sent again; doubled each time until one is taken, so
 /// that what the server waits for gets through.
@@ -42,7 +42,7 @@ pub(super) struct Chunk {
     sent: u32,
     /// The server that has the parts that were sent.
     sent_to: Rank,
-    /// The server, where that is not the one that operations were cut for any more.
+    /// The chunk's server since it has moved. None while it is where the declaration placed it.
     route: Option<Rank>,
     held: bool,
     asked: bool,
@@ -52,12 +52,12 @@ pub(super) struct Chunk {
     tries: u32,
     /// Operations that have not ended, in order.
     open: VecDeque<u64>,
-    /// Servers whose weights of it may be read still, where they lie.
+    /// Servers whose weights of it may still be read as views.
     pub(super) shown_by: ShownBy,
 }
 
 impl Chunk {
-    /// Where a part of it is to be sent, whose operation was cut when `first` had the chunk.
+    /// The server to which a part is sent now; `first` is the server that its operation was submitted for.
     pub(super) fn server(&self, first: Rank) -> Rank {
         self.route.unwrap_or(first)
     }
@@ -78,7 +78,7 @@ impl Chunk {
         let has_window =
             |most| self.open.front().is_none_or(|oldest| submit.operation.0 < oldest.saturating_add(most));
         let may_go = match submit.kind {
-            // What ends a view may be what all that was sent waits for.
+            // A round may wait for the end of a view, and everything in flight for that round.
             OpKind::Release => has_window(OPEN_SPAN_MAX),
             OpKind::Call => has_window(CALLS_IN_FLIGHT_MAX),
             _ => self.sent < SENT_PER_CHUNK_MAX && has_window(OPEN_SPAN_MAX),
@@ -92,19 +92,19 @@ impl Chunk {
         !self.held && !self.asked && self.waiting.front() == Some(&part)
     }
 
-    /// What was queued is not any more.
+    /// Takes the queued part back out of the queue.
     pub(super) fn dequeue(&mut self) {
         self.queued = false;
     }
 
-    /// The first part is on its way, announced or as a whole.
+    /// The first part was sent: as a whole, or (`asked`) as an announcement.
     pub(super) fn sent(&mut self, server: Rank, asked: bool) {
         self.waiting.pop_front();
         (self.queued, self.asked, self.sent_to) = (false, asked, server);
         self.sent += 1;
     }
 
-    /// A part that was sent waits again, before all that it does not come after.
+    /// A part that was sent waits again, in its old place: after the parts for which `is_before` holds.
     pub(super) fn take_back(&mut self, part: u32, is_before: impl Fn(u32) -> bool) {
         let at = self.waiting.partition_point(|other| is_before(*other));
         self.waiting.insert(at, part);
@@ -126,24 +126,24 @@ impl Chunk {
         self.open.front().copied().map(Operation)
     }
 
-    /// The announced part is answered, with a grant or not.
+    /// The server has answered the announcement, with a grant or without.
     pub(super) fn announced(&mut self, is_grant: bool) {
         self.asked = false;
         self.asked_before &= is_grant;
     }
 
-    /// May this server's grant for the announced part be used? Of a server that has given the chunk up meanwhile it is worth
-    /// nothing, also where the chunk is there again.
+    /// May this server's grant for the announced part be used? Not if the chunk has moved since the announcement, even if it has
+    /// returned to this server: the server ended the grant when it gave the chunk up.
     pub(super) fn takes_grant(&mut self, server: Rank) -> bool {
         !std::mem::take(&mut self.asked_before) && self.server(server) == server
     }
 
-    /// A grant for what is announced now is not to be used.
+    /// A grant for the part that is announced now must not be used.
     pub(super) fn refuse_grant(&mut self) {
         self.asked_before |= self.asked;
     }
 
-    /// Another server has it; the parts that wait. None if that has it already.
+    /// The chunk has moved to this server. Returns the parts that wait; none if the chunk is at this server already.
     pub(super) fn remap(&mut self, server: Rank) -> Option<impl Iterator<Item = u32> + '_> {
         if self.route.replace(server) == Some(server) {
             return None;
@@ -161,24 +161,24 @@ impl Chunk {
         self.begin_anew();
     }
 
-    /// The server's process is gone, and all that waits ends with it.
+    /// The server's process has exited. Only calls to it wait here, and they end with it.
     pub(super) fn drop_waiting(&mut self) {
         self.waiting.clear();
         self.queued = false;
     }
 
-    /// A server that could not take a part says nothing of the next one.
+    /// Another server, or another channel, may be able to take the next part at once.
     fn begin_anew(&mut self) {
         (self.queued, self.held, self.tries) = (false, false, 0);
     }
 
-    /// Are parts under way to another server than this one?
+    /// Are parts in flight to another server than this one?
     fn is_leaving(&self, server: Rank) -> bool {
         self.sent > 0 && self.sent_to != server
     }
 }
 
-/// All chunks of a lane that operations were for.
+/// All chunks of a lane that have had operations.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     pub(super) of: HashMap<ChunkId, Chunk>,
@@ -187,7 +187,7 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// This server could not take a part of it. False if another one has it by now, and can be asked at once.
+    /// This server could not take a part of the chunk. False if the chunk has moved to another server, which can be asked at once.
     pub(super) fn hold(&mut self, id: ChunkId, server: Rank, now_ms: u64) -> bool {
         let chunk = self.of.entry(id).or_default();
         if chunk.server(server) != server {
@@ -201,7 +201,7 @@ impl Chunks {
         true
     }
 
-    /// A chunk that is not held any more.
+    /// Releases a chunk whose pause is over.
     pub(super) fn release(&mut self, now_ms: u64) -> Option<ChunkId> {
         self.retries.first().filter(|(due, _)| *due <= now_ms)?;
         let (_, id) = self.retries.pop_first()?;
@@ -216,7 +216,7 @@ impl Chunks {
         self.retries.first().map(|(due, _)| *due)
     }
 
-    /// These have begun anew, and are not held.
+    /// These chunks are no longer held.
     pub(super) fn forget_retries(&mut self, of: &BTreeSet<ChunkId>) {
         self.retries.retain(|(_, id)| !of.contains(id));
     }

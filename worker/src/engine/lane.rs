@@ -31,17 +31,17 @@ use proto_common::batch::{BatchHeader, Block, Notice, SlotGrant};
 use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Rank};
 use std::cmp::Reverse;
 
-/// Parts of at most this many bytes wait for each other, and this many of them go out at any rate: what a batch
-/// costs is shared then, and more would gain little.
+/// Parts of at most this many bytes may wait for more of them, so that they share the cost of a batch. When this many wait,
+/// they are sent in any case: more would gain little.
 const GATHER_BYTES_MAX: u64 = 16 << 10;
 const GATHER_PARTS_MAX: usize = 32;
 
-/// What the engine is told once.
+/// The configuration of the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineConfig {
     /// The job.
     pub job: JobId,
-    /// This worker's life.
+    /// The incarnation of this worker's process.
     pub incarnation: Incarnation,
     /// The lane.
     pub lane: Lane,
@@ -120,8 +120,8 @@ impl LaneEngine {
         self.ops.len()
     }
 
-    /// Is nothing lost by waiting for more operations before the next batch? Only small ones are queued, and
-    /// their server has something to answer first.
+    /// May the next batch wait for more operations? Yes if only small parts are queued, and each of their servers still has
+    /// something to answer: the answer starts the next turn.
     #[must_use]
     pub fn may_gather(&self) -> bool {
         let is_small = |part: &Part| part.spec.payload().1 <= GATHER_BYTES_MAX;
@@ -131,7 +131,7 @@ impl LaneEngine {
         self.links.iter().all(|link| link.peek().is_none_or(|first| may_wait(link, first)))
     }
 
-    /// A server's life as its link knows it; zero while the link is down.
+    /// The incarnation of the server's process that the channel leads to; zero without a channel.
     #[must_use]
     pub fn server_incarnation(&self, server: Rank) -> Incarnation {
         self.links.get(server.0 as usize).map_or(Incarnation::default(), Link::incarnation)
@@ -160,7 +160,7 @@ impl LaneEngine {
         }
     }
 
-    /// No buffer that was granted is written any more: all are asked for again.
+    /// From now on no granted key buffer is written. The servers are asked for new ones.
     pub fn forget_grants(&mut self) {
         self.links.iter_mut().for_each(|link| link.buffers.retain(|_| false));
         self.chunks.of.values_mut().for_each(Chunk::refuse_grant);

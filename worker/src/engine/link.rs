@@ -66,7 +66,7 @@ impl Link {
         self.up
     }
 
-    /// The server's life; zero while the channel is down.
+    /// The incarnation of the server's process; zero while the channel is down.
     pub(super) fn incarnation(&self) -> Incarnation {
         self.incarnation
     }

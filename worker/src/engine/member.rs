@@ -1,6 +1,6 @@
-//! The worker as a member of the cluster, sans I/O: what the scheduler says goes in, and which servers are to be connected,
-//! which channels are over and which chunks have moved comes out. It keeps the roster and the part of the shard map that was
-//! declared here. It must not know how lanes work, reach anybody, or read a clock.
+//! The worker as a member of the cluster, without I/O. Messages of the scheduler go in. Commands come out: connect to a server, close
+//! its channels, send a chunk's operations to another server. It keeps the roster, and the part of the shard map that this worker
+//! has declared. It must not know how lanes work, do I/O, or read a clock.
 
 mod dials;
 
@@ -16,11 +16,11 @@ use std::collections::BTreeMap;
 pub struct MemberConfig {
     /// Its rank.
     pub rank: Rank,
-    /// Its life.
+    /// The incarnation of its process.
     pub incarnation: Incarnation,
     /// The cluster's shape.
     pub shape: ClusterShape,
-    /// A living server whose channels broke is connected again for so long; then the job ends.
+    /// For so long the worker tries to connect again to a server that is in the roster and whose channels broke; then the job ends.
     pub reach_ms: u64,
 }
 
@@ -39,7 +39,7 @@ pub enum MemberCommand {
         /// Not before so long from now.
         after_ms: u64,
     },
-    /// A server's life is over: all lanes close and fence their channels to it, and take no connection to this rank.
+    /// A server's process has failed or left: all lanes close and fence their channels to it, and accept no connection to this rank.
     End {
         /// Its rank.
         server: Rank,
@@ -57,11 +57,11 @@ pub enum MemberCommand {
     Leave(OpError),
 }
 
-/// Who is there.
+/// The membership.
 #[derive(Clone, Debug)]
 struct Roster {
     epoch: Epoch,
-    /// Everyone who is not known to be gone.
+    /// All members that have not failed or left.
     members: Vec<Entry>,
     /// Workers that left in good order.
     left: Vec<Rank>,
@@ -114,7 +114,7 @@ impl Member {
         self.servers().map(|server| server.id.rank).filter(|rank| !self.dials.is_up(*rank)).collect()
     }
 
-    /// Deaths of servers that others took over from.
+    /// Failures of servers whose chunks others took over.
     #[must_use]
     pub fn failovers(&self) -> u64 {
         self.failovers
@@ -249,11 +249,11 @@ impl Member {
         }
     }
 
-    /// A server is gone. First of all its channels end: nothing of it lands after something was sent to another.
+    /// A server has failed. Its channels end before anything is sent to its successor, so that nothing from it lands afterwards.
     fn forget(&mut self, gone: Rank, epoch: Epoch, out: &mut Vec<MemberCommand>) {
         let Some(roster) = &mut self.roster else { return };
         if epoch < roster.epoch {
-            // The life before.
+            // It was an earlier process of this rank.
             return;
         }
         roster.members.retain(|one| one.id.role != Role::Server || one.id.rank != gone);
@@ -311,7 +311,7 @@ impl Member {
         }
     }
 
-    /// The server lives, as far as the scheduler knows: it is connected again, within a bound.
+    /// The server is still in the roster: the worker connects again, within a bound.
     fn redial(&mut self, rank: Rank, now_ms: u64, out: &mut Vec<MemberCommand>) {
         let Some(server) = self.servers().find(|server| server.id.rank == rank).cloned() else { return };
         match self.dials.again(rank, now_ms) {

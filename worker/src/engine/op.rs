@@ -23,7 +23,7 @@ use proto_common::ids::{ChunkId, Key, Rank};
 /// A server answers at the operation's deadline; it is given this long to do so.
 pub(super) const GRACE_MS: u64 = 1_000;
 
-/// A server's last word on why it could not take a part yet.
+/// The last reason that a server has given why it could not take a part yet.
 #[derive(Clone, Debug)]
 pub(super) enum Told {
     /// It waits for these ranks: at most [`proto_common::limits::RANKS_LISTED_MAX`].
@@ -39,7 +39,7 @@ pub(super) struct Owing {
     pub(super) servers: Vec<Rank>,
     /// Those that have no channel.
     pub(super) down: Vec<Rank>,
-    /// The servers of all parts have said lately why they wait.
+    /// The servers of all parts have recently reported why they wait.
     pub(super) all_told: bool,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Op {
     /// Bytes that landed and the newest version, where servers say how many: of dynamic tensors.
     landed: Option<(u64, u64)>,
     failed: bool,
-    /// Why a server could not take a part; most operations never hear of it.
+    /// Why a server could not take a part. Boxed, because most operations have none.
     told: Option<Box<Told>>,
 }
 

@@ -14,13 +14,13 @@ const CORRUPT_RETRIES_MAX: u8 = 3;
 pub struct PartSpec {
     /// Which chunk.
     pub id: ChunkId,
-    /// Its server; where the map has changed since, the engine knows.
+    /// Its server when the operation was submitted. If the chunk has moved since, the engine has the new one (`chunk.rs`).
     pub server: Rank,
     /// Bytes before it in the tensor.
     pub offset: u64,
     /// Its bytes.
     pub bytes: u64,
-    /// Its payload, where that is not the chunk itself.
+    /// Its payload, if that is encoded.
     pub coded: Option<Coded>,
 }
 
@@ -42,7 +42,7 @@ impl PartSpec {
     }
 }
 
-/// An operation as every lane hears of it. Operations of one key come in the order of their numbers.
+/// An operation as each lane receives it. Operations of one key come in the order of their numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct Submit {
     /// The caller's id of the operation, unique among live ones.
@@ -53,15 +53,15 @@ pub struct Submit {
     pub dtype: Dtype,
     /// Does it carry a payload? (Init from ranks other than 0 does not.)
     pub payload: bool,
-    /// How its payload travels, where that can be had.
+    /// How its payload travels, if that is possible; otherwise in a slot.
     pub placement: Placement,
     /// Its number on the key.
     pub operation: Operation,
-    /// Weights are not to land, but to be read where they lie.
+    /// The weights are not written to this worker, but read in the server's memory as a view.
     pub view: bool,
-    /// A pull is to bring exactly the version that it names, and not a later one.
+    /// A pull must return exactly the version that `count` names, and not a later one.
     pub exact: bool,
-    /// What the trainer still reads of what was shown to it.
+    /// The views that the trainer still reads.
     pub reading: Reading,
     /// The round it contributes to, or the least version wanted; of a call, the bytes of its body.
     pub count: Count,
@@ -69,7 +69,7 @@ pub struct Submit {
     pub priority: i32,
     /// Time the operation has, from now.
     pub timeout_ms: u32,
-    /// The version of each chunk is to be told, and not of all the least only.
+    /// Report the version of each chunk, not only the lowest.
     pub by_chunk: bool,
 }
 
@@ -77,7 +77,7 @@ pub struct Submit {
 pub(super) enum State {
     /// Waits for its turn, for a credit, or until it can be tried again.
     Queued,
-    /// Sent, not answered; where its payload was said to be.
+    /// Sent, not answered; with the place of its payload as the block named it.
     Sent(BlockData),
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Part {
     /// Order of submission on this lane.
     pub(super) order: u64,
     pub(super) state: State,
-    /// When the server last said whom it waits for; none where its last word was another one.
+    /// When the server last reported the workers that it waits for; none if its last answer was another one.
     pub(super) told_ms: Option<u64>,
     /// How often its payload changed on the way.
     corrupt: u8,
@@ -104,7 +104,7 @@ impl Part {
         (self.corrupt, self.told_ms) = ((self.corrupt + 1).min(CORRUPT_RETRIES_MAX + 1), None);
     }
 
-    /// It goes out once more, as its number only.
+    /// It is sent once more, with its operation number and without payload.
     pub(super) fn give_up(&mut self) {
         self.corrupt = CORRUPT_RETRIES_MAX + 1;
     }

@@ -1,5 +1,6 @@
-//! How a part's payload travels, and the buffers that one server granted for it: by chunk, for as long as the channel lives. Which
-//! placement a tensor is to have is decided elsewhere.
+//! How a part's payload travels, and the key buffers that one server granted: by chunk, until the channel ends. A tensor's placement is
+//! chosen when it is declared (`client/placing.rs`, by the rules of `proto_common::plan`); this file decides for each part whether it
+//! can travel in this way now, or takes a slot.
 //!
 //! ```text
 //!         granted: with a buffer           occupy: a payload is written
@@ -70,7 +71,7 @@ impl KeyBuffers {
         self.slots_only = true;
     }
 
-    /// Where a part's payload is to be when it is sent now.
+    /// How a part's payload travels if it is sent now.
     pub(super) fn way(&self, submit: &Submit, spec: &PartSpec, now_ms: u64) -> BlockData {
         let slot = BlockData::Inline { offset: 0 };
         // Servers check what is encoded in slots only.
@@ -78,7 +79,7 @@ impl KeyBuffers {
             return slot;
         }
         let keep = match (submit.placement, self.of.get(&spec.id)) {
-            // Placed anew: the buffer is asked for once more, for one landing, and is the server's again after that.
+            // The tensor's placement has changed. Another announcement, for one write, returns the kept buffer to the server.
             (placement, Some(KeyBuffer::Granted { keep: true, .. })) if placement != Placement::Static => {
                 false
             }

@@ -1,16 +1,17 @@
-//! Views of weights at servers that do not have the chunk any more: a server keeps what it showed until it hears that it is not
-//! read, and operations on the chunk go elsewhere by then. So each is told once, by a block of its own ([`Farewell`]). Owns, for one
-//! chunk, which servers have shown weights of it. It must not know what trainers hold: `Reading` says it.
+//! Views at servers that a chunk has left. A server keeps weights that a worker reads as a view until the worker reports that the view
+//! has ended. Usually the next operation on the chunk carries this report; but after a move that operation goes to another server. So
+//! the old server gets one report of its own: a [`Farewell`], which is a block `OpKind::Release` with operation 0. Owns, for one chunk,
+//! which servers have given views of it. It must not know which views the trainer still holds: that is in `Reading`.
 //!
 //! ```text
-//!        note: an answer shows weights        leave: nothing of it is read, and the chunk is elsewhere
+//!        note: an answer gives a view         leave: the view has ended, and the chunk has moved
 //!  None ──────────────────────────────▶ Shown ────────────────────────────────────────────────▶ Told
 //!   ▲                                     ▲                                                      │ │
 //!   │                                     └── say_again: the channel ended, or it came changed ──┘ │
 //!   └──────── the server's answer; or forget: the server's process is gone ────────────────────────┘
 //! ```
 //!
-//! If a server were never told, it would keep the version that it showed until this worker's process ends.
+//! Without the report, the server would keep that version until this worker's process exits.
 
 use super::command::PartBlock;
 use proto_common::batch::{Block, Kept, OpKind, Reading, Status};

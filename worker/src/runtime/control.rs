@@ -104,7 +104,7 @@ pub(crate) struct Control {
 /// How the scheduler is asked; clones ask at the same time, and are told when the control plane ends meanwhile.
 #[derive(Clone)]
 pub(crate) struct Requests {
-    /// Unbounded, but every message waits for its answer in its caller, or is sent once in a life.
+    /// Unbounded, but every message waits for its answer in its caller, or is sent once per process.
     outgoing: UnboundedSender<Outgoing>,
     posts: Posts,
     shared: Arc<Mutex<Shared>>,

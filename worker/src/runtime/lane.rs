@@ -1,5 +1,6 @@
-//! One data thread's work: polls its completion queue, lets the engine decide, executes the commands. No
-//! clock and no thread of its own, so that the simulation runs the very same code.
+//! The work of one lane: polls the completion queue, gives the engine what has arrived, and executes its commands. Whoever holds the
+//! lane's seat calls it: the data thread, or a caller (see `seat`). It has no clock and no thread of its own, so that the simulation
+//! runs the same code.
 
 mod answers;
 mod fences;
@@ -44,7 +45,7 @@ pub enum LaneError {
     NoServer(Rank),
 }
 
-/// What a lane is told once.
+/// The configuration of a lane.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneConfig {
     /// The engine's part.
@@ -70,7 +71,7 @@ pub struct LaneDriver<Q> {
     servers: HashMap<ChannelId, Rank>,
     /// Channels that broke after their probe was answered: server, number of the connection, reason.
     broken: Vec<(Rank, u64, String)>,
-    /// Channels that broke before: only who connects them is told.
+    /// Channels that broke before that. Only the thread that connects them is notified.
     unready: Vec<(Rank, String)>,
     live: HashMap<u64, Live>,
     fences: Fences,
@@ -84,7 +85,7 @@ pub struct LaneDriver<Q> {
     completions: Vec<Completion>,
     next_tick_ms: u64,
     failed: Option<OpError>,
-    /// Why what is to be sent cannot be registered: not told yet.
+    /// Why memory that is to be sent cannot be registered; not reported yet.
     unregistered: Option<String>,
     flight: LaneFlight,
 }
@@ -169,7 +170,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
 
     /// The membership's epoch, for batch headers.
     pub fn set_epoch(&mut self, epoch: Epoch) {
-        // Of a scheduler's that knows more than the one before, moves there and back are not told of; servers know them.
+        // A new scheduler sends the map as it is now. If a chunk has moved away from a server and back meanwhile, this worker does
+        // not learn of it, but the server has ended the chunk's grants.
         if epoch.term > self.epoch.term {
             self.engine.forget_grants();
         }
@@ -180,7 +182,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     pub fn attach(&mut self, server: Rank, number: u64, channel: ChannelId) -> Result<InboxGrant, LaneError> {
         self.detach(server);
         self.unready.retain(|(rank, _)| *rank != server);
-        // Of this channel alone: a server that was stopped in mid-copy over an earlier one writes into that one's.
+        // Each channel has an inbox of its own: a server that was stopped in the middle of a copy over an earlier channel continues
+        // to write into the inbox of that channel.
         let results = PeerWritable::allocate(self.inbox_bytes(), "gradwire-results-inbox")?;
         let (region, landing_key) = match self.lend_buffers(channel, &results) {
             Ok(keys) => keys,
@@ -365,7 +368,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         !self.broken.is_empty()
     }
 
-    /// A server's life is over: its channel is closed, and nobody answers calls to it.
+    /// A server's process has failed or left: closes its channel, and fails the calls to it.
     pub fn end_server(&mut self, server: Rank) {
         self.detach(server);
         self.broken.retain(|(rank, ..)| *rank != server);

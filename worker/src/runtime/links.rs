@@ -42,7 +42,7 @@ impl Links {
         self.flag(&all);
     }
 
-    /// A server's life is over.
+    /// A server's process has failed or left.
     pub(crate) fn remove(&self, server: Rank) {
         let mut all = self.lock();
         all.retain(|(rank, _)| *rank != server);

@@ -1,5 +1,6 @@
-//! Executes what the worker's engine for its membership decides: connects servers, each on a thread of its own, ends the
-//! channels of those that are gone, tells lanes what has moved. Nothing on the way of an operation comes here.
+//! Executes the commands of the worker's membership engine (`engine::member`): connects to servers, each on a thread of its own, has lanes
+//! close the channels to servers that have failed or left, and has them send operations where chunks have moved. No operation passes through
+//! this file.
 
 use super::bootstrap::{Connector, connect_server};
 use super::links::Links;
@@ -186,7 +187,7 @@ impl Members {
         let Some(engine) = state.engine.as_mut() else { return };
         let told = result.as_ref().map(drop).map_err(ToString::to_string);
         if !engine.connected(number, told, now_ms, &mut out) {
-            // Another life, or another try, has its place.
+            // There is a newer connection, or the server's process has failed.
             return;
         }
         if state.leaves {

@@ -22,7 +22,7 @@ pub(crate) enum LaneMessage {
         server: Rank,
         number: u64,
     },
-    /// A server's life is over: its channel is closed, which fences it, and no other is taken.
+    /// A server's process has failed or left: close and fence its channel, and accept no other channel to it.
     End {
         server: Rank,
     },

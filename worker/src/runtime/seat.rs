@@ -13,9 +13,9 @@ use proto_common::limits::LANES_MAX;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Turns after which a caller leaves what goes on and on to the data thread.
+/// After this many turns a caller leaves the lane to the data thread, even if there is more work.
 const SETTLE_TURNS: usize = 8;
-/// The clock is looked at once in so many turns: what it is for counts in milliseconds.
+/// The clock is read once in so many turns: its readers count in milliseconds.
 const TURNS_PER_CLOCK: u32 = 16;
 /// Most pauses of the processor between two idle turns.
 const PAUSES_MAX: u32 = 16;
@@ -26,13 +26,13 @@ const SLEEP_MS: u64 = 100;
 pub(super) struct Core {
     pub(super) driver: LaneDriver<LaneQueue>,
     pub(super) receiver: Letters<LaneMessage>,
-    /// A message that a caller met and left to the data thread; those behind it wait, too.
+    /// A message that a caller found and that only the data thread handles. Later messages wait behind it.
     pub(super) deferred: Option<LaneMessage>,
     pub(super) connections: Connections,
     /// How the data thread sleeps, and until when at most.
     pub(super) rest: Rest,
     pub(super) sleep_until_ms: u64,
-    /// Operations wait for the next turn, and the data thread was rung for it.
+    /// Operations wait for the next turn, and the data thread has been woken for it.
     gathering: bool,
     start: Instant,
     now_ms: u64,
@@ -83,7 +83,7 @@ impl Core {
             match self.receiver.try_recv() {
                 Ok(LaneMessage::Submit(submission)) => self.submit(submission),
                 Ok(other) => self.deferred = Some(other),
-                // A lane that nobody can reach any more is ended by its data thread.
+                // If all senders are gone, the data thread ends the lane.
                 Err(_) => break,
             }
             any = true;
@@ -128,8 +128,8 @@ impl Core {
     /// thread is rung once, because a caller need not come back.
     fn gather(&mut self) -> Left {
         if std::mem::replace(&mut self.gathering, true) {
-            // It is on its way, and the lane stays disarmed. If the lane were armed again, then a data thread that was
-            // rung just before it sleeps would sleep nevertheless.
+            // The data thread has been woken already, and the lane stays disarmed. If the lane were armed again, a data thread
+            // that was woken just before it sleeps would sleep nevertheless.
             return Left::Nothing;
         }
         self.lie_down();
@@ -157,7 +157,7 @@ impl Core {
 
     /// What is left in an armed lane.
     fn armed(&self) -> Left {
-        // The data thread went to sleep without knowing of what is to be done sooner.
+        // Something may be due before the time until which the data thread sleeps.
         let sooner = self.driver.engine().next_retry_ms().is_some_and(|due| due < self.sleep_until_ms);
         if sooner { Left::Work } else { Left::Nothing }
     }

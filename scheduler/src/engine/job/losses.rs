@@ -1,5 +1,6 @@
-//! What a member's death means: a server's shards go to their copies, a worker is waited for, done without, or the end. While
-//! a job is assembling any death ends it.
+//! What the failure of a member means. The chunks of a failed server go to their backups. For a failed worker, `cluster.worker_loss` decides
+//! whether the job waits for it, continues without it, or ends. While the job is assembling, any failure ends it. It must not decide who has
+//! failed: that is `ending`.
 
 use super::super::barriers::release;
 use super::super::declarations::declared;
@@ -16,7 +17,7 @@ use std::collections::BTreeSet;
 const TENSORS_NAMED_MAX: usize = 5;
 
 impl Engine {
-    /// Decides about a death; while the job is ending already, members just go.
+    /// Decides what follows from a failure. While the job is ending, nothing does.
     pub(in super::super) fn death(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
         if matches!(self.phase, Phase::Assembling | Phase::Running) {
             self.note(Note::Lost(death.clone()));
@@ -24,7 +25,7 @@ impl Engine {
         match (&self.phase, death.member.role) {
             (Phase::Assembling, _) => self.end(now_ms, Outcome::Died(death), out),
             (Phase::Running, Role::Server) => match &mut self.saving {
-                // Nobody needs it any more, unless a worker comes yet; a checkpoint that needed it has failed.
+                // All workers have finished, so nobody needs the server, unless another worker joins. A checkpoint that needed it fails.
                 Some(saving) => saving.unheeded.push(death),
                 None => self.lose_server(now_ms, death, out),
             },
@@ -46,11 +47,11 @@ impl Engine {
         let by = shards.successors(id.rank);
         let mut lost = shards.gone(epoch, id.rank);
         if is_last {
-            // Whoever was to follow is gone as well, and its death is only not decided yet.
+            // The backups have failed, too; the scheduler only has not decided it yet.
             lost = shards.map().tensors().map(|(spec, _)| spec.key).collect();
         }
         lost.retain(|key| self.declarations.is_kept(*key));
-        // Without copies the job's own servers have what no map tells of: what programs keep in them.
+        // Without replicas, servers may have state of programs (handlers) that is in no map. It is lost with them.
         let alone = self.config.shape.replicas == 0 && id.rank.0 < self.config.shape.servers;
         if lost.is_empty() && (alone && !has_any || is_last) {
             return self.end(now_ms, Outcome::Died(death), out);
@@ -84,8 +85,8 @@ impl Engine {
         }
     }
 
-    /// A server took over shards before their copies had arrived, and cannot read them from the checkpoint that the job began from.
-    /// Nobody has them then, and zeros in their place would be trained on and saved.
+    /// A server took over chunks before its replicas of them had arrived, and cannot read them from the checkpoint that the job began from.
+    /// No process has them. If the job continued, workers would train on zeros in their place, and save them.
     fn lose_takeover(&mut self, now_ms: u64, id: MemberId, reason: String, out: &mut Vec<Command>) {
         if self.phase != Phase::Running {
             return;
@@ -100,7 +101,7 @@ impl Engine {
         self.end(now_ms, Outcome::Died(Death { member: id, cause }), out);
     }
 
-    /// Nobody waits for a server any more.
+    /// Ends everything that waits for an answer of this server.
     fn go_on_without(&mut self, id: MemberId, out: &mut Vec<Command>) {
         declared(self.declarations.without(id.rank), out);
         release(self.barriers.without(id), out);
@@ -109,7 +110,7 @@ impl Engine {
         self.settle(out);
     }
 
-    /// What went with a server, and what to do.
+    /// The text of an error: what was lost with a server, and what to do.
     pub(in super::super) fn loss(&self, lost: &[Key]) -> String {
         let map = self.declarations.shards.map();
         let name = |key: &Key| match map.tensor(*key).map(|spec| spec.name.as_str()) {
@@ -172,7 +173,7 @@ impl Engine {
         }
     }
 
-    /// Workers that did not come again in time end the job.
+    /// Ends the job if a failed worker has not rejoined in time.
     pub(super) fn give_up(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         if let Some(Death { member, cause }) = self.members.late(now_ms) {
             let waited_ms = self.config.rejoin_ms;
@@ -182,7 +183,7 @@ impl Engine {
         }
     }
 
-    /// A server that others have taken over from, or that had nothing, leaves: all others are told. False where it may not.
+    /// A server without chunks leaves, and all others are notified. False if it must not leave.
     pub(super) fn server_leaves(&mut self, id: MemberId, out: &mut Vec<Command>) -> bool {
         let others = self.members.there_as(Role::Server).any(|(rank, _)| rank != id.rank);
         if !others || !self.declarations.shards.is_empty_at(id.rank) {

@@ -1,6 +1,6 @@
-//! Who has a chunk, under operations that are under way. A part that was sent stays where it was sent until it is answered
-//! or that channel has ended, for its memory may be written until then; nothing else of its chunk goes out before that to
-//! a server that has the chunk now.
+//! What the lane does when a chunk moves to another server, or when a server or its channel fails. A part that was sent belongs to
+//! the server that it was sent to until the server has answered or the channel has ended, because until then the server may write
+//! the part's memory. Before that, no other part of the chunk is sent to the chunk's new server.
 
 use super::LaneEngine;
 use crate::engine::command::Commands;
@@ -13,8 +13,8 @@ use proto_common::ids::{ChunkId, Rank};
 use std::collections::BTreeSet;
 
 impl LaneEngine {
-    /// Chunks have other servers from now on, those of operations to come included. What waits goes to these; what was sent
-    /// is answered first, or its channel ends.
+    /// Chunks have moved to other servers. Parts that wait, and parts of later operations, are sent there. Parts that were sent
+    /// are answered first, or their channel ends.
     pub fn remap(&mut self, moves: &[(ChunkId, Rank)]) {
         let mut moved = BTreeSet::new();
         for (id, server) in moves {
@@ -30,7 +30,7 @@ impl LaneEngine {
         let stays = |part: &Part| !moved.contains(&part.spec.id);
         for link in &mut self.links {
             link.retain(|part| self.parts.get(part).is_some_and(stays));
-            // What a server granted for a chunk that it has no more is not ours any more, whatever it is used for now.
+            // A server that gives a chunk up may use the buffers that it granted for it for something else.
             link.buffers.retain(|id| !moved.contains(&id));
         }
         for id in moved {
@@ -38,12 +38,12 @@ impl LaneEngine {
         }
     }
 
-    /// The channel to a server is closed and drained. What was sent and not answered is kept, and goes out again: over the
-    /// next channel, or to who has the chunk now.
+    /// The channel to a server is closed and drained. Parts that were sent and not answered are sent again: over the next channel,
+    /// or to the server that has the chunk by then.
     pub fn server_down(&mut self, server: Rank) {
         let Some(link) = self.link(server) else { return };
         *link = Link::default();
-        // What it was told may not have come.
+        // A notice that views have ended may be lost with the channel.
         self.chunks.of.values_mut().for_each(|chunk| chunk.shown_by.say_again(server));
         let mut mine = BTreeSet::new();
         let mut sent = Vec::new();
@@ -69,7 +69,7 @@ impl LaneEngine {
         }
     }
 
-    /// A server's life is over, and its channel was closed. Calls to it end: nobody else knows of them.
+    /// A server's process has exited, and its channel was closed. Calls to it fail: no other server has received them.
     pub fn server_gone(&mut self, server: Rank, out: &mut Commands) {
         self.chunks.of.values_mut().for_each(|chunk| chunk.shown_by.forget(server));
         let is_call = |part: &Part| self.ops.get(part.op).is_some_and(Op::is_call);
@@ -78,7 +78,7 @@ impl LaneEngine {
             let waited_ms = self.ops.get(part.op).map_or(0, |op| op.waited_ms(self.now_ms));
             let app = called(part.spec.id).map_or(0, |(app, _)| app);
             if let Some(chunk) = self.chunks.of.get_mut(&part.spec.id) {
-                // All that waits on it ends here, and nothing of it is under way.
+                // All calls that wait for this server end here, and none is in flight.
                 chunk.drop_waiting();
             }
             let failure = OpError::Call { app, server, waited_ms, fault: CallFault::ServerDied };
@@ -89,8 +89,8 @@ impl LaneEngine {
         }
     }
 
-    /// A server answers that it does not have the chunk. Where the map says the same by now it goes to whom that names; else
-    /// it is tried again there after a pause, because the map may be ahead of the server, or behind it.
+    /// A server answers that it does not have the chunk. If the chunk has moved in this worker's map, the part is sent to the new
+    /// server. Otherwise it is sent to the same server again after a pause: the map of one of the two is older.
     pub(super) fn rerouted(&mut self, index: u32, part: Part) {
         self.stats.reroutes += 1;
         self.put_back(index, part);

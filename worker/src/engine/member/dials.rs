@@ -1,4 +1,5 @@
-//! The connections to servers: of which life, how far they are, and when to try again. Who is there is the roster's to say.
+//! The connections to servers: to which incarnation, whether they are up, and when to try again. Which servers there are is in the
+//! roster. It must not connect by itself.
 
 use proto_common::ids::{Incarnation, Rank};
 use proto_common::message::Member as Entry;
@@ -53,7 +54,7 @@ impl Dials {
         self.to.get(&server).is_some_and(|dial| matches!(dial.state, State::Up { .. }))
     }
 
-    /// A connection to a life that has none yet: its number.
+    /// Begins a connection to a server process that has none yet, and returns its number.
     pub(super) fn begin(&mut self, server: &Entry) -> Option<u64> {
         if self.to.contains_key(&server.id.rank) {
             return None;
@@ -122,7 +123,7 @@ impl Dials {
         Ok((self.next, RETRY_MAX_MS.min(RETRY_FIRST_MS << (dial.failures.saturating_sub(1)).min(16))))
     }
 
-    /// Only these lives are there from now on. Says whose are over.
+    /// Only these server processes are members from now on. Returns the ranks whose process has left or failed.
     pub(super) fn keep(&mut self, servers: &[Entry]) -> Vec<Rank> {
         let is_there = |rank: Rank, dial: &Dial| {
             servers.iter().any(|one| one.id.rank == rank && one.incarnation == dial.incarnation)
@@ -133,7 +134,7 @@ impl Dials {
         over
     }
 
-    /// A life is over. True where there was one.
+    /// A server's process has failed. True if there was a connection to it.
     pub(super) fn end(&mut self, server: Rank) -> bool {
         self.to.remove(&server).is_some()
     }

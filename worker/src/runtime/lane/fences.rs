@@ -19,14 +19,14 @@ fn held(servers: Vec<Rank>, waited_ms: u64, cause: Option<OpError>) -> OpError {
 }
 
 impl<Q: CompletionQueue> LaneDriver<Q> {
-    /// The fence of a channel that was closed is pending: so is the end of whatever its server can reach.
+    /// The fence of a closed channel is pending. Operations whose buffers its server can reach end after it.
     pub(super) fn fence_off(&mut self, server: Rank, channel: ChannelId) {
         self.fences.pending.push((channel, server));
         let lent = self.live.values_mut().filter(|live| live.lent != Lent::No);
         lent.for_each(|live| live.fences.push(channel));
     }
 
-    /// A server's life is over: what it still reads counts for nothing.
+    /// A server's process has failed or left. What it still reads is never published, so operations need not wait for it.
     pub(super) fn stop_reader(&mut self, server: Rank) {
         let Self { fences, live, .. } = self;
         let of_it = |channel: &ChannelId| fences.pending.contains(&(*channel, server));

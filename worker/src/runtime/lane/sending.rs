@@ -1,5 +1,5 @@
-//! What a lane writes to servers: batches gathered from where payloads lie, payloads into key buffers, notices; and what waits
-//! for a channel to take it. What goes when, the engine decides.
+//! What a lane writes to servers: batches, whose payloads are gathered from the gradients' own memory; payloads into key buffers; and
+//! notices. Writes that a channel cannot accept yet wait here. The engine decides what is sent, and when.
 
 use super::{LaneDriver, LaneError};
 use crate::engine::PartBlock;
@@ -69,7 +69,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                 self.gather.push(source.slice(part.offset, part.block.bytes)?);
             }
         }
-        // What a server says of its inbox is checked where it is written to.
+        // The place in the server's inbox is checked by the driver when it is written.
         let offset = inbox.offset.saturating_add(u64::from(slot.slot).saturating_mul(inbox.slot_bytes));
         let remote = RemoteSpan { key: RemoteKey(inbox.region), offset };
         link.note(lent);
@@ -136,7 +136,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Vec::new() };
         if !link.backlog.is_empty() {
             if waiting.block.is_none() && link.backlog.len() >= BACKLOG_MAX {
-                // It makes us answer, and takes no answers.
+                // The server sends probes, and accepts no answers to them.
                 link.refused.get_or_insert(PostError::Full);
             }
             link.backlog.push_back(waiting);

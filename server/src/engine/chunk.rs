@@ -371,6 +371,11 @@ impl Chunk {
         Some(first)
     }
 
+    /// Is the initial value there, or being read?
+    pub(super) fn has_initial(&self) -> bool {
+        self.initialised || self.held.has_initial()
+    }
+
     /// Is the initial value being read, or to be read again? Nothing is folded, and nothing told, before it is there.
     pub(super) fn initialising(&self) -> bool {
         self.held.has_initial() || self.reopened.iter().any(|open| open.round == 0)

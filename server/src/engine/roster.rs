@@ -238,6 +238,11 @@ impl Roster {
         chunk.ending(waiter)
     }
 
+    /// Whose initial value counts.
+    pub(super) fn setter(&self) -> Rank {
+        self.counting.first().unwrap_or_default()
+    }
+
     /// Do all workers count, in all rounds?
     fn is_whole(&self) -> bool {
         self.late.is_empty() && self.asked.is_empty() && self.counting.len() as usize == self.places.len()

@@ -85,16 +85,15 @@ impl Client {
     }
 
     /// Sets the tensor's initial value. Rank 0's value counts, and the call of every rank ends when it is set. Only
-    /// before the first round or contribution. Other ranks send nothing.
+    /// before the first round or contribution. Other ranks send nothing, unless all workers of lower ranks have left
+    /// without setting it; then the value of the lowest remaining rank counts.
     pub fn init<T: Element>(&self, tensor: &Tensor, values: &[T]) -> Result<(), ClientError> {
-        let source = if self.0.rank == Rank(0) { Some(self.copied(tensor, values)?.into()) } else { None };
-        self.start(tensor, Call::new(OpKind::Init, source, None, 0))?.wait().map(drop)
+        self.init_from(tensor, self.copied(tensor, values)?)?.wait().map(drop)
     }
 
-    /// As [`Client::init`], with a buffer and without waiting. Other ranks than 0 release their buffer at once.
+    /// As [`Client::init`], with a buffer and without waiting.
     pub fn init_from(&self, tensor: &Tensor, values: impl Into<Source>) -> Result<Handle, ClientError> {
-        let source = (self.0.rank == Rank(0)).then(|| values.into());
-        self.start(tensor, Call::new(OpKind::Init, source, None, 0))
+        self.start(tensor, Call::new(OpKind::Init, Some(values.into()), None, 0))
     }
 
     /// As [`Client::push`], with plain memory; waits for the end.
@@ -296,7 +295,7 @@ impl Client {
             op: self.0.next_op.fetch_add(1, Ordering::Relaxed),
             kind,
             dtype: tensor.spec().dtype,
-            payload: source.is_some(),
+            payload: source.is_some() && (kind != OpKind::Init || self.0.rank == Rank(0)),
             placement: self.placement_of(tensor, source.as_ref()),
             operation,
             view,

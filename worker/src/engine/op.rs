@@ -70,6 +70,11 @@ impl Op {
         self.submit.kind == OpKind::Call
     }
 
+    /// Has it an initial value?
+    pub(super) fn sets(&self) -> bool {
+        self.submit.kind == OpKind::Init
+    }
+
     pub(super) fn waited_ms(&self, now_ms: u64) -> u64 {
         now_ms.saturating_sub(self.since_ms)
     }

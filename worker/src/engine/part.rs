@@ -51,7 +51,7 @@ pub struct Submit {
     pub kind: OpKind,
     /// Element type.
     pub dtype: Dtype,
-    /// Does it carry a payload? (Init from ranks other than 0 does not.)
+    /// Does it carry a payload? (Init from ranks other than 0 does not, unless a server asks for it.)
     pub payload: bool,
     /// How its payload travels, where that can be had.
     pub placement: Placement,
@@ -92,11 +92,23 @@ pub(super) struct Part {
     pub(super) told_ms: Option<u64>,
     /// How often its payload changed on the way.
     corrupt: u8,
+    /// Its server has asked for the initial value.
+    brings_initial: bool,
 }
 
 impl Part {
     pub(super) fn new(op: u32, spec: PartSpec, order: u64) -> Self {
-        Self { op, spec, order, state: State::Queued, told_ms: None, corrupt: 0 }
+        Self { op, spec, order, state: State::Queued, told_ms: None, corrupt: 0, brings_initial: false }
+    }
+
+    /// It is sent again with the initial value.
+    pub(super) fn bring_initial(&mut self) {
+        self.brings_initial = true;
+    }
+
+    /// The operation as this part does it.
+    pub(super) fn submit(&self, of: &Submit) -> Submit {
+        Submit { payload: of.payload || self.brings_initial, ..*of }
     }
 
     /// Its payload changed on the way.

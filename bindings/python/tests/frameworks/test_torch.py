@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -221,6 +222,23 @@ def test_an_optimizer_s_state_is_broadcast() -> None:
         assert entry.keys() == second["state"][index].keys() == {"step", "exp_avg", "exp_avg_sq"}
         for name, value in entry.items():
             assert torch.equal(value, second["state"][index][name])
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_a_broadcast_whose_root_has_left_fails_at_once(root: int) -> None:
+    def work(client: Client) -> Any:
+        if client.rank == root:
+            return None
+        started, net = time.monotonic(), model()
+        before = copy.deepcopy(net.state_dict())
+        with pytest.raises(gradwire.OperationError, match=f"worker {root} has left"):
+            gt.broadcast_object(None, root, client=client)
+        with pytest.raises(gradwire.OperationError, match=f"worker {root} has left"):
+            gt.broadcast_parameters(net.state_dict(), root, client=client)
+        assert all(torch.equal(one, before[name]) for name, one in net.state_dict().items())
+        return time.monotonic() - started
+
+    assert on_each(work)[1 - root] < 15
 
 
 def test_torch_tensors_are_arrays() -> None:

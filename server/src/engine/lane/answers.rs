@@ -120,7 +120,7 @@ impl LaneEngine {
             }
         }
         if waiter.op == OpKind::Init {
-            return (Status::DeadlineWaiting, vec![Rank(0)]);
+            return (Status::DeadlineWaiting, vec![self.roster.setter()]);
         }
         if let Some(late) = chunk.loose_late(waiter) {
             return late;

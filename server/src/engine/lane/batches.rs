@@ -132,8 +132,10 @@ impl LaneEngine {
                 self.wait_for(index, peer, block, (version, fresh), now_ms);
                 self.settle(index, out);
             }
-            // Not taken: it is to come in a slot.
-            Err(Status::Granted) => self.peers.send_back(peer, block, Status::Granted, Vec::new()),
+            // Not taken: it is to come in a slot, or with a payload.
+            Err(status @ (Status::Granted | Status::Unset)) => {
+                self.peers.send_back(peer, block, status, Vec::new());
+            }
             Err(Status::Retry) => {
                 let awaited = self.awaited_first(index);
                 self.retry(peer, block, awaited);

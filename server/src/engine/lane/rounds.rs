@@ -69,7 +69,8 @@ impl LaneEngine {
         Ok(Taken::Waits { version })
     }
 
-    /// Sets the initial value, once, from worker rank 0.
+    /// Sets the initial value, once, from the lowest rank that counts. The others send none: if those before it have left without
+    /// setting it, a worker is asked for its own.
     fn init(
         &mut self,
         index: u32,
@@ -79,16 +80,19 @@ impl LaneEngine {
         out: &mut Commands,
     ) -> Result<(), Status> {
         let chunk = &self.chunks[index as usize];
-        let setter = peer == Rank(0);
-        if setter != (block.bytes > 0) {
-            return Err(Status::Refused);
-        }
-        if !setter {
-            return Ok(());
-        }
-        if chunk.initialised || chunk.held.has_initial() {
-            self.pass_over(index, peer, from);
-            return Ok(());
+        let (is_set, is_setter) = (chunk.has_initial(), self.roster.setter() == peer);
+        match (is_set, block.bytes > 0) {
+            // This one always has it.
+            (_, false) if peer == Rank(0) => return Err(Status::Refused),
+            (false, false) if is_setter => return Err(Status::Unset),
+            (_, false) => return Ok(()),
+            (true, true) => {
+                self.pass_over(index, peer, from);
+                return Ok(());
+            }
+            // One of the two has not heard yet who has come or left.
+            (false, true) if !is_setter => return Err(Status::Retry),
+            (false, true) => {}
         }
         // A round that is complete is under way to the buffers, whatever it still waits for.
         if chunk.version > 0 || chunk.is_complete() {

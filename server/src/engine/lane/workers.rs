@@ -2,9 +2,10 @@
 //! in `roster`; here is what becomes of the rounds that are open.
 
 use super::LaneEngine;
-use crate::engine::chunk::Stage;
+use super::answers::answer_block;
+use crate::engine::chunk::{Stage, Waiter};
 use crate::engine::command::{Addend, Command, Commands, Onto};
-use proto_common::batch::{Kept, Reading};
+use proto_common::batch::{Kept, OpKind, Reading, Status};
 use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
 use std::collections::BTreeMap;
@@ -113,9 +114,24 @@ impl LaneEngine {
         for index in 0..self.chunks.len() as u32 {
             self.roster.renew(&mut self.chunks[index as usize]);
             if self.chunks[index as usize].is_served() {
+                self.ask_for_initial(index);
                 self.end_short(index, out);
                 self.settle(index, out);
             }
+        }
+    }
+
+    /// If the worker that was to set the initial value is gone, the next one, which waits without a payload, is to set its own.
+    fn ask_for_initial(&mut self, index: u32) {
+        let chunk = &mut self.chunks[index as usize];
+        let setter = self.roster.setter();
+        let is_setter = |waiter: &Waiter| waiter.op == OpKind::Init && waiter.rank == setter;
+        while !chunk.has_initial()
+            && let Some(at) = chunk.waiters.iter().position(is_setter)
+        {
+            let waiter = chunk.waiters.remove(at);
+            let block = answer_block(&chunk.spec, &waiter, Status::Unset, chunk.version);
+            self.peers.tell(setter, block, Vec::new());
         }
     }
 

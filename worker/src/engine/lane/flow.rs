@@ -73,7 +73,7 @@ impl LaneEngine {
     fn part_block(&self, index: u32) -> Option<PartBlock> {
         let part = self.parts.get(index)?;
         let op = self.ops.get(part.op)?;
-        let submit = &op.submit;
+        let submit = &part.submit(&op.submit);
         let spec = part.spec;
         let lands = submit.kind.lands() && !submit.view;
         let landing =
@@ -123,7 +123,7 @@ impl LaneEngine {
         let (spec, at) = (part.spec, part.spec.server.0 as usize);
         part.state = State::Sent(data);
         let asked = matches!(data, BlockData::Announced { .. });
-        let carries = !asked && self.ops.get(part.op).is_some_and(|op| op.submit.payload);
+        let carries = !asked && self.ops.get(part.op).is_some_and(|op| part.submit(&op.submit).payload);
         self.stats.parts += 1;
         let sent_bytes = if carries { spec.payload().1 } else { 0 };
         self.stats.sent_bytes += sent_bytes;

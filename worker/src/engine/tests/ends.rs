@@ -35,6 +35,23 @@ fn a_refusal_is_told_once_and_the_other_parts_are_waited_for() {
 }
 
 #[test]
+fn an_initial_value_is_sent_once_it_is_asked_for() {
+    let mut rig = Rig::new(4);
+    let op = rig.submit_as(submit(OpKind::Init, 1), &[part(1, 0)]);
+    let block = rig.sent()[0].blocks[0];
+    assert_eq!(block.bytes, 0);
+    assert_eq!(rig.results(0, &[reply(&block, Status::Unset, 0)], &[]), []);
+    let block = rig.sent()[0].blocks[0];
+    assert_eq!((block.bytes, block.operation), (BYTES, Operation(1)));
+    assert_eq!(rig.results(0, &[done(&block)], &[]), [Command::Done { op, version: block.round }]);
+    // Nothing else has an initial value.
+    rig.push(2, &[part(1, 0)]);
+    let block = rig.sent()[0].blocks[0];
+    let commands = rig.results(0, &[reply(&block, Status::Unset, 0)], &[]);
+    assert!(matches!(commands[..], [Command::Failed { error: OpError::Refused { .. }, .. }, _]));
+}
+
+#[test]
 fn a_late_round_names_the_missing_ranks() {
     let mut rig = Rig::new(4);
     let op = rig.push(3, &[part(1, 0)]);

@@ -51,7 +51,9 @@ fn scene(driver: Driver, scheduler: &[&str]) -> Scene {
     let mut cluster = Cluster::new(1, 2, &[&silence, scheduler].concat());
     cluster.add_server(&["--set", "deadlines.handshake_ms=1000", "--set", "deadlines.connect_ms=2000"]);
     let mut rogue = Rogue::register(&cluster, 1);
-    let mut honest = job::join(&cluster, 1, |settings| settings.deadlines.operation_ms = 5_000);
+    let mut honest = job::join(&cluster, 1, |settings| {
+        (settings.deadlines.operation_ms, settings.deadlines.busy_ms) = (5_000, 5_000);
+    });
     rogue.await_roster();
     let honest = honest.remove(0);
     let coded = job::summed(CODED, ELEMENTS).compressed(Compression::of(FOUR));

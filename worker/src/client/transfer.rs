@@ -24,11 +24,13 @@ struct Call {
     /// Weights are read in the servers' memory.
     view: bool,
     priority: i32,
+    /// It is a pull of the round after the last one, and waits for nobody longer than this.
+    probe: Option<Duration>,
 }
 
 impl Call {
     fn new(kind: OpKind, source: Option<Source>, target: Option<Target>, priority: i32) -> Self {
-        Self { kind, source, target, view: false, priority }
+        Self { kind, source, target, view: false, priority, probe: None }
     }
 }
 
@@ -155,12 +157,30 @@ impl Client {
         let is_exact = tensor.numbers().is_exact() && kind == OpKind::Pull;
         let in_place = tensor.may_be_shown() && self.0.links.share_memory() && !is_exact;
         let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?.into()) };
-        Ok(self.start(tensor, Call { kind, source, target, view: in_place, priority })?.into_view())
+        Ok(self
+            .start(tensor, Call { view: in_place, ..Call::new(kind, source, target, priority) })?
+            .into_view())
+    }
+
+    /// The workers whose contribution to the round after this worker's last one is missing, this worker included, in mode sync.
+    /// Servers answer after `within`.
+    pub fn missing_from_next_round(
+        &self,
+        tensor: &Tensor,
+        within: Duration,
+    ) -> Result<Vec<Rank>, ClientError> {
+        let target = self.allocate(tensor.bytes())?.into();
+        let probe = Call { probe: Some(within), ..Call::new(OpKind::Pull, None, Some(target), i32::MAX) };
+        match self.start(tensor, probe)?.wait() {
+            Ok(_) => Ok(Vec::new()),
+            Err(ClientError::Op(OpError::Deadline { missing, .. })) => Ok(missing),
+            Err(error) => Err(error),
+        }
     }
 
     /// Notifies servers about a tensor: an operation without payload and weights that is not waited for.
     pub(super) fn tell(&self, tensor: &Tensor, kind: OpKind) -> Result<Handle, ClientError> {
-        self.start(tensor, Call { kind, source: None, target: None, view: false, priority: i32::MAX })
+        self.start(tensor, Call::new(kind, None, None, i32::MAX))
     }
 
     fn copied<T: Element>(&self, tensor: &Tensor, values: &[T]) -> Result<TensorBuffer, ClientError> {
@@ -267,7 +287,7 @@ impl Client {
     }
 
     fn start(&self, tensor: &Tensor, call: Call) -> Result<Handle, ClientError> {
-        let Call { kind, source, target, view, priority } = call;
+        let Call { kind, source, target, view, priority, probe } = call;
         self.check(tensor, kind, source.as_ref(), target.as_ref())?;
         if let Some(error) = self.dead() {
             return Err(error.into());
@@ -282,6 +302,7 @@ impl Client {
         let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
         let mut numbers = tensor.numbers();
         let ((operation, round), exact) = (numbers.next(kind, tensor.seen()), numbers.exactly(kind));
+        let round = round + u64::from(probe.is_some());
         tensor.begin_telling(&mut buffers);
         numbers.encode(round, &mut buffers);
         buffers.busy = Some(tensor.viewing().busy());
@@ -303,7 +324,8 @@ impl Client {
             reading,
             round,
             priority,
-            timeout_ms: self.operation_ms(),
+            timeout_ms: probe.map_or(self.operation_ms(), |within| within.as_millis() as u32),
+            busy_ms: if probe.is_some() { 0 } else { self.busy_ms() },
             by_chunk,
         };
         let mut used = 0u64;
@@ -334,7 +356,7 @@ impl Client {
             self.0.lanes.clone(),
             used,
             (Arc::downgrade(&self.0), tensor.clone(), kind),
-            Duration::from_millis(u64::from(submit.timeout_ms)),
+            self.operation_ends(),
         ))
     }
 }

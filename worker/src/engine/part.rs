@@ -67,8 +67,10 @@ pub struct Submit {
     pub round: u64,
     /// Higher goes first; never reorders one key.
     pub priority: i32,
-    /// Time the operation has, from now.
+    /// Time that servers have for the operation, from now.
     pub timeout_ms: u32,
+    /// How long it waits for other workers, if that is longer.
+    pub busy_ms: u64,
     /// The version of each chunk is to be told, and not of all the least only.
     pub by_chunk: bool,
 }

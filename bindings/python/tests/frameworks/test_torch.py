@@ -331,7 +331,7 @@ def test_the_ddp_hook_gives_one_process_s_gradients(driver: str, tmp_path: Any) 
 
 def test_a_hook_that_fails_raises_in_backward(tmp_path: Any) -> None:
     with pytest.raises(gradwire.LaunchError) as failed:
-        gradwire.launch(ddp_left_alone, str(tmp_path / "store"), workers=2, deadlines__operation_ms=500)
+        gradwire.launch(ddp_left_alone, str(tmp_path / "store"), workers=2, deadlines__operation_ms=500, deadlines__busy_ms=500)
     assert "not contributed" in str(failed.value) or "RuntimeError" in str(failed.value)
 
 

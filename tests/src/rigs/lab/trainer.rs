@@ -281,6 +281,7 @@ impl Lab {
             round,
             priority: trainer.rng.below(4) as i32,
             timeout_ms: OPERATION_MS,
+            busy_ms: 0,
             payload: source.is_some() && (kind != OpKind::Init || rank == Rank(0)),
             by_chunk: false,
         };

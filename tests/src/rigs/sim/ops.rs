@@ -143,6 +143,7 @@ impl Cluster {
             round,
             priority,
             timeout_ms: self.shape.timeout_ms,
+            busy_ms: 0,
             payload: source.is_some() && (kind != Kind::Init || worker == 0),
             by_chunk: false,
         };

@@ -91,6 +91,7 @@ impl LaneEngine {
             _ if block.op == OpKind::Call || self.ops.get(part.op).is_some_and(Op::is_call) => {
                 self.call_answered(server, (index, part), block, out);
             }
+            late if self.asks_again((index, part), late, listed(block, payload), out) => {}
             _ => self.ended(server, (index, part), block, payload, out),
         }
     }

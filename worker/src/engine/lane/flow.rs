@@ -82,7 +82,6 @@ impl LaneEngine {
         let chunk = self.chunks.of.get(&spec.id);
         let link = self.links.get(spec.server.0 as usize);
         let slot = BlockData::Inline { offset: 0 };
-        let waited = op.waited_ms(self.now_ms);
         let block = Block {
             id: spec.id,
             op: submit.kind,
@@ -98,7 +97,7 @@ impl LaneEngine {
             view: submit.view,
             exact: submit.exact,
             reading: chunk.map_or(Reading::default(), |chunk| chunk.shown_by.reading()),
-            timeout_ms: submit.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
+            timeout_ms: op.left_ms(self.now_ms),
             token: self.parts.token(index),
         };
         Some(PartBlock { op: submit.op, offset, block: part.as_sent(block) })

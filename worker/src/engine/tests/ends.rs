@@ -391,7 +391,9 @@ fn servers_this_worker_and_nobody_are_not_waited_for_again() {
     rig.sent();
     assert_eq!(failures(rig.tick(5_999)), []);
     let failed = failures(rig.tick(1));
-    assert!(matches!(&failed[..], [Command::Failed { op: of, error: OpError::NoAnswer { .. } }] if *of == op));
+    assert!(
+        matches!(&failed[..], [Command::Failed { op: of, error: OpError::NoAnswer { .. } }] if *of == op)
+    );
 }
 
 #[test]

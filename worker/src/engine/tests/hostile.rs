@@ -103,7 +103,8 @@ fn play(rig: &mut Rig, numbers: &mut [u64; 4], event: &Event, out: &mut Commands
             let (op, operation) = (rig.next_op, numbers[*key as usize]);
             let (priority, timeout_ms) = (*priority, *timeout_ms);
             let placement = PLACEMENTS[operation as usize % 4];
-            let submit = Submit { op, priority, timeout_ms, busy_ms: 10_000, placement, ..submit(kind, operation) };
+            let submit =
+                Submit { op, priority, timeout_ms, busy_ms: 10_000, placement, ..submit(kind, operation) };
             rig.engine.submit(&submit, &parts, rig.now_ms, out);
         }
         Event::Flush(batches) => rig.engine.flush(*batches, rig.now_ms, out),

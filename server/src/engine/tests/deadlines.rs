@@ -29,24 +29,6 @@ fn the_contribution_counts_although_its_operation_was_late() {
 }
 
 #[test]
-fn an_operation_that_was_late_may_be_sent_again_and_counts_once() {
-    let mut rig = Rig::new(config(2));
-    rig.send(0, &[push_pull(1, 1)]);
-    assert_eq!(rig.tick(1_000), [late(0, 1, 0, &[1])]);
-    assert_eq!(rig.send(0, &[push_pull(1, 1)]), [], "it was reduced");
-    assert_eq!(rig.tick(1_000), [late(0, 1, 0, &[1])]);
-    rig.send(0, &[push_pull(1, 1)]);
-    let commands = rig.send(1, &[push(1, 1)]);
-    assert!(
-        matches!(commands[..], [Command::Finish { contributors: 2, .. }, Command::Land { .. }]),
-        "{commands:?}"
-    );
-    // Its last time, after the round's end.
-    rig.send(0, &[push_pull(1, 1)]);
-    assert_eq!(rig.flush().len(), 2);
-}
-
-#[test]
 fn a_timeout_of_zero_is_answered_at_the_next_tick() {
     let mut rig = Rig::new(config(2));
     rig.send(0, &[Block { timeout_ms: 0, ..pull(1, 1) }]);

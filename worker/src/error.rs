@@ -15,7 +15,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum OpError {
     /// The round did not complete in time.
-    #[error("{} timed out after {}: {} {} not contributed to round {round}. Raise deadlines.operation_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", missing, "some workers"), have(missing), ranks("worker", missing, "them with `gradwire status`"))]
+    #[error("{} timed out after {}: {} {} not contributed to round {round}. Raise deadlines.busy_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", missing, "some workers"), have(missing), ranks("worker", missing, "them with `gradwire status`"))]
     Deadline {
         /// The operation.
         subject: Subject,
@@ -29,7 +29,7 @@ pub enum OpError {
         missing: Vec<Rank>,
     },
     /// The round is complete, but its weights could not be published in time.
-    #[error("{} timed out after {}: round {round} is complete, but {} {} still reading older weights. Raise deadlines.operation_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", readers, "some workers"), are(readers), ranks("worker", readers, "them with `gradwire status`"))]
+    #[error("{} timed out after {}: round {round} is complete, but {} {} still reading older weights. Raise deadlines.busy_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", readers, "some workers"), are(readers), ranks("worker", readers, "them with `gradwire status`"))]
     StillRead {
         /// The operation.
         subject: Subject,
@@ -69,7 +69,7 @@ pub enum OpError {
         waited_ms: u64,
     },
     /// In mode `bounded:N` the slowest workers did not catch up in time.
-    #[error("{} timed out after {}: {} {} further behind this worker, which has made {made} contributions, than the mode of the tensor allows. Raise N of mode bounded:N or deadlines.operation_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", behind, "some workers"), are(behind), ranks("worker", behind, "them with `gradwire status`"))]
+    #[error("{} timed out after {}: {} {} further behind this worker, which has made {made} contributions, than the mode of the tensor allows. Raise N of mode bounded:N or deadlines.busy_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", behind, "some workers"), are(behind), ranks("worker", behind, "them with `gradwire status`"))]
     Behind {
         /// The operation.
         subject: Subject,
@@ -597,7 +597,7 @@ mod tests {
         assert_eq!(
             text,
             "push_pull of tensor \"fc1.weight\" timed out after 30 s: worker 0 has not contributed to round 1. \
-             Raise deadlines.operation_ms, or check worker 0."
+             Raise deadlines.busy_ms, or check worker 0."
         );
     }
 
@@ -617,9 +617,11 @@ mod tests {
             assert!(text.starts_with("operation of tensor 7 timed out after 60 s: "), "{text}");
             assert!(text.contains("s 2, 5 ") && text.contains("check "), "{text}");
             assert!(
-                text.to_lowercase().contains("raise ") && text.contains("deadlines.operation_ms"),
+                text.to_lowercase().contains("raise ")
+                    && (text.contains("deadlines.busy_ms") == text.contains("worker")),
                 "{text}"
             );
+            assert!(text.contains("deadlines.operation_ms") != text.contains("deadlines.busy_ms"), "{text}");
         }
         let unsaved = OpError::Unsaved { subject: subject(), chunk, round, waited_ms }.to_string();
         assert!(unsaved.contains("for a checkpoint. Check the disk"), "{unsaved}");

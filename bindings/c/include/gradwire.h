@@ -183,7 +183,7 @@ typedef union {
 #define GRADWIRE_LAST_RANK UINT32_MAX
 
 /**
- * Time limit for waits: the operation's own deadline (`deadlines.operation_ms`).
+ * Time limit for waits: the operation's own deadline (`deadlines.operation_ms`, or `deadlines.busy_ms` for other workers).
  */
 #define GRADWIRE_UNTIL_DEADLINE UINT64_MAX
 
@@ -1176,7 +1176,7 @@ GradwireCode gradwire_report_metric(const GradwireClient *client,
                                     double value);
 
 /**
- * Waits at the barrier with this name until all members of the group have arrived, at most `deadlines.barrier_ms`.
+ * Waits at the barrier with this name until all members of the group have arrived, at most `deadlines.busy_ms`.
  * The group is the sum of `GradwireGroup` constants and must include this worker. The error names the missing
  * members.
  */

@@ -194,6 +194,7 @@ impl Client {
             count: Count::Body(cut.total_bytes),
             priority,
             timeout_ms,
+            busy_ms: 0,
             by_chunk: false,
         };
         *next += 1;

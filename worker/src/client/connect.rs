@@ -290,11 +290,11 @@ fn start_lane(
             job: roster.welcome.job,
             incarnation,
             lane,
+            rank: roster.welcome.rank,
             servers: shape.server_places.max(shape.servers),
             gather_max: GATHER_MAX,
             in_flight_max: in_flight_max(settings),
         },
-        rank: roster.welcome.rank,
         result_slots: RESULT_SLOTS,
     };
     let mut driver = LaneDriver::new(queue, config, pool.region().clone())

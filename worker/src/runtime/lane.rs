@@ -50,8 +50,6 @@ pub enum LaneError {
 pub struct LaneConfig {
     /// The engine's part.
     pub engine: EngineConfig,
-    /// This worker's rank.
-    pub rank: Rank,
     /// Slots of our inbox per server.
     pub result_slots: u32,
 }
@@ -471,6 +469,11 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                     self.flight.wants(server);
                 }
                 self.notice(server, notice);
+            }
+            Command::Waits { op, waited_ms, cause, on } => {
+                if let Some(live) = self.live.get(&op) {
+                    self.flight.waits(&live.about, waited_ms, cause, &on);
+                }
             }
             Command::Failed { op, error } => self.failed(op, error),
             Command::Shown { op, server, offset, at } => self.shown(op, server, offset, at),

@@ -21,6 +21,7 @@ mod shown;
 mod spares;
 mod states;
 mod thread;
+mod waits;
 
 pub(crate) use bootstrap::Connector;
 pub(crate) use control::{Control, ControlStart, Requests, Roster, Told};
@@ -36,3 +37,4 @@ pub(crate) use shown::{Shown, Viewing};
 pub(crate) use spares::{Spare, Spares};
 pub(crate) use states::OpStates;
 pub(crate) use thread::spawn_lane;
+pub(crate) use waits::{waiting, warn};

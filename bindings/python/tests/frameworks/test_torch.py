@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -223,6 +224,23 @@ def test_an_optimizer_s_state_is_broadcast() -> None:
             assert torch.equal(value, second["state"][index][name])
 
 
+@pytest.mark.parametrize("root", [0, 1])
+def test_a_broadcast_whose_root_has_left_fails_at_once(root: int) -> None:
+    def work(client: Client) -> Any:
+        if client.rank == root:
+            return None
+        started, net = time.monotonic(), model()
+        before = copy.deepcopy(net.state_dict())
+        with pytest.raises(gradwire.OperationError, match=f"worker {root} has left"):
+            gt.broadcast_object(None, root, client=client)
+        with pytest.raises(gradwire.OperationError, match=f"worker {root} has left"):
+            gt.broadcast_parameters(net.state_dict(), root, client=client)
+        assert all(torch.equal(one, before[name]) for name, one in net.state_dict().items())
+        return time.monotonic() - started
+
+    assert on_each(work)[1 - root] < 15
+
+
 def test_torch_tensors_are_arrays() -> None:
     with gradwire.launch() as cluster, cluster.connect() as client:
         tensor = client.declare("w", (20, 30), torch.float32, optimizer=gradwire.Assign())
@@ -313,7 +331,7 @@ def test_the_ddp_hook_gives_one_process_s_gradients(driver: str, tmp_path: Any) 
 
 def test_a_hook_that_fails_raises_in_backward(tmp_path: Any) -> None:
     with pytest.raises(gradwire.LaunchError) as failed:
-        gradwire.launch(ddp_left_alone, str(tmp_path / "store"), workers=2, deadlines__operation_ms=500)
+        gradwire.launch(ddp_left_alone, str(tmp_path / "store"), workers=2, deadlines__operation_ms=500, deadlines__busy_ms=500)
     assert "not contributed" in str(failed.value) or "RuntimeError" in str(failed.value)
 
 

@@ -10,7 +10,7 @@ import torch
 from .._native import Handle
 from .._native import Tensor as Declared
 from ..client import Client, Declaration, wait_all
-from ..errors import InputError
+from ..errors import InputError, OperationError
 from ..optimizers import Assign
 from ._encoding import decode, encode, tensors_of
 from ._exchange import Named
@@ -60,10 +60,23 @@ def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int)
             handles.append(client.push(known[declaration], mine))
     # A pull that overtook an initial value would bring zeros.
     wait_all(handles)
+    _check_root(client, root)
     wait_all([client.pull(known[one], out=memory) for one, memory in zip(declarations, memories)])
     with torch.no_grad():
         for (_, one), memory in zip(named, memories):
             one.copy_(memory.view(torch.uint8).view(one.dtype).view(one.shape))
+
+
+def _check_root(client: Client, root: int) -> None:
+    """Raises an error if `root` has not sent the values of this broadcast. If a worker leaves, the others continue without it, and would
+    take zeros, or values of their own, for those of the root. The root calls this after its values have been received."""
+    one = Declaration("broadcast.roots", 1, "int32", Assign(), mode="sync", backup_workers=0)
+    known: dict[Declaration, Declared] = vars(client).setdefault("_broadcast", {})
+    if one not in known:
+        known[one] = client.declare_all([one])[0]
+    roots = client.push_pull(known[one], torch.tensor([int(client.rank == root)], dtype=torch.int32)).wait()
+    if not roots.tolist()[0]:
+        raise OperationError(f"broadcast from rank {root} failed: worker {root} has left the job before it sent its values", "root_left")
 
 
 def broadcast_optimizer_state(

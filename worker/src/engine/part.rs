@@ -90,13 +90,15 @@ pub(super) struct Part {
     pub(super) state: State,
     /// When the server last said whom it waits for; none where its last word was another one.
     pub(super) told_ms: Option<u64>,
+    /// A reply was announced for which there is no room yet.
+    pub(super) is_announced: bool,
     /// How often its payload changed on the way.
     corrupt: u8,
 }
 
 impl Part {
     pub(super) fn new(op: u32, spec: PartSpec, order: u64) -> Self {
-        Self { op, spec, order, state: State::Queued, told_ms: None, corrupt: 0 }
+        Self { op, spec, order, state: State::Queued, told_ms: None, is_announced: false, corrupt: 0 }
     }
 
     /// Its payload changed on the way.

@@ -218,7 +218,8 @@ pub struct MemorySettings {
     /// evicts its oldest rows; other tables create no new rows, and pushes to missing rows fail. 0: half of the memory of the
     /// machine or control group, divided by the number of lanes. Allocated on demand.
     pub table_bytes: u64,
-    /// Bytes of a worker's pool of registered buffers.
+    /// Bytes of a worker's pool of registered buffers. While it is full, calls wait; it must hold the largest call with its
+    /// reply.
     pub pool_bytes: u64,
     /// Upper limit of the bytes that this process registers with an RDMA device.
     pub registered_bytes: u64,

@@ -4,6 +4,7 @@ use crate::subject::{Subject, are, have, ranks, unanswered, waited};
 use daemon::security::SecurityError;
 use fabric::FabricError;
 use proto_common::batch::{OpKind, Status};
+use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use proto_common::config::SettingError;
 use proto_common::error::{Blame, Death, ExitCode};
 use proto_common::ids::{ChunkId, Key, Rank, Version};
@@ -304,6 +305,22 @@ pub enum CallFault {
         /// Its bytes.
         bytes: u64,
     },
+    /// Too many earlier calls to the handler are in flight.
+    #[error(
+        "{CALLS_IN_FLIGHT_MAX} earlier calls to this handler are in flight, and the oldest one did not end within the call's time limit. Check what the handler does, or give the call more time."
+    )]
+    LineFull,
+    /// This client has no memory for the request and its reply, and none came back within the call's time limit.
+    #[error(
+        "no memory came back to the pool: {pool}. The call waits for earlier operations of this client: {}.",
+        ranks("server", servers, "none is in flight, so the program holds its buffers or replies")
+    )]
+    PoolFull {
+        /// What is in use.
+        pool: fabric::PoolError,
+        /// Servers that have not answered earlier operations.
+        servers: Vec<Rank>,
+    },
     /// The server refused it.
     #[error("the server refused the call ({0:?})")]
     Refused(Status),
@@ -554,7 +571,8 @@ impl ClientError {
                 | OpError::Unconnected { .. }
                 | OpError::NoAnswer { .. } => ExitCode::Deadline,
                 OpError::Call { fault, .. } => match fault {
-                    CallFault::NoHandler | CallFault::Deadline | CallFault::NoAnswer | CallFault::Crowded => {
+                    CallFault::NoHandler | CallFault::Deadline | CallFault::NoAnswer | CallFault::Crowded
+                    | CallFault::LineFull | CallFault::PoolFull { .. } => {
                         ExitCode::Deadline
                     }
                     CallFault::ServerDied => ExitCode::MemberDied,

@@ -1052,7 +1052,9 @@ void gradwire_buffer_free(GradwireBuffer *buffer);
 
 /**
  * Calls a handler of a server's program. Calls to one handler of one server are handled in the order in which they
- * are made, each of them once.
+ * are made, each of them once. The function waits if `GRADWIRE_CALLS_IN_FLIGHT_MAX` earlier calls to the handler are in
+ * flight, or if the pool (`memory.pool_bytes`) has no room for the request and its reply: as long as earlier operations
+ * end within the call's time limit. The library's callbacks must not call it.
  */
 GradwireCode gradwire_call(const GradwireClient *client,
                            const GradwireCall *call,
@@ -1251,6 +1253,13 @@ GradwireCode gradwire_messages_send(const GradwireMessages *messages,
                                     uint64_t timeout_ms,
                                     GradwireOnAnswer on_answer,
                                     void *context);
+
+/**
+ * Waits until this member has fewer than half of the unanswered messages that it may have, at most `timeout_ms`
+ * milliseconds. Call it before `gradwire_messages_send`, except in handlers and callbacks, which must not wait for
+ * messages: if members' handlers waited for each other, no message would be answered.
+ */
+GradwireCode gradwire_messages_wait_for_room(const GradwireMessages *messages, uint64_t timeout_ms);
 
 /**
  * Registers a handler for messages with this number. Earlier messages have waited for it. The context must exist

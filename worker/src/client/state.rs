@@ -8,7 +8,7 @@ use super::reported::Reported;
 use super::tensor::Tensor;
 use crate::error::{ClientError, OpError};
 use crate::runtime::{
-    Control, LaneHandle, LaneMessage, LaneReport, Links, Members, OpStates, Requests, Spares, waiting, warn,
+    Control, LaneHandle, LaneMessage, LaneReport, Line, Links, Members, OpStates, Requests, waiting, warn,
 };
 use daemon::lanes::Reports;
 use daemon::post::Posts;
@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 /// How long a lane may take to report its counts.
 pub(super) const REPORT_WITHIN: Duration = Duration::from_millis(500);
 
-/// For each handler of each server, the number of the next call. Locked while a call is handed over, so that calls are in order.
-type NextCalls = HashMap<(u32, Rank), Arc<Mutex<u64>>>;
+/// For each handler of each server, the calls to it.
+type Lines = HashMap<(u32, Rank), Arc<Line>>;
 
 /// A worker of a Gradwire cluster. Thread-safe; clones share it. When the last clone is dropped, the worker leaves the
 /// cluster.
@@ -63,11 +63,9 @@ pub(super) struct Inner {
     pub(super) dead: Arc<Mutex<Option<OpError>>>,
     pub(super) registrations: Arc<RegistrationCache>,
     pub(super) reported: Arc<Reported>,
-    pub(super) calls: RwLock<NextCalls>,
+    pub(super) calls: RwLock<Lines>,
     /// Where rows of tables are, once one was declared.
     pub(super) homes: Mutex<Option<Arc<Homes>>>,
-    /// Frames of short calls.
-    pub(super) frames: Spares,
 }
 
 impl std::fmt::Debug for Client {

@@ -92,6 +92,8 @@ pub(super) struct Part {
     pub(super) state: State,
     /// When the server last reported the workers that it waits for; none if its last answer was another one.
     pub(super) told_ms: Option<u64>,
+    /// A reply was announced for which there is no room yet.
+    pub(super) is_announced: bool,
     /// How often its payload changed on the way.
     corrupt: u8,
     /// Its server has asked for the initial value.
@@ -100,7 +102,7 @@ pub(super) struct Part {
 
 impl Part {
     pub(super) fn new(op: u32, spec: PartSpec, order: u64) -> Self {
-        Self { op, spec, order, state: State::Queued, told_ms: None, corrupt: 0, brings_initial: false }
+        Self { op, spec, order, state: State::Queued, told_ms: None, is_announced: false, corrupt: 0, brings_initial: false }
     }
 
     /// It is sent again with the initial value.

@@ -216,7 +216,7 @@ impl LaneEngine {
         let Self { chunks, parts, .. } = self;
         let chunk = chunks.of.entry(part.spec.id).or_default();
         if let Some(part) = parts.get_mut(index) {
-            part.state = State::Queued;
+            (part.state, part.is_announced) = (State::Queued, false);
             part.spec.server = chunk.server(part.spec.server);
         }
         let order = |index| parts.get(index).map_or(0, |part| part.order);

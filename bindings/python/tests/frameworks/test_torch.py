@@ -64,6 +64,13 @@ def on_each(work: Callable[[Client], Any], **settings: Any) -> list[Any]:
         return together([lambda rank=rank: run(rank) for rank in range(WORKERS)])
 
 
+def copied(net: nn.Module) -> nn.Module:
+    """The same weights without hooks, which do not travel between processes."""
+    plain = model()
+    plain.load_state_dict(net.state_dict())
+    return plain
+
+
 def assert_same(one: nn.Module, other: nn.Module, rtol: float = 1e-5, atol: float = 1e-6) -> None:
     for (name, mine), theirs in zip(one.named_parameters(), other.parameters()):
         assert torch.allclose(mine, theirs, rtol=rtol, atol=atol), name
@@ -135,16 +142,16 @@ class Branches(nn.Module):
         return self.parts[part](data).sum()
 
 
-def test_parts_that_a_worker_does_not_use_count_as_zeros() -> None:
-    def work(client: Client) -> list[torch.Tensor]:
+def test_parts_that_one_worker_uses_count_as_zeros_of_the_other() -> None:
+    def work(client: Client) -> list[Any]:
         net = Branches()
         optimizer = gt.DistributedOptimizer(torch.optim.SGD(net.parameters(), 1.0), net.named_parameters(), client=client)
         net(torch.ones(2, 4), client.rank).backward()
         optimizer.synchronize()
-        return [part.bias.grad.clone() for part in net.parts]
+        return [None if part.bias.grad is None else part.bias.grad.tolist() for part in net.parts]
 
     for gradients in on_each(work):
-        assert [gradient.tolist() for gradient in gradients] == [[1.0] * 4, [1.0] * 4, [0.0] * 4]
+        assert gradients == [[1.0] * 4, [1.0] * 4, None], "what nobody uses has no gradient, as in one process"
 
 
 def test_misuse_is_told() -> None:
@@ -156,11 +163,8 @@ def test_misuse_is_told() -> None:
         with pytest.raises(gradwire.InputError):
             gt.DistributedOptimizer(inner, [("same", p) for p in net.parameters()], client=client)
         optimizer = gt.DistributedOptimizer(inner, net.named_parameters(), client=client)
-        loss_of(net, 0, 0).backward()
-        with pytest.raises(gradwire.InputError):
-            optimizer.step(lambda: 0.0)
-        with pytest.raises(gradwire.InputError):
-            optimizer.add_param_group({"params": []})
+        with pytest.raises(ValueError, match="more than one parameter group"):
+            optimizer.add_param_group({"params": list(net.parameters())})
         client.barrier()
 
     on_each(work)

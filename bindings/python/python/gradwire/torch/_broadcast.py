@@ -13,8 +13,7 @@ from ..client import Client, Declaration, wait_all
 from ..errors import InputError, OperationError
 from ..optimizers import Assign
 from ._encoding import decode, encode, tensors_of
-from ._exchange import Named
-from ._optimizer import DistributedOptimizer
+from ._exchange import Named, refuse_shard
 from ._process import client_or_default
 
 
@@ -37,6 +36,7 @@ def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int)
         raise InputError(f"invalid root_rank {root!r}: pass a worker's rank from 0 to {client.workers - 1}", "root_rank")
     declarations, memories = [], []
     for name, one in named:
+        refuse_shard(name, one)
         # Bits travel, as integers: sums of floats would lose the sign of zeros. Tensors of one name may have several sizes, as those of
         # two models.
         plain = one.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
@@ -80,7 +80,7 @@ def _check_root(client: Client, root: int) -> None:
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer | DistributedOptimizer,
+    optimizer: torch.optim.Optimizer,
     root_rank: int = 0,
     prefix: str = "optimizer.",
     *,
@@ -89,9 +89,8 @@ def broadcast_optimizer_state(
     """Copies the optimizer state of `root_rank` to every worker: tensors, counters, and the options of parameter groups, with their
     types. If the state has something that does not travel (see `broadcast_object`), every worker gets the InputError."""
     client = client_or_default(client)
-    inner = optimizer.optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
-    mine = inner.state_dict() if client.rank == root_rank else None
-    inner.load_state_dict(_object(mine, root_rank, prefix, client, "the optimizer's state"))
+    mine = optimizer.state_dict() if client.rank == root_rank else None
+    optimizer.load_state_dict(_object(mine, root_rank, prefix, client, "the optimizer's state"))
 
 
 def broadcast_object(value: Any, root_rank: int = 0, name: str = "object", *, client: Client | None = None) -> Any:

@@ -98,7 +98,7 @@ class Averager:
     def _begin(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         if gradient.is_sparse:
             self.sparse.add(parameter)
-        self._exchanges[parameter].begin(gradient, into=gradient)
+        self._exchanges[parameter].begin(gradient)
         self._sent[parameter] = _Sent(gradient)
 
     def set_passes(self, passes: int) -> None:
@@ -119,10 +119,6 @@ class Averager:
         for parameter in self._exchanges:
             # In this order on all workers. What was sent first is discarded.
             if parameter in self._stale and parameter.grad is not None:
-                # The mean of what was sent first comes to where the sum is.
-                both = parameter.grad.clone()
-                self._exchanges[parameter].wait()
-                parameter.grad.copy_(both)
                 self._begin(parameter, parameter.grad)
         if not all(sent.is_still(parameter.grad) for parameter, sent in self._sent.items()):
             raise InputError(_CHANGED, "changed_gradient")

@@ -54,7 +54,7 @@ impl Slow {
         self.count_at(Instant::now())
     }
 
-    /// Something was slow that is told with another one.
+    /// Counts a slow operation that has no line of its own, because the line of another one covers it.
     pub fn count_silently(&self) {
         self.0.seen.fetch_add(1, Ordering::Relaxed);
     }

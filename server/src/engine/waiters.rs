@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Each chunk with waiting operations has one entry in [`Deadlines`] that counts, of the earliest deadline that it had when the entry
-//! was made: so a tick looks at no chunk that nobody waits for.
+//! was made. So a tick does not look at chunks without waiting operations.
 
 use super::command::{Arrival, Commands, NOW_MS};
 use super::ranks::RankSet;

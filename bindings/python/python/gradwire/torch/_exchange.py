@@ -56,7 +56,7 @@ class Exchange:
             flat = self.pinned
         self.buffer.copy_(flat)
         priority = self.priority if priority is None else priority
-        # Not by way of the buffer: that would be one copy more.
+        # If the mean were received in the buffer first, it would be copied once more.
         self._into = into if self.pinned is None and into is not None and _is_plain(into) else None
         out = self.buffer if self._into is None else self._into.detach().view(-1)
         self.handle = self.client.push_pull(self.declared, self.buffer, out=out, priority=priority)

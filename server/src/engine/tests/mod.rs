@@ -69,16 +69,7 @@ fn life(rank: u32) -> Incarnation {
 
 /// Chunk 0 of a key.
 fn spec(key: u64) -> ChunkSpec {
-    ChunkSpec {
-        id: ChunkId::new(key, 0),
-        bytes: BYTES,
-        dynamic: false,
-        dtype: Dtype::F32,
-        codec: Codec::Plain,
-        optimizer: Optimizer::sum(),
-        mode: Mode::Sync,
-        backup_workers: 0,
-    }
+    ChunkSpec { bytes: BYTES, ..ChunkSpec::sample(key) }
 }
 
 fn landing() -> Landing {

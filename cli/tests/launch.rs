@@ -422,3 +422,30 @@ fn a_command_in_one_word_has_a_hint_and_odd_arguments_pass() {
     let expected: String = odd.iter().map(|arg| format!("<{arg}>")).collect();
     assert_eq!(text(&output.stdout), expected + "\n", "{}", text(&output.stderr));
 }
+
+#[test]
+fn without_workers_it_starts_scheduler_and_servers_for_the_workers_of_others() {
+    let bed = Bed::new();
+    bed.program("gradwire-server", "echo \"of $GRADWIRE_CLUSTER__WORKERS, job $GRADWIRE_JOB.\"; exit 3\n");
+    let (output, _) = bed.run(&["--workers", "0", "--set", "cluster.workers=3"], &[]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{err}");
+    assert!(err.contains("[server 0] of 3, job .\n"), "{err}");
+    let invitation = "for workers with GRADWIRE_SCHEDULER__HOST=127.0.0.1 GRADWIRE_SCHEDULER__PORT=1\n";
+    assert!(err.contains(invitation), "{err}");
+    bed.assert_nobody_left();
+    let count = "--set cluster.workers=N";
+    for (flags, program, words) in [
+        (&["-n", "0"][..], &[][..], count),
+        (&["-n", "0", "--set", "cluster.workers=0"], &[], count),
+        (&["-n", "0", "--set", "cluster.workers=2"], &["true"], "remove PROGRAM"),
+        (&["-n", "0", "--set", "cluster.workers=2", "--every-role"], &[], "without --every-role"),
+        (&["-n", "1"], &[], "no PROGRAM"),
+        (&["-n", "1", "--set", "cluster.workers=2"], &["true"], "use --workers"),
+    ] {
+        let (output, _) = bed.run(flags, program);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{err}");
+        assert!(err.contains(words), "{words:?} is missing in {err}");
+    }
+}

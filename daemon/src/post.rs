@@ -33,6 +33,8 @@ const WAITING_BYTES_MAX: usize = 2 * POSTS_OWED_BYTES_MAX;
 /// What may wait for the connection to the scheduler: questions of this process, answers that it owes, as many again
 /// whose deadline has passed since, and waits at barriers.
 const LINK_MAX: usize = 2 * (POSTS_ASKED_MAX + POSTS_OWED_MAX);
+/// A message to a group counts as so many: the scheduler counts its receivers, whose number is not known here.
+const GROUP_COUNT: usize = 64;
 /// The longest wait, whatever was requested: seven weeks.
 const WITHIN_MAX: Duration = Duration::from_millis(u32::MAX as u64);
 /// How long the end waits for a running handler.
@@ -65,6 +67,8 @@ struct Inner {
     work: Sender<Work>,
     way: Arc<Way>,
     room: Arc<Room>,
+    /// For messages that are not answered.
+    asking: Arc<Room>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Nothing comes out of it: the other end goes with the thread.
     ended: oneshot::Receiver<()>,
@@ -91,7 +95,8 @@ impl Posts {
         })?;
         let thread = Mutex::new(Some(thread));
         let room = Room::new(WAITING_MAX, WAITING_BYTES_MAX);
-        Ok(Self(Arc::new(Inner { work, way, room, thread, ended, known, passed })))
+        let asking = Room::new(POSTS_ASKED_MAX / 2, POSTS_OWED_BYTES_MAX / 2);
+        Ok(Self(Arc::new(Inner { work, way, room, asking, thread, ended, known, passed })))
     }
 
     fn tell(&self, work: Work) {
@@ -202,6 +207,13 @@ impl Posts {
         thread.as_ref().is_some_and(|thread| thread.thread().id() == std::thread::current().id())
     }
 
+    /// Waits while half of the messages are unanswered that this member may have in flight, at most so long. Who then sends one
+    /// leaves the other half to handlers, which must not wait: two members whose handlers wait for each other would wait for
+    /// ever. An error is the number of unanswered messages.
+    pub fn wait_for_room(&self, within: Duration) -> Result<(), usize> {
+        self.0.asking.wait(if self.is_own_thread() { Duration::ZERO } else { within })
+    }
+
     /// Sends a message. `on_answer` is called for each receiver's answer, or once with the reason why there is none,
     /// on the thread of all handlers. All answers have arrived shortly after `within`.
     pub fn post(
@@ -212,7 +224,9 @@ impl Posts {
         on_answer: impl FnMut(PostAnswer) + Send + 'static,
     ) {
         let within = within.min(WITHIN_MAX);
-        self.tell(Work::Ask { to, message, within, on_answer: Box::new(on_answer) });
+        let count = if matches!(to, PostTo::One(_)) { 1 } else { GROUP_COUNT };
+        let place = self.0.asking.take(count, message.body.len());
+        self.tell(Work::Ask { to, message, within, on_answer: Box::new(on_answer), place });
     }
 
     /// Waits at the barrier with this name until all members of the group have arrived, within this limit. The error

@@ -64,6 +64,9 @@ pub struct ClusterStatus {
     pub checkpoints: CheckpointStatus,
     /// Why the job ends, once it does.
     pub ending: Option<String>,
+    /// The member whose silence ended it: its process may still run.
+    #[serde(default)]
+    pub silent: Option<MemberId>,
 }
 
 impl ClusterStatus {

@@ -51,8 +51,9 @@ pub use journal::{JournalReader, JournalWriter, RECORD_WORDS, Record, Records, j
 pub use lane::{LaneQueue, Waker};
 pub use mailbox::{Letters, Mailbox};
 pub use memory::{
-    Access, Blocks, BufferId, Exclusive, Fenced, Floats, HUGE_PAGE_BYTES, Handles, MappedRegions, Number,
-    Numbers, OutOfBounds, Pages, PeerWritable, Pool, PoolError, Region, Span, SpanReader, UserBuffer, View,
+    Access, Ahead, Blocks, BufferId, Exclusive, Fenced, Floats, HUGE_PAGE_BYTES, Handles, MappedRegions,
+    Number, Numbers, OutOfBounds, Pages, PeerWritable, Pool, PoolError, Region, Span, SpanReader, UserBuffer,
+    View,
 };
 pub use rest::{Rest, Sleeper};
 pub use shm::{SharedWord, SharedWords, ShmDevice};

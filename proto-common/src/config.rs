@@ -123,10 +123,15 @@ pub struct DeadlineSettings {
     pub connect_ms: u64,
     /// Waiting for all members of the job to register.
     pub assemble_ms: u64,
-    /// One push, pull or push_pull, and waiting for servers to allocate a declared tensor.
+    /// How long servers may take for one push, pull or push_pull, and to allocate a declared tensor. An operation that waits for
+    /// other workers takes longer (see `busy_ms`); each time this has passed, a warning names them.
     pub operation_ms: u64,
-    /// A barrier: from the arrival of a member until all members have arrived.
+    /// Interval of the warnings that name the members that have not arrived at a barrier.
     pub barrier_ms: u64,
+    /// How long an operation or a barrier waits for members that are alive but do not contribute or arrive, such as a worker
+    /// that evaluates. Members that are silent or have failed are not waited for that long: see `silence_ms` and
+    /// `cluster.worker_loss`.
+    pub busy_ms: u64,
     /// The first message and the TLS handshake of a new connection. The connection is closed afterwards.
     pub handshake_ms: u64,
     /// Interval between heartbeats.
@@ -151,6 +156,7 @@ impl Default for DeadlineSettings {
             assemble_ms: 120_000,
             operation_ms: 30_000,
             barrier_ms: 60_000,
+            busy_ms: 1_800_000,
             handshake_ms: 5_000,
             heartbeat_ms: 500,
             silence_ms: 10_000,
@@ -212,7 +218,8 @@ pub struct MemorySettings {
     /// evicts its oldest rows; other tables create no new rows, and pushes to missing rows fail. 0: half of the memory of the
     /// machine or control group, divided by the number of lanes. Allocated on demand.
     pub table_bytes: u64,
-    /// Bytes of a worker's pool of registered buffers.
+    /// Bytes of a worker's pool of registered buffers. While it is full, calls wait; it must hold the largest call with its
+    /// reply.
     pub pool_bytes: u64,
     /// Upper limit of the bytes that this process registers with an RDMA device.
     pub registered_bytes: u64,
@@ -407,6 +414,7 @@ impl DeadlineSettings {
             ("deadlines.assemble_ms", self.assemble_ms),
             ("deadlines.operation_ms", self.operation_ms),
             ("deadlines.barrier_ms", self.barrier_ms),
+            ("deadlines.busy_ms", self.busy_ms),
             ("deadlines.handshake_ms", self.handshake_ms),
             ("deadlines.heartbeat_ms", self.heartbeat_ms),
             ("deadlines.silence_ms", self.silence_ms),

@@ -95,6 +95,18 @@ pub enum DeathCause {
     },
 }
 
+impl DeathCause {
+    /// Is it only known that the member sent nothing? Then its process may still run.
+    #[must_use]
+    pub fn is_silence(&self) -> bool {
+        match self {
+            Self::Silent { .. } => true,
+            Self::Beyond { cause, .. } => cause.is_silence(),
+            Self::ConnectionLost | Self::Failed { .. } => false,
+        }
+    }
+}
+
 impl fmt::Display for DeathCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -4,6 +4,7 @@ use crate::subject::{Subject, are, have, ranks, unanswered, waited};
 use daemon::security::SecurityError;
 use fabric::FabricError;
 use proto_common::batch::{OpKind, Status};
+use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use proto_common::config::SettingError;
 use proto_common::error::{Blame, Death, ExitCode};
 use proto_common::ids::{ChunkId, Key, Rank, Version};
@@ -15,7 +16,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum OpError {
     /// The round did not complete in time.
-    #[error("{} timed out after {}: {} {} not contributed to round {round}. Raise deadlines.operation_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", missing, "some workers"), have(missing), ranks("worker", missing, "them with `gradwire status`"))]
+    #[error("{} timed out after {}: {} {} not contributed to round {round}. Raise deadlines.busy_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", missing, "some workers"), have(missing), ranks("worker", missing, "them with `gradwire status`"))]
     Deadline {
         /// The operation.
         subject: Subject,
@@ -29,7 +30,7 @@ pub enum OpError {
         missing: Vec<Rank>,
     },
     /// The round is complete, but its weights could not be published in time.
-    #[error("{} timed out after {}: round {round} is complete, but {} {} still reading older weights. Raise deadlines.operation_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", readers, "some workers"), are(readers), ranks("worker", readers, "them with `gradwire status`"))]
+    #[error("{} timed out after {}: round {round} is complete, but {} {} still reading older weights. Raise deadlines.busy_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", readers, "some workers"), are(readers), ranks("worker", readers, "them with `gradwire status`"))]
     StillRead {
         /// The operation.
         subject: Subject,
@@ -69,7 +70,7 @@ pub enum OpError {
         waited_ms: u64,
     },
     /// In mode `bounded:N` the slowest workers did not catch up in time.
-    #[error("{} timed out after {}: {} {} further behind this worker, which has made {made} contributions, than the mode of the tensor allows. Raise N of mode bounded:N or deadlines.operation_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", behind, "some workers"), are(behind), ranks("worker", behind, "them with `gradwire status`"))]
+    #[error("{} timed out after {}: {} {} further behind this worker, which has made {made} contributions, than the mode of the tensor allows. Raise N of mode bounded:N or deadlines.busy_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", behind, "some workers"), are(behind), ranks("worker", behind, "them with `gradwire status`"))]
     Behind {
         /// The operation.
         subject: Subject,
@@ -303,6 +304,22 @@ pub enum CallFault {
     NoRoom {
         /// Its bytes.
         bytes: u64,
+    },
+    /// Too many earlier calls to the handler are in flight.
+    #[error(
+        "{CALLS_IN_FLIGHT_MAX} earlier calls to this handler are in flight, and the oldest one did not end within the call's time limit. Check what the handler does, or give the call more time."
+    )]
+    LineFull,
+    /// This client has no memory for the request and its reply, and none came back within the call's time limit.
+    #[error(
+        "no memory came back to the pool: {pool}. The call waits for earlier operations of this client: {}.",
+        ranks("server", servers, "none is in flight, so the program holds its buffers or replies")
+    )]
+    PoolFull {
+        /// What is in use.
+        pool: fabric::PoolError,
+        /// Servers that have not answered earlier operations.
+        servers: Vec<Rank>,
     },
     /// The server refused it.
     #[error("the server refused the call ({0:?})")]
@@ -554,7 +571,8 @@ impl ClientError {
                 | OpError::Unconnected { .. }
                 | OpError::NoAnswer { .. } => ExitCode::Deadline,
                 OpError::Call { fault, .. } => match fault {
-                    CallFault::NoHandler | CallFault::Deadline | CallFault::NoAnswer | CallFault::Crowded => {
+                    CallFault::NoHandler | CallFault::Deadline | CallFault::NoAnswer | CallFault::Crowded
+                    | CallFault::LineFull | CallFault::PoolFull { .. } => {
                         ExitCode::Deadline
                     }
                     CallFault::ServerDied => ExitCode::MemberDied,
@@ -597,7 +615,7 @@ mod tests {
         assert_eq!(
             text,
             "push_pull of tensor \"fc1.weight\" timed out after 30 s: worker 0 has not contributed to round 1. \
-             Raise deadlines.operation_ms, or check worker 0."
+             Raise deadlines.busy_ms, or check worker 0."
         );
     }
 
@@ -617,9 +635,11 @@ mod tests {
             assert!(text.starts_with("operation of tensor 7 timed out after 60 s: "), "{text}");
             assert!(text.contains("s 2, 5 ") && text.contains("check "), "{text}");
             assert!(
-                text.to_lowercase().contains("raise ") && text.contains("deadlines.operation_ms"),
+                text.to_lowercase().contains("raise ")
+                    && (text.contains("deadlines.busy_ms") == text.contains("worker")),
                 "{text}"
             );
+            assert!(text.contains("deadlines.operation_ms") != text.contains("deadlines.busy_ms"), "{text}");
         }
         let unsaved = OpError::Unsaved { subject: subject(), chunk, round, waited_ms }.to_string();
         assert!(unsaved.contains("for a checkpoint. Check the disk"), "{unsaved}");

@@ -57,12 +57,13 @@ pub(crate) fn worker_bytes(shape: &Shape) -> anyhow::Result<u64> {
         job: JOB,
         incarnation: worker::life(0),
         lane: Lane(0),
+        rank: Rank(0),
         servers: shape.servers,
         gather_max: GATHER_MAX,
         in_flight_max: OPERATIONS_PER_WORKER_MAX / 2,
     };
     let pool = Pool::new(POOL_BYTES, "scale-worker")?;
-    let config = WorkerConfig { engine, rank: Rank(0), result_slots: RESULT_SLOTS };
+    let config = WorkerConfig { engine, result_slots: RESULT_SLOTS };
     let mut lane = LaneDriver::new(net.create_cq(node), config, pool.region().clone())?;
     let servers = net.create_cq(peer);
     for rank in 0..shape.servers {

@@ -55,6 +55,7 @@ impl Worker {
             job: message::JOB,
             incarnation: life(rank),
             lane: Lane(0),
+            rank: Rank(rank),
             servers: shape.servers,
             gather_max: GATHER_MAX,
             in_flight_max: (settings.memory.operations as usize).min(OPERATIONS_PER_WORKER_MAX / 2),
@@ -167,6 +168,7 @@ impl Worker {
                 count: Count::Round(if payload { self.round } else { 0 }),
                 priority: 0,
                 timeout_ms: TIMEOUT_MS,
+                busy_ms: 0,
                 by_chunk: false,
             };
             self.engine.submit(&submit, parts, turn.now_ms(), &mut self.commands);
@@ -212,6 +214,7 @@ impl Worker {
                 | Command::Landed { .. }
                 | Command::Version { .. }
                 | Command::Late { .. }
+                | Command::Waits { .. }
                 | Command::Replied { .. }
                 | Command::Room { .. }
                 | Command::Shown { .. } => {

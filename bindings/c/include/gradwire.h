@@ -183,7 +183,7 @@ typedef union {
 #define GRADWIRE_LAST_RANK UINT32_MAX
 
 /**
- * Time limit for waits: the operation's own deadline (`deadlines.operation_ms`).
+ * Time limit for waits: the operation's own deadline (`deadlines.operation_ms`, or `deadlines.busy_ms` for other workers).
  */
 #define GRADWIRE_UNTIL_DEADLINE UINT64_MAX
 
@@ -1052,7 +1052,9 @@ void gradwire_buffer_free(GradwireBuffer *buffer);
 
 /**
  * Calls a handler of a server's program. Calls to one handler of one server are handled in the order in which they
- * are made, each of them once.
+ * are made, each of them once. The function waits if `GRADWIRE_CALLS_IN_FLIGHT_MAX` earlier calls to the handler are in
+ * flight, or if the pool (`memory.pool_bytes`) has no room for the request and its reply: as long as earlier operations
+ * end within the call's time limit. The library's callbacks must not call it.
  */
 GradwireCode gradwire_call(const GradwireClient *client,
                            const GradwireCall *call,
@@ -1176,7 +1178,7 @@ GradwireCode gradwire_report_metric(const GradwireClient *client,
                                     double value);
 
 /**
- * Waits at the barrier with this name until all members of the group have arrived, at most `deadlines.barrier_ms`.
+ * Waits at the barrier with this name until all members of the group have arrived, at most `deadlines.busy_ms`.
  * The group is the sum of `GradwireGroup` constants and must include this worker. The error names the missing
  * members.
  */
@@ -1251,6 +1253,13 @@ GradwireCode gradwire_messages_send(const GradwireMessages *messages,
                                     uint64_t timeout_ms,
                                     GradwireOnAnswer on_answer,
                                     void *context);
+
+/**
+ * Waits until this member has fewer than half of the unanswered messages that it may have, at most `timeout_ms`
+ * milliseconds. Call it before `gradwire_messages_send`, except in handlers and callbacks, which must not wait for
+ * messages: if members' handlers waited for each other, no message would be answered.
+ */
+GradwireCode gradwire_messages_wait_for_room(const GradwireMessages *messages, uint64_t timeout_ms);
 
 /**
  * Registers a handler for messages with this number. Earlier messages have waited for it. The context must exist

@@ -65,22 +65,11 @@ fn start(
 ) -> Result<CallHandle, Failure> {
     let client = object(client, "client")?.client();
     let head = bytes(call.head.cast(), call.head_bytes, "head")?.to_vec();
-    let body = lent.into_iter().map(|piece| body_of(client, piece)).collect::<Result<_, _>>()?;
+    let body = lent.into_iter().map(|piece| Piece::Adopted(piece.for_call())).collect();
     let timeout = (call.timeout_ms > 0).then(|| Duration::from_millis(call.timeout_ms));
     let (priority, reply_bytes) = (call.priority, call.reply_bytes);
     let request = CallRequest { head, body, priority, reply_bytes, reply_into: None, timeout };
     Ok(client.call(call.app, call.server, request)?)
-}
-
-/// A piece with an owner stays where it is; another one is copied now, because its memory is the caller's again.
-fn body_of(client: &Client, piece: Lent<'_>) -> Result<Piece, Failure> {
-    /// From so many bytes on, a copy is made in registered memory, where servers read it.
-    const LONG_BYTES: usize = 4 << 10;
-    match piece {
-        Lent::Kept(region) => Ok(Piece::Adopted(region)),
-        Lent::Borrowed(data) if data.len() < LONG_BYTES => Ok(Piece::Bytes(data.to_vec())),
-        Lent::Borrowed(data) => Ok(Piece::Buffer(copied(client, data)?)),
-    }
 }
 
 /// A copy of plain memory in registered memory.
@@ -91,7 +80,9 @@ pub(crate) fn copied(client: &Client, data: &[u8]) -> Result<TensorBuffer, Failu
 }
 
 /// Calls a handler of a server's program. Calls to one handler of one server are handled in the order in which they
-/// are made, each of them once.
+/// are made, each of them once. The function waits if `GRADWIRE_CALLS_IN_FLIGHT_MAX` earlier calls to the handler are in
+/// flight, or if the pool (`memory.pool_bytes`) has no room for the request and its reply: as long as earlier operations
+/// end within the call's time limit. The library's callbacks must not call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_call(
     client: Option<&GradwireClient>,

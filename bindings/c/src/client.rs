@@ -195,7 +195,7 @@ pub extern "C" fn gradwire_report_metric(
     guard(|| Ok(object(client, "client")?.client.report_metric(text(name, "name")?, value)?))
 }
 
-/// Waits at the barrier with this name until all members of the group have arrived, at most `deadlines.barrier_ms`.
+/// Waits at the barrier with this name until all members of the group have arrived, at most `deadlines.busy_ms`.
 /// The group is the sum of `GradwireGroup` constants and must include this worker. The error names the missing
 /// members.
 #[unsafe(no_mangle)]

@@ -172,12 +172,13 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         OpError::BadValue { .. } => GradwireCode::Value,
         OpError::Refused { .. } | OpError::VersionGone { .. } => GradwireCode::Refused,
         OpError::Call { fault, .. } => match fault {
-            CallFault::Deadline | CallFault::NoAnswer => GradwireCode::Deadline,
+            CallFault::Deadline | CallFault::NoAnswer | CallFault::LineFull => GradwireCode::Deadline,
             CallFault::NoHandler | CallFault::NoReply => GradwireCode::NoReply,
             CallFault::ServerDied => GradwireCode::MemberDied,
             CallFault::TooLong { .. }
             | CallFault::NoRoom { .. }
             | CallFault::Crowded
+            | CallFault::PoolFull { .. }
             | CallFault::NoMemory => GradwireCode::Memory,
             CallFault::Refused(_) => GradwireCode::Refused,
         },

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time limit for waits: the operation's own deadline (`deadlines.operation_ms`).
+/// Time limit for waits: the operation's own deadline (`deadlines.operation_ms`, or `deadlines.busy_ms` for other workers).
 pub const GRADWIRE_UNTIL_DEADLINE: u64 = u64::MAX;
 
 /// An operation in flight. It completes or fails by itself, even if the program does not wait. Free it with

@@ -160,6 +160,26 @@ pub extern "C" fn gradwire_messages_send(
     })
 }
 
+/// Waits until this member has fewer than half of the unanswered messages that it may have, at most `timeout_ms`
+/// milliseconds. Call it before `gradwire_messages_send`, except in handlers and callbacks, which must not wait for
+/// messages: if members' handlers waited for each other, no message would be answered.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_messages_wait_for_room(
+    messages: Option<&GradwireMessages>,
+    timeout_ms: u64,
+) -> GradwireCode {
+    guard(|| {
+        let room = object(messages, "messages")?.0.wait_for_room(Duration::from_millis(timeout_ms));
+        let full = |count: usize| {
+            let text = format!(
+                "too many messages in flight: {count} messages of this member are unanswered after {timeout_ms} ms; check what their receivers' handlers wait for"
+            );
+            Failure::new(GradwireCode::Deadline, text)
+        };
+        room.map_err(full)
+    })
+}
+
 struct Answers {
     call: extern "C" fn(*mut c_void, &GradwireAnswer),
     context: *mut c_void,

@@ -78,6 +78,19 @@ impl<'a> Lent<'a> {
         }
     }
 
+    /// The piece of a call, which copies it and releases it before it returns.
+    pub(crate) fn for_call(self) -> Region {
+        match self {
+            Self::Kept(region) => region,
+            Self::Borrowed(data) => {
+                // SAFETY: the caller's memory stays readable and unchanged until the function that borrowed it returns, and
+                // `Client::call` drops its pieces of other owners before that. Needed so that it is copied once, when
+                // there is registered memory for all of the request.
+                unsafe { Region::adopt(NonNull::from(data).cast(), data.len(), Access::Read, Box::new(())) }
+            }
+        }
+    }
+
     /// Copies it; `to` is as long as it is.
     pub(crate) fn copy_to(&self, to: &mut [u8]) {
         match self {

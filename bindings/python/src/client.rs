@@ -422,11 +422,27 @@ impl Client {
         Ok(pending)
     }
 
-    /// Waits until every worker has reached the barrier of this name, for at most deadlines.barrier_ms.
+    /// Waits until every worker has reached the barrier of this name, for at most deadlines.busy_ms. Every deadlines.barrier_ms a
+    /// warning names the workers that are missing.
     #[pyo3(signature = (name = "workers"))]
     fn barrier(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let (client, name) = (self.inner.get()?.client.clone(), name.to_owned());
         interruptible(py, move || Ok(client.barrier_of(&name, NodeGroup::WORKERS)?))
+    }
+
+    /// As `barrier`, for at most so many seconds.
+    fn _barrier_within(&self, py: Python<'_>, name: String, seconds: f64) -> PyResult<()> {
+        let client = self.inner.get()?.client.clone();
+        let within = Duration::from_secs_f64(seconds);
+        interruptible(py, move || Ok(client.barrier_within(&name, NodeGroup::WORKERS, within)?))
+    }
+
+    /// The ranks whose contributions to the round after this worker's last one are missing, this worker's included.
+    fn _missing(&self, py: Python<'_>, tensor: &Tensor, seconds: f64) -> PyResult<Vec<u32>> {
+        let (client, tensor) = (self.inner.get()?.client.clone(), tensor.inner.clone());
+        let within = Duration::from_secs_f64(seconds);
+        let ranks = interruptible(py, move || Ok(client.missing_from_next_round(&tensor, within)?))?;
+        Ok(ranks.into_iter().map(|rank| rank.0).collect())
     }
 
     /// Reports a number of the training, such as the loss, under a name.

@@ -256,9 +256,10 @@ impl Handle {
 
 #[pymethods]
 impl Handle {
-    /// Waits until the operation has completed, at most until its deadline (deadlines.operation_ms). Returns the array of
-    /// a pull, and None for a push; raises the error of a failed operation. Each further call has the same result. If
-    /// `timeout` (seconds) passes first, raises WaitTimeout, and the operation continues.
+    /// Waits until the operation has completed, at most until its deadline: deadlines.operation_ms for servers,
+    /// deadlines.busy_ms for other workers. Returns the array of a pull, and None for a push; raises the error of a failed
+    /// operation. Each further call has the same result. If `timeout` (seconds) passes first, raises WaitTimeout, and the
+    /// operation continues.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let core = self.core.get()?;

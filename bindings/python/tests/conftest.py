@@ -35,7 +35,7 @@ def one() -> Iterator[gradwire.Client]:
         yield client
 
 
-def together(works: list[Callable[[], Any]]) -> list[Any]:
+def together(works: list[Callable[[], Any]], patience_s: float = PATIENCE_S) -> list[Any]:
     """Runs them at once, a thread each; raises what one raises."""
     results: list[Any] = [None] * len(works)
     errors: list[BaseException] = []
@@ -50,7 +50,7 @@ def together(works: list[Callable[[], Any]]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(patience_s)
         assert errors or not thread.is_alive(), "a thread hangs"
     if errors:
         raise errors[0]

@@ -57,7 +57,7 @@ def test_a_timeout_leaves_the_operation_under_way(half: Any) -> None:
 
 
 def test_the_cluster_s_deadline_names_who_is_missing() -> None:
-    with gradwire.launch(workers=2, deadlines__operation_ms=300) as cluster:
+    with gradwire.launch(workers=2, deadlines__operation_ms=300, deadlines__busy_ms=300) as cluster:
         clients = together([lambda rank=rank: cluster.connect(node__rank=rank) for rank in range(2)])
         tensors = together([lambda c=client: c.declare("w", 10) for client in clients])
         handle = clients[0].push_pull(tensors[0], ONES[:10])
@@ -73,9 +73,32 @@ def test_the_cluster_s_deadline_names_who_is_missing() -> None:
             client.close()
 
 
+def test_a_busy_worker_is_waited_for_with_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    with gradwire.launch(workers=2, deadlines__operation_ms=800, deadlines__barrier_ms=300) as cluster:
+        clients = together([lambda rank=rank: cluster.connect(node__rank=rank) for rank in range(2)])
+        tensors = together([lambda c=client: c.declare("w", 10) for client in clients])
+        handle = clients[0].push_pull(tensors[0], ONES[:10])
+        with pytest.raises(gradwire.WaitTimeout):
+            handle.wait(2.0)
+        clients[1].push(tensors[1], ONES[:10]).wait()
+        assert (handle.wait() == 2).all()
+
+        def later() -> None:
+            time.sleep(0.7)
+            clients[1].barrier("late")
+
+        together([lambda: clients[0].barrier("late"), later])
+        for client in clients:
+            client.close()
+    told = capfd.readouterr().err
+    assert 'gradwire: a push_pull of tensor "w" has waited ' in told and "for worker 1 to contribute. " in told, told
+    assert 'gradwire: barrier "late" has waited ' in told and "for worker 1 to arrive. " in told, told
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_pull_that_was_dropped_or_failed_leaves_the_view_to_the_next(fails: bool) -> None:
-    with gradwire.launch(workers=2, deadlines__operation_ms=300 if fails else 20_000) as cluster:
+    within = 300 if fails else 20_000
+    with gradwire.launch(workers=2, deadlines__operation_ms=within, deadlines__busy_ms=within) as cluster:
         clients = together([lambda rank=rank: cluster.connect(node__rank=rank) for rank in range(2)])
         tensors = together([lambda c=client: c.declare(1, 1000, optimizer=gradwire.Assign()) for client in clients])
         client, tensor, out = clients[0], tensors[0], np.zeros(1000, np.float32)

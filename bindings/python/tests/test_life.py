@@ -488,3 +488,30 @@ def test_an_operation_that_does_not_begin_leaves_the_view_to_the_next(one: Clien
                 begin()
     one.push_pull(tensor, ONES, out=out).wait()
     assert one.stats()["shown_bytes"] == 4000, "the weights were not copied from where servers have them"
+
+
+@pytest.mark.parametrize("kind", ["nothing", "another", "early"])
+def test_nobody_waits_for_a_worker_that_left_before_it_declared(kind: str) -> None:
+    with gradwire.launch(workers=2) as cluster:
+        left = threading.Event()
+
+        def leaves() -> None:
+            with cluster.connect(node__rank=0) as client:
+                if kind == "another":
+                    client.init(client.declare("v", 4), np.zeros(4, np.float32))
+            left.set()
+
+        def stays() -> tuple[list[float], float]:
+            with cluster.connect(node__rank=1) as client:
+                if kind == "early":
+                    assert left.wait(PATIENCE_S)
+                started = time.monotonic()
+                tensor = client.declare("w", 4)
+                client.init(tensor, np.full(4, 2, np.float32))
+                first = client.pull(tensor).wait().tolist()
+                client.push_pull(tensor, np.ones(4, np.float32)).wait()
+                return first, time.monotonic() - started
+
+        first, took = together([leaves, stays])[1]
+        assert first == [2.0] * 4, "the value of the worker that is left"
+        assert took < 15, "less than any deadline"

@@ -1,7 +1,9 @@
 """Optimizers: what servers, or workers, make of a round's gradients is what MXNet's own makes of their sum."""
 
+import logging
 import os
 import tempfile
+import time
 
 import mxnet as mx
 import numpy as np
@@ -114,6 +116,54 @@ def case_rates_follow_scripts():
     kv = new()
     compare(kv, mine, Reference(own), to_rounding, between=between)
     assert kv._updater is None
+
+
+class Warnings(logging.Handler):
+    """What the store warns of in a block."""
+
+    def __enter__(self):
+        self.texts = []
+        logging.getLogger("gradwire.mxnet").addHandler(self)
+        return self.texts
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+    def __exit__(self, *_):
+        logging.getLogger("gradwire.mxnet").removeHandler(self)
+
+
+def case_rates_that_differ_between_workers_are_warned_of():
+    for make, effect in ((MAPPED["sgd"], "Servers use that of rank 0"), (UNMAPPED["signum"], "diverge")):
+        for changer in (0, 1, None):
+            kv, optimizer, out = new(), make(), mx.nd.zeros(SHAPE)
+            before = optimizer.learning_rate
+            kv.set_optimizer(optimizer)
+            kv.init([0, 1], [mx.nd.ones(SHAPE)] * 2)
+            with Warnings() as texts:
+                for step in range(6):
+                    if step == 3 and changer in (kv.rank, None):
+                        optimizer.set_learning_rate(0.25)
+                    for key in (0, 1):
+                        kv.pushpull(key, mx.nd.ones(SHAPE), out=out)
+                out.wait_to_read()
+            if changer != kv.rank:
+                assert texts == [], texts
+                continue
+            values = [f"{0.25 if rank == changer else before:g} on rank {rank}" for rank in range(2)]
+            assert len(texts) == 1 and "the learning rate" in texts[0] and effect in texts[0], texts
+            assert ", ".join(values) in texts[0], texts
+    # What a trainer sets from the size of its batch; and no warning where all set something in each step.
+    kv, optimizer, out = new(), O.SGD(learning_rate=0.1), mx.nd.zeros(SHAPE)
+    kv.set_optimizer(optimizer)
+    kv.init(0, mx.nd.ones(SHAPE))
+    with Warnings() as texts:
+        for step in range(10):
+            optimizer.set_learning_rate(0.1 / (1 + min(step, 7)))
+            optimizer.rescale_grad = 1 + kv.rank if step >= 8 else 1
+            kv.pushpull(0, mx.nd.ones(SHAPE), out=out)
+        out.wait_to_read()
+    assert len(texts) == kv.rank and all("rescale_grad" in text and "1 on rank 0, 2 on rank 1" in text for text in texts), texts
 
 
 def case_parameters_have_their_own_rates():
@@ -263,6 +313,26 @@ def case_states_of_servers_are_saved_and_loaded():
     raises("MXNET_GRADWIRE_UPDATE=workers", lambda: kv.save_optimizer_states("nowhere"))
     raises("no optimizer", lambda: new().save_optimizer_states("nowhere"))
     raises("no optimizer", lambda: new().load_optimizer_states("nowhere"))
+
+
+def case_a_worker_that_saves_alone_is_told_at_once():
+    kv, reference, out = new(), Reference(MAPPED["momentum"]()), mx.nd.zeros(SHAPE)
+    kv.set_optimizer(MAPPED["momentum"]())
+    kv.init(0, mx.nd.array(first()))
+
+    def step(number):
+        kv.pushpull(0, mx.nd.array(gradients(number, kv.num_workers)[kv.rank]), out=out)
+
+    for number in range(6):
+        if number == 3 and kv.rank == 0:
+            started = time.monotonic()
+            raises("every worker must make, but worker 1 continued", lambda: kv.save_optimizer_states("nowhere"))
+            assert time.monotonic() - started < 10
+        step(number)
+        assert to_rounding(out.asnumpy(), reference.step(number, kv.num_workers)), number
+    # All together later.
+    with tempfile.TemporaryDirectory() as directory:
+        kv.save_optimizer_states(os.path.join(directory, "states"))
 
 
 def case_states_of_workers_are_saved_and_loaded():

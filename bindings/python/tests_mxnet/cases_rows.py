@@ -215,3 +215,27 @@ def case_updaters_of_scripts_see_rows():
     kv._set_updater(updater)
     kv.push("w", rows([kv.rank, 4], np.zeros((2, SHAPE[1]))))
     assert seen == [[0, 1, 4]], seen
+
+
+class Adding(O.Optimizer):
+    """A script's own, as MXNet's `test` is: its state is a dense array that row-sparse weights cannot be assigned to."""
+
+    def create_state(self, index, weight):
+        return mx.nd.zeros(weight.shape, weight.context)
+
+    def update(self, index, weight, grad, state):
+        weight[:] += grad * self.rescale_grad
+        state[:] = weight
+
+
+def case_optimizers_of_scripts_that_cannot_use_sparse_weights_get_dense_ones():
+    """MXNet's servers ignore the exception, which comes after the update."""
+    for make in (O.Test, Adding):
+        for stype in ("row_sparse", "default"):
+            kv, want = new(), first()
+            kv.set_optimizer(make(rescale_grad=0.5))
+            kv.init(0, mx.nd.array(first()).tostype(stype))
+            for step in range(STEPS):
+                kv.push(0, gradient(step, kv.rank))
+                want = want + 0.5 * sum(gradient(step, rank).asnumpy() for rank in range(kv.num_workers))
+                assert close(pulled(kv, 0), want), (make, stype, step)

@@ -18,9 +18,10 @@ pub(crate) struct LaunchArgs {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(SERVERS_MAX)))]
     pub(super) servers: Option<u32>,
     /// Number of workers. The default is 1, or one for each host of --worker-host-file. Under Slurm, and inside mpirun, the
-    /// default is all tasks that are neither scheduler nor server.
+    /// default is all tasks that are neither scheduler nor server. 0: scheduler and servers only, for workers that torchrun or
+    /// other launchers start; --set cluster.workers=N, or WORLD_SIZE, is their number.
     #[arg(short = 'n', long, visible_alias = "num-workers", alias = "nworker", value_name = "M",
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+        value_parser = clap::value_parser!(u32).range(0..=i64::from(WORKERS_MAX)))]
     pub(super) workers: Option<u32>,
     /// Where the processes run: local, ssh, slurm, mpi or byteps (only this machine's part of a job, selected by DMLC_ROLE).
     /// The default is DMLC_SUBMIT_CLUSTER if set, else ssh if a host file is given, else byteps if DMLC_ROLE is set and
@@ -53,6 +54,7 @@ pub(crate) struct LaunchArgs {
     #[arg(long, visible_alias = "scheduler-ip", value_name = "ADDRESS")]
     pub(super) host_ip: Option<String>,
     /// Port of the scheduler. By default the system chooses a free port; under Slurm and MPI the port is derived from the job.
+    /// With -n 0 the default is 9092, where workers look for it.
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) scheduler_port: Option<u16>,
     /// Network interface of every process (sets DMLC_INTERFACE).
@@ -120,9 +122,16 @@ pub(crate) struct LaunchArgs {
     #[command(flatten)]
     pub(super) dmlc: DmlcArgs,
     /// Program of the workers, and its arguments. A name without a slash is searched for in the directory of gradwire, then
-    /// on PATH.
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
+    /// on PATH. None with -n 0.
+    #[arg(trailing_var_arg = true, required_unless_present = "workers", value_name = "PROGRAM")]
     pub(super) program: Vec<OsString>,
+}
+
+impl LaunchArgs {
+    /// Do other launchers start the workers?
+    pub(super) fn starts_no_workers(&self) -> bool {
+        self.workers == Some(0)
+    }
 }
 
 /// Flags of BytePS's launcher with one dash and two letters, and their names here.

@@ -73,10 +73,14 @@ impl Programs {
     /// The programs of `args`: found on this host if they run here, else their paths on the other hosts.
     pub(super) fn find(args: &LaunchArgs, kind: Kind) -> Result<Self, Failure> {
         let directory = find::bin_dir(args.bin_dir.as_deref())?;
-        let (name, worker_args) = args
-            .program
-            .split_first()
-            .ok_or_else(|| Failure::message(ExitCode::Usage, "no PROGRAM is given; name one after --"))?;
+        let usage = |text: &'static str| Failure::message(ExitCode::Usage, text);
+        let no_program = (OsString::new(), Vec::new());
+        let (name, worker_args) = match (args.program.split_first(), args.starts_no_workers()) {
+            (Some((name, worker_args)), false) => (name, worker_args),
+            (None, true) => (&no_program.0, &no_program.1[..]),
+            (None, false) => return Err(usage("no PROGRAM is given; name one after --")),
+            (Some(_), true) => return Err(usage("--workers 0 starts no workers; remove PROGRAM")),
+        };
         let ours = |name: &str| match args.every_role {
             true => Ok(PathBuf::new()),
             false => find::ours(&directory, name),
@@ -91,6 +95,7 @@ impl Programs {
             },
             worker: match is_far && !args.every_role {
                 true => PathBuf::from(name),
+                false if args.starts_no_workers() => PathBuf::new(),
                 false => find::program(&directory, name, path.as_deref())?,
             },
             worker_args: worker_args.to_vec(),
@@ -139,6 +144,18 @@ impl Plan {
         let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let args = ["--scheduler".into(), address.into(), "--port-file".into(), port_file.into()];
         Some(ChildSpec { args: args.into(), ..self.spec(&seat, host, &port.to_string()) })
+    }
+
+    /// How workers that other launchers start find the scheduler at this address.
+    pub(super) fn invitation(&self, control: &str) -> String {
+        let has_workers = self.seats.iter().any(|seat| seat.id.role == Role::Worker);
+        match control.rsplit_once(':').filter(|_| !has_workers) {
+            Some((host, port)) => {
+                let (host_name, port_name) = (variable_of("scheduler.host"), variable_of("scheduler.port"));
+                format!(", for workers with {host_name}={host} {port_name}={port}")
+            }
+            None => String::new(),
+        }
     }
 
     /// All processes, if the scheduler's address is known before the start.

@@ -203,7 +203,8 @@ impl Supervisor {
         };
         let status =
             if http.is_empty() { String::new() } else { format!(", status at http://{http}/status") };
-        self.printer.say(&format!("the scheduler listens at {control}{status}")).await;
+        let invitation = plan.invitation(&control);
+        self.printer.say(&format!("the scheduler listens at {control}{status}{invitation}")).await;
         self.status_at = Some(http).filter(|http| !http.is_empty());
         if let Some(http) = self.status_at.clone().filter(|_| self.restarts.ends_failed()) {
             self.failed.watch(http);
@@ -411,6 +412,10 @@ impl Supervisor {
         if is_done {
             return;
         }
+        // A process that is stopped does not end. Those that end because of it exit in their own way.
+        if let Some(silent) = status.as_ref().and_then(|status| self.silent(status)).filter(|_| goes_on) {
+            return self.failed(silent).await;
+        }
         // The scheduler knows whether the job continues. If it does not answer, a process that reports another's failure is believed.
         let is_over = match status {
             Some(status) => !matches!(status.phase, JobPhase::Running | JobPhase::Rebuilding),
@@ -426,6 +431,14 @@ impl Supervisor {
             blame.words = format!("{}; {why}", blame.words);
         }
         self.failed(blame).await;
+    }
+
+    /// The member whose silence ended the job, if its process still runs.
+    fn silent(&self, status: &ClusterStatus) -> Option<Blame> {
+        let (member, why) = (self.members.get(&status.silent?)?, status.ending.as_deref()?);
+        let words = format!("{}; it still runs, and was stopped or overloaded", why.split_once(": ")?.1);
+        let code = ExitCode::MemberDied as u8;
+        Some(Blame { id: member.spec.id, on: member.on(), code, words, tail: member.tail.lines() })
     }
 
     /// Do the settings and the remaining processes let the job continue without this one? If other launchers start the rest of the

@@ -11,8 +11,10 @@ use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::process::DIE_WITH_PARENT;
 use daemon::settings::{load_settings, split_pair, variable_of};
+use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{JobId, MemberId, Role};
+use proto_common::limits::WORKERS_MAX;
 use proto_common::transport::Driver;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -21,7 +23,7 @@ type Pairs = Vec<(String, String)>;
 
 /// Settings that only the launcher sets, and what to do instead.
 const OWN: [(&str, &str); 5] = [
-    ("cluster.workers", "use --workers"),
+    (WORKERS, "use --workers"),
     ("cluster.servers", "use --servers"),
     ("scheduler.host", "remove it: the scheduler runs here; --host-ip sets its address"),
     ("scheduler.port", "remove it: the system chooses a free port; --scheduler-port sets one"),
@@ -30,6 +32,8 @@ const OWN: [(&str, &str); 5] = [
 
 /// The settings of certificates.
 const SECURITY: [&str; 4] = ["security.mode", "security.ca", "security.certificate", "security.key"];
+
+const WORKERS: &str = "cluster.workers";
 
 const UNBUFFERED: &str = "PYTHONUNBUFFERED";
 
@@ -45,6 +49,9 @@ pub(super) fn plan(
     task: Option<&Task>,
 ) -> Result<Plan, Failure> {
     let servers = args.servers.unwrap_or(1);
+    if args.starts_no_workers() && (!matches!(kind, Kind::Local | Kind::Ssh) || args.every_role) {
+        return Err(usage("--workers 0 is for --cluster local and ssh, without --every-role".into()));
+    }
     let (meeting, seats, servers, workers) = match (kind, task) {
         (Kind::BytePs, _) => byteps(args, env)?,
         (Kind::Slurm | Kind::Mpi, Some(task)) => {
@@ -60,9 +67,10 @@ pub(super) fn plan(
             let workers = args.workers.unwrap_or(1);
             let all = roles(servers, workers).into_iter().map(|role| (role, None));
             let host = host_ip(args).unwrap_or("127.0.0.1").to_owned();
-            (Meeting::Asked { host, port: args.scheduler_port.unwrap_or(0) }, seats(all), servers, workers)
+            (Meeting::Asked { host, port: own_port(args) }, seats(all), servers, workers)
         }
     };
+    let workers = if args.starts_no_workers() { joining(args, env)? } else { workers };
     let mut plan = Plan {
         kind,
         programs: Programs::find(args, kind)?,
@@ -91,6 +99,26 @@ pub(super) fn plan(
     }
     plan.trust = trust_for(&plan, env)?;
     Ok(plan)
+}
+
+/// The port of a scheduler that this launcher starts. Workers of other launchers look for it at the default port.
+fn own_port(args: &LaunchArgs) -> u16 {
+    let default = if args.starts_no_workers() { Settings::default().scheduler.port } else { 0 };
+    args.scheduler_port.unwrap_or(default)
+}
+
+/// The number of workers that other launchers start.
+fn joining(args: &LaunchArgs, env: &[(String, String)]) -> Result<u32, Failure> {
+    let set = args.set.iter().filter_map(|pair| split_pair(pair).ok());
+    let set = set.filter(|(key, _)| *key == WORKERS).last().map(|(_, value)| value);
+    let given = set.or(value(env, &variable_of(WORKERS))).or(value(env, "WORLD_SIZE"));
+    let count = given.and_then(|text| text.parse().ok()).filter(|count| (1..=WORKERS_MAX).contains(count));
+    count.ok_or_else(|| {
+        usage(format!(
+            "--workers 0 starts the scheduler and the servers, and workers join from elsewhere: set their number with \
+             --set {WORKERS}=N, such as the number of processes that torchrun starts (1 to {WORKERS_MAX})"
+        ))
+    })
 }
 
 fn roles(servers: u32, workers: u32) -> Vec<Role> {
@@ -144,7 +172,7 @@ fn ssh(args: &LaunchArgs) -> Result<Placed, Failure> {
         None => address_for(dealt.iter().map(|(_, host)| host.name.as_str()))?,
     };
     let seats = seats(dealt.into_iter().map(|(role, host)| (role, Some(host))));
-    Ok((Meeting::Asked { host, port: args.scheduler_port.unwrap_or(0) }, seats, servers, workers))
+    Ok((Meeting::Asked { host, port: own_port(args) }, seats, servers, workers))
 }
 
 /// The address of this host towards the first of these hosts that is not this host.
@@ -260,7 +288,8 @@ pub(super) fn common(
         common.push(("DMLC_NUM_SERVER".into(), servers.to_string()));
     }
     let is_whole = matches!(kind, Kind::Local | Kind::Ssh) && !args.every_role;
-    if is_whole && value(env, &variable_of("job")).is_none() {
+    // Workers of other launchers do not know a random id.
+    if is_whole && !args.starts_no_workers() && value(env, &variable_of("job")).is_none() {
         common.push((variable_of("job"), daemon::host::new_incarnation()?.0.to_string()));
     }
     // Python buffers output to a pipe, and a killed process would lose it.
@@ -280,6 +309,9 @@ pub(super) fn common(
     common.extend(pairs("--env", &args.env, env)?);
     for pair in &args.set {
         let (key, value) = split_pair(pair).map_err(|error| Failure::new(ExitCode::Usage, error))?;
+        if key == WORKERS && args.starts_no_workers() {
+            continue;
+        }
         if let Some((_, instead)) = OWN.iter().find(|(own, _)| *own == key) {
             return Err(usage(format!("--set {key}: gradwire launch sets it; {instead}")));
         }

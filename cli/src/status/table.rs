@@ -225,6 +225,7 @@ mod tests {
             tensor_bytes: 1_500,
             members: vec![member(Role::Server, 0, 7), member(Role::Worker, 0, 7), slow],
             missing: Vec::new(),
+            silent: None,
             barriers: vec![BarrierStatus {
                 name: "start".into(),
                 arrived: waits.clone(),

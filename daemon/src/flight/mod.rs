@@ -24,6 +24,7 @@ pub use recorder::Recorder;
 pub use slow::Slow;
 
 use crate::logging::LogIdentity;
+use crate::seldom::Seldom;
 use fabric::JournalReader;
 use proto_common::config::Settings;
 use proto_common::ids::{JobId, Key, Rank, Role};
@@ -58,6 +59,7 @@ struct Inner {
     origin_ns: u64,
     clock: String,
     slow: Slow,
+    waits: Seldom,
     /// A failure has left its file.
     crashed: AtomicBool,
     shared: Mutex<Shared>,
@@ -87,6 +89,7 @@ impl Flight {
             origin: Instant::now(),
             clock: dump::clock(),
             slow: Slow::new(log.slow_ms),
+            waits: Seldom::default(),
             crashed: AtomicBool::new(false),
             shared: Mutex::default(),
         }))
@@ -124,6 +127,12 @@ impl Flight {
     #[must_use]
     pub fn slow(&self) -> &Slow {
         &self.0.slow
+    }
+
+    /// When it may be said that operations still wait for busy members.
+    #[must_use]
+    pub fn waits(&self) -> &Seldom {
+        &self.0.waits
     }
 
     /// Something happened beside data threads; `what` in a word.

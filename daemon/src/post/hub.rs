@@ -105,6 +105,7 @@ pub(super) enum Work {
         message: PostMessage,
         within: Duration,
         on_answer: OnAnswer,
+        place: Place,
     },
     Barrier {
         name: String,
@@ -160,6 +161,7 @@ struct Asked {
     answers: Option<(u32, u32)>,
     within: Duration,
     deadline: Instant,
+    _place: Place,
 }
 
 /// All that only the thread touches.
@@ -229,7 +231,9 @@ impl Hub {
                 // Nobody listens any more where it took too long.
                 done.send(());
             }
-            Work::Ask { to, message, within, on_answer } => self.ask(to, message, within, on_answer),
+            Work::Ask { to, message, within, on_answer, place } => {
+                self.ask((to, message), within, on_answer, place);
+            }
             Work::Deliver(waiting) => self.deliver(waiting),
             Work::Barrier { name, group, within, done } => self.come(name, group, within, done),
             Work::Heard(FromScheduler::Released { request, result }) => {
@@ -257,11 +261,17 @@ impl Hub {
         }
     }
 
-    fn ask(&mut self, to: PostTo, message: PostMessage, within: Duration, on_answer: OnAnswer) {
+    fn ask(
+        &mut self,
+        (to, message): (PostTo, PostMessage),
+        within: Duration,
+        on_answer: OnAnswer,
+        place: Place,
+    ) {
         self.next += 1;
         let (request, timeout_ms) = (self.next, within.as_millis() as u64);
         let deadline = Instant::now() + within + GRACE;
-        self.asked.insert(request, Asked { on_answer, to, answers: None, within, deadline });
+        self.asked.insert(request, Asked { on_answer, to, answers: None, within, deadline, _place: place });
         if let Err(error) = bounded(&message.body) {
             return self.refuse_with(request, || error.clone());
         }

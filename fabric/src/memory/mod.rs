@@ -15,7 +15,7 @@ pub use elements::{Number, Numbers};
 pub use floats::{Floats, HUGE_PAGE_BYTES};
 pub use lent::{Fenced, PeerWritable, SpanReader};
 pub use mapped::MappedRegions;
-pub use pool::{Exclusive, Pool, PoolError};
+pub use pool::{Ahead, Exclusive, Pool, PoolError};
 pub(crate) use region::Mapping;
 pub(crate) use region::next_id;
 pub use region::{Access, OutOfBounds, Pages, Region, Span};

@@ -4,9 +4,10 @@
 use super::elements::{Number, Numbers};
 use super::region::{OutOfBounds, Pages, Region, Span};
 use crate::error::FabricError;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 const ALIGN: u64 = 64;
@@ -31,19 +32,93 @@ pub enum PoolError {
     Empty,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Free {
     /// Free stretches by offset; neighbours are always merged.
     by_offset: BTreeMap<u64, u64>,
     used: u64,
     /// From here on no buffer was ever given out.
     untouched_from: u64,
+    /// Buffers that have come back, so that a thread that waits sees progress.
+    returned: u64,
+    /// Threads that wait, in their order, by ticket.
+    queue: VecDeque<u64>,
+    next_ticket: u64,
+    ahead: Vec<(u64, Bell)>,
+}
+
+/// What is called when memory has come back.
+#[derive(Clone)]
+struct Bell(Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Bell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Bell")
+    }
+}
+
+/// A stretch that is not free any more.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    offset: u64,
+    padded: u64,
+    untouched_from: u64,
+}
+
+impl Free {
+    /// The first free stretch that is long enough.
+    fn take(&mut self, bytes: u64) -> Option<Taken> {
+        let padded = bytes.checked_next_multiple_of(ALIGN)?;
+        let (offset, length) =
+            self.by_offset.iter().find(|(_, length)| **length >= padded).map(|(o, l)| (*o, *l))?;
+        self.by_offset.remove(&offset);
+        if length > padded {
+            self.by_offset.insert(offset + padded, length - padded);
+        }
+        self.used += padded;
+        let untouched_from = self.untouched_from.max(offset);
+        self.untouched_from = self.untouched_from.max(offset + padded);
+        Some(Taken { offset, padded, untouched_from })
+    }
+
+    /// One stretch for each of these sizes, or none at all.
+    fn take_all(&mut self, sizes: &[u64]) -> Option<Vec<Taken>> {
+        let untouched_from = self.untouched_from;
+        let mut all = Vec::with_capacity(sizes.len());
+        for bytes in sizes {
+            let Some(taken) = self.take(*bytes) else {
+                all.into_iter().for_each(|Taken { offset, padded, .. }| self.put_back(offset, padded));
+                self.untouched_from = untouched_from;
+                return None;
+            };
+            all.push(taken);
+        }
+        Some(all)
+    }
+
+    fn put_back(&mut self, offset: u64, padded: u64) {
+        let (mut start, mut length) = (offset, padded);
+        if let Some((before, before_length)) =
+            self.by_offset.range(..offset).next_back().map(|(o, l)| (*o, *l))
+            && before + before_length == offset
+        {
+            self.by_offset.remove(&before);
+            (start, length) = (before, before_length + length);
+        }
+        if let Some(after) = self.by_offset.remove(&(offset + padded)) {
+            length += after;
+        }
+        self.by_offset.insert(start, length);
+        self.used -= padded;
+    }
 }
 
 #[derive(Debug)]
 struct Shared {
     region: Region,
     free: Mutex<Free>,
+    /// Told when the first thread of the queue may have its turn.
+    changed: Condvar,
 }
 
 /// Buffers from one region. Clones share it. Allocation takes a lock and is not for the data path.
@@ -73,8 +148,9 @@ impl Pool {
         let size = usize::try_from(bytes.max(1).next_multiple_of(4096))
             .map_err(|_| FabricError::Internal("pool larger than memory".into()))?;
         let region = allocate(size)?;
-        let free = Free { by_offset: BTreeMap::from([(0, region.len() as u64)]), used: 0, untouched_from: 0 };
-        Ok(Self(Arc::new(Shared { region, free: Mutex::new(free) })))
+        let free = Free { by_offset: BTreeMap::from([(0, region.len() as u64)]), ..Free::default() };
+        let changed = Condvar::new();
+        Ok(Self(Arc::new(Shared { region, free: Mutex::new(free), changed })))
     }
 
     /// The region behind all buffers.
@@ -89,9 +165,21 @@ impl Pool {
         self.lock().used
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Free> {
+    fn lock(&self) -> MutexGuard<'_, Free> {
         // A panic while the lock was held cannot leave the map half changed in a way that matters.
         self.0.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn capacity(&self) -> u64 {
+        self.0.region.len() as u64
+    }
+
+    fn exhausted(&self, wanted: u64, free: &Free) -> PoolError {
+        PoolError::Exhausted { wanted, used: free.used, capacity: self.capacity() }
+    }
+
+    fn buffer(&self, bytes: u64, Taken { offset, padded, untouched_from }: Taken) -> Exclusive {
+        Exclusive { pool: self.clone(), offset, bytes, padded, untouched_from }
     }
 
     /// A 64-byte aligned buffer of `bytes`. Its content is whatever was there before (zeros when new).
@@ -99,41 +187,90 @@ impl Pool {
         if bytes == 0 {
             return Err(PoolError::Empty);
         }
-        let capacity = self.0.region.len() as u64;
         let mut free = self.lock();
-        let exhausted = PoolError::Exhausted { wanted: bytes, used: free.used, capacity };
-        let padded = bytes.checked_next_multiple_of(ALIGN).ok_or(exhausted)?;
-        let (offset, length) = free
-            .by_offset
-            .iter()
-            .find(|(_, length)| **length >= padded)
-            .map(|(o, l)| (*o, *l))
-            .ok_or(exhausted)?;
-        free.by_offset.remove(&offset);
-        if length > padded {
-            free.by_offset.insert(offset + padded, length - padded);
+        let taken = free.take(bytes).ok_or_else(|| self.exhausted(bytes, &free))?;
+        drop(free);
+        Ok(self.buffer(bytes, taken))
+    }
+
+    /// A buffer for each of these sizes: all of them at once, so that two threads never wait for what the other one has. Waits in
+    /// the order of the callers until there is room, as long as buffers come back: an error if none has for `patience`, and at once
+    /// if the pool is too small for them.
+    pub fn allocate_all(&self, sizes: &[u64], patience: Duration) -> Result<Vec<Exclusive>, PoolError> {
+        if sizes.contains(&0) {
+            return Err(PoolError::Empty);
         }
-        free.used += padded;
-        let untouched_from = free.untouched_from.max(offset);
-        free.untouched_from = free.untouched_from.max(offset + padded);
-        Ok(Exclusive { pool: self.clone(), offset, bytes, padded, untouched_from })
+        let padded = sizes.iter().map(|bytes| bytes.checked_next_multiple_of(ALIGN));
+        let wanted = padded.fold(Some(0u64), |sum, bytes| sum?.checked_add(bytes?));
+        let mut free = self.lock();
+        let wanted = wanted.filter(|wanted| *wanted <= self.capacity());
+        let wanted = wanted.ok_or_else(|| {
+            self.exhausted(sizes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)), &free)
+        })?;
+        let ticket = free.next_ticket;
+        free.next_ticket += 1;
+        free.queue.push_back(ticket);
+        let mut waits: Option<(u64, Instant)> = None;
+        let found = loop {
+            let is_next = free.ahead.is_empty() && free.queue.front() == Some(&ticket);
+            if let Some(all) = is_next.then(|| free.take_all(sizes)).flatten() {
+                break Some(all);
+            }
+            let since = waits.filter(|(returned, _)| *returned == free.returned).map(|(_, since)| since);
+            let since = since.unwrap_or_else(Instant::now);
+            waits = Some((free.returned, since));
+            let left = patience.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                break None;
+            }
+            free = self.0.changed.wait_timeout(free, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        free.queue.retain(|other| *other != ticket);
+        let others_wait = !free.queue.is_empty();
+        let all = found.ok_or_else(|| self.exhausted(wanted, &free));
+        drop(free);
+        if others_wait {
+            self.0.changed.notify_all();
+        }
+        Ok(all?.into_iter().zip(sizes).map(|(taken, bytes)| self.buffer(*bytes, taken)).collect())
+    }
+
+    /// Goes ahead of all threads that wait in [`Pool::allocate_all`], for somebody that cannot wait: until the result is dropped,
+    /// they leave alone what comes back, and `bell` is called each time, on the thread that gave it back. It must not block.
+    #[must_use]
+    pub fn go_ahead(&self, bell: impl Fn() + Send + Sync + 'static) -> Ahead {
+        let mut free = self.lock();
+        let ticket = free.next_ticket;
+        free.next_ticket += 1;
+        free.ahead.push((ticket, Bell(Arc::new(bell))));
+        Ahead { pool: self.clone(), ticket }
     }
 
     fn release(&self, offset: u64, padded: u64) {
         let mut free = self.lock();
-        let (mut start, mut length) = (offset, padded);
-        if let Some((before, before_length)) =
-            free.by_offset.range(..offset).next_back().map(|(o, l)| (*o, *l))
-            && before + before_length == offset
-        {
-            free.by_offset.remove(&before);
-            (start, length) = (before, before_length + length);
+        free.put_back(offset, padded);
+        free.returned += 1;
+        let bells: Vec<Bell> = free.ahead.iter().map(|(_, bell)| bell.clone()).collect();
+        let somebody_waits = !free.queue.is_empty();
+        drop(free);
+        if somebody_waits {
+            self.0.changed.notify_all();
         }
-        if let Some(after) = free.by_offset.remove(&(offset + padded)) {
-            length += after;
-        }
-        free.by_offset.insert(start, length);
-        free.used -= padded;
+        bells.iter().for_each(|Bell(ring)| ring());
+    }
+}
+
+/// See [`Pool::go_ahead`].
+#[derive(Debug)]
+pub struct Ahead {
+    pool: Pool,
+    ticket: u64,
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.pool.lock().ahead.retain(|(ticket, _)| *ticket != self.ticket);
+        self.pool.0.changed.notify_all();
     }
 }
 
@@ -272,6 +409,74 @@ mod tests {
                     && half_new[bytes.len() - 7] == bytes[bytes.len() - 7]
             );
         }
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn wait_for_waiters(pool: &Pool, count: usize) {
+        while pool.lock().queue.len() < count {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn threads_wait_in_their_order_until_all_that_they_want_is_free() {
+        let pool = Pool::new(4096, "test").unwrap();
+        let (a, b) = (pool.allocate(2048).unwrap(), pool.allocate(1024).unwrap());
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            // The second one would fit at once, and the first one's small part, too.
+            for (at, sizes) in [[64, 3000], [64, 64]].into_iter().enumerate() {
+                let (pool, tell) = (&pool, tell.clone());
+                scope.spawn(move || tell.send((at, pool.allocate_all(&sizes, PATIENCE).unwrap())).unwrap());
+                wait_for_waiters(pool, at + 1);
+            }
+            assert_eq!(pool.used_bytes(), 3072, "the one that waits has nothing");
+            drop(b);
+            drop(a);
+            let (first, all) = told.recv().unwrap();
+            assert_eq!((first, all.iter().map(|buffer| buffer.len()).collect()), (0, vec![64, 3000]));
+            assert_eq!(told.recv().unwrap().0, 1);
+        });
+        assert_eq!(pool.used_bytes(), 0);
+    }
+
+    #[test]
+    fn what_can_never_be_is_an_error_at_once_and_a_pool_that_nothing_comes_back_to_after_a_while() {
+        let pool = Pool::new(4096, "test").unwrap();
+        let (wanted, capacity) = (4160, 4096);
+        let never = pool.allocate_all(&[4096, 64], PATIENCE).unwrap_err();
+        assert_eq!(never, PoolError::Exhausted { wanted, used: 0, capacity });
+        assert!(matches!(pool.allocate_all(&[u64::MAX, 64], PATIENCE), Err(PoolError::Exhausted { .. })));
+        assert_eq!(pool.allocate_all(&[64, 0], PATIENCE).unwrap_err(), PoolError::Empty);
+        let all = pool.allocate(4096).unwrap();
+        let late = pool.allocate_all(&[64], Duration::from_millis(5)).unwrap_err();
+        assert_eq!(late, PoolError::Exhausted { wanted: 64, used: 4096, capacity });
+        drop(all);
+        // Nobody is left in the queue.
+        assert_eq!(pool.allocate_all(&[2048, 2048], Duration::ZERO).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn whoever_cannot_wait_goes_ahead_and_is_called() {
+        let pool = Pool::new(4096, "test").unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let all = pool.allocate(4096).unwrap();
+        let ring = tell.clone();
+        let ahead = pool.go_ahead(move || ring.send("rung").unwrap());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(pool.allocate_all(&[64], PATIENCE).unwrap());
+                tell.send("waited").unwrap();
+            });
+            wait_for_waiters(&pool, 1);
+            drop(all);
+            assert_eq!(told.recv().unwrap(), "rung");
+            drop(pool.allocate(4096).unwrap());
+            assert_eq!(told.recv().unwrap(), "rung", "the other one has waited on");
+            drop(ahead);
+            assert_eq!(told.recv().unwrap(), "waited");
+        });
     }
 
     proptest! {

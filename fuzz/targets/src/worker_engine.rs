@@ -58,6 +58,7 @@ impl Rig {
             job: JOB,
             incarnation: OWN_LIFE,
             lane: Lane(0),
+            rank: Rank(0),
             servers: 1 + program.below(3),
             gather_max: 2 + program.below(8) as usize,
             in_flight_max: 1 + program.below(12) as usize,
@@ -176,6 +177,7 @@ impl Rig {
             count: Count::of(kind, number),
             priority: program.below(5) as i32 - 2,
             timeout_ms: program.number() as u32,
+            busy_ms: 0,
             by_chunk: program.one_in(4),
         };
         self.call(|engine, now_ms, out| engine.submit(&submit, &parts, now_ms, out));
@@ -327,7 +329,10 @@ impl Rig {
                 }
                 Command::Done { op, .. } => assert!(self.ops.remove(op).is_some(), "ends once"),
                 Command::Replied { .. } | Command::Room { .. } => unreachable!("nobody calls here"),
-                Command::Version { op, .. } | Command::Late { op, .. } | Command::Landed { op, .. } => {
+                Command::Version { op, .. }
+                | Command::Late { op, .. }
+                | Command::Waits { op, .. }
+                | Command::Landed { op, .. } => {
                     assert!(self.ops.contains_key(op), "told before its end");
                 }
                 Command::Close { server, .. } => closed.push(*server),

@@ -241,7 +241,7 @@ impl DeclareError {
 pub enum WaitError {
     /// Some members did not arrive in time.
     #[error(
-        "barrier {name:?} timed out after {waited_ms} ms, missing: {}; check their logs and `gradwire status`, or raise deadlines.barrier_ms",
+        "barrier {name:?} timed out after {waited_ms} ms, missing: {}; check their logs and `gradwire status`, or raise deadlines.busy_ms",
         list(missing)
     )]
     Deadline {

@@ -39,9 +39,9 @@ impl NodeGroup {
 pub const POST_BODY_BYTES_MAX: usize = 1 << 20;
 /// Unanswered messages of one member, counted per receiver, at most.
 pub const POSTS_ASKED_MAX: usize = 8192;
-/// Unanswered messages to one member, at most.
+/// Unanswered messages to one member, at most; the scheduler holds further ones until it has answered some.
 pub const POSTS_OWED_MAX: usize = 1024;
-/// Bytes of these messages, at most.
+/// Bytes of these messages, at most; and of those that are held of one member.
 pub const POSTS_OWED_BYTES_MAX: usize = 16 << 20;
 
 /// The receivers of a message.

@@ -1,12 +1,13 @@
 //! Messages between members' programs: who is to answer what, until when. Each member has bounds of what it has asked and of
-//! what it owes; what is beyond them is refused to its sender at once. It must not know who is a member.
+//! what it owes. A message for a member that owes too much is held until that member has answered others; what is beyond the bounds of
+//! its sender is refused at once. It must not know who is a member.
 //!
 //! ```text
-//!   post ──▶ pending, one per receiver ──┬─ reply ────────────────────▶ its answer
-//!     │                                  ├─ expire ───────────────────▶ Deadline
-//!     │                                  ├─ refuse: its queue is full ▶ Busy
-//!     │                                  ├─ forget(the receiver) ─────▶ Gone
-//!     └─▶ Gone, Busy                     └─ forget(the sender): no answer
+//!   post ──▶ held ──▶ pending, one per receiver ──┬─ reply ────────────────────▶ its answer
+//!     │       └──────── the same ends ──┐         ├─ expire ───────────────────▶ Deadline
+//!     │                                 └─────────┼─ refuse: its queue is full ▶ Busy
+//!     │                                           ├─ forget(the receiver) ─────▶ Gone
+//!     └─▶ Gone, Busy                              └─ forget(the sender): no answer
 //! ```
 
 use super::command::{Command, deadline_ms, send, send_to};
@@ -16,7 +17,7 @@ use proto_common::message::{
     FromScheduler, POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError,
     PostMessage, PostReply,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A message that a member's program sends.
 pub(super) struct Post {
@@ -37,11 +38,22 @@ struct Pending {
     bytes: usize,
     since_ms: u64,
     deadline_ms: u64,
+    is_held: bool,
+}
+
+/// What a receiver is told when it has room.
+#[derive(Debug)]
+struct Held {
+    from: MemberId,
+    message: PostMessage,
+    timeout_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Load {
     asked: usize,
+    /// Of what it asked, what is held.
+    held_bytes: usize,
     owed: usize,
     owed_bytes: usize,
 }
@@ -55,6 +67,8 @@ pub(super) struct Posts {
     pending: BTreeMap<Ticket, Pending>,
     next: u64,
     loads: BTreeMap<ConnectionId, Load>,
+    /// By receiver, in the order in which they came.
+    held: BTreeMap<(ConnectionId, u64), Held>,
 }
 
 impl Posts {
@@ -99,13 +113,22 @@ impl Posts {
         for (to, owes) in receivers.iter().copied() {
             match owes {
                 None => out.push(refused(to, of, PostError::Gone { member: to })),
-                Some(owes) if self.has_room(owes, bytes) => {
+                Some(owes) => {
                     let deadline_ms = deadline_ms(now_ms, timeout_ms);
-                    let since_ms = now_ms;
-                    self.add(ticket, Pending { asker, request, of, to, owes, bytes, since_ms, deadline_ms });
-                    told.push(owes);
+                    let (since_ms, is_held) = (now_ms, self.holds(owes) || !self.has_room(owes, bytes));
+                    let pending =
+                        Pending { asker, request, of, to, owes, bytes, since_ms, deadline_ms, is_held };
+                    if !is_held {
+                        told.push(owes);
+                    } else if self.load(asker).held_bytes + bytes <= POSTS_OWED_BYTES_MAX {
+                        let held = Held { from: sender, message: message.clone(), timeout_ms };
+                        self.held.insert((owes, ticket), held);
+                    } else {
+                        out.push(refused(to, of, PostError::Busy));
+                        continue;
+                    }
+                    self.add(ticket, pending);
                 }
-                Some(_) => out.push(refused(to, of, PostError::Busy)),
             }
         }
         if !told.is_empty() {
@@ -114,7 +137,7 @@ impl Posts {
         }
     }
 
-    /// A receiver answers. One that answers what it was not asked, or too late, is not heard.
+    /// A receiver answers. One that answers what it was not asked, or not yet, or too late, is not heard.
     pub(super) fn reply(
         &mut self,
         ticket: Ticket,
@@ -130,7 +153,30 @@ impl Posts {
             // Whatever else it says: its words are not passed on.
             Err(_) => Err(PostError::NoReply),
         };
-        out.extend(self.take(ticket).map(|pending| answered(&pending, result)));
+        if self.pending.get(&ticket).is_none_or(|pending| pending.is_held) {
+            return;
+        }
+        let mut result = Some(result);
+        self.answers(&[ticket], |_| result.take().unwrap_or(Err(PostError::NoReply)), out);
+    }
+
+    /// Is something held for this receiver? Then what comes after it is held, too.
+    fn holds(&self, owes: ConnectionId) -> bool {
+        self.held.range((owes, 0)..=(owes, u64::MAX)).next().is_some()
+    }
+
+    /// Passes on what is held for a receiver, as far as it has room.
+    fn pass_on(&mut self, owes: ConnectionId, out: &mut Vec<Command>) {
+        while let Some((&at, held)) = self.held.range((owes, 0)..=(owes, u64::MAX)).next() {
+            if !self.has_room(owes, held.message.body.len()) {
+                return;
+            }
+            let (Some(held), (_, ticket)) = (self.held.remove(&at), at) else { return };
+            let Some(pending) = self.take((ticket, owes)) else { continue };
+            self.add(ticket, Pending { is_held: false, ..pending });
+            let Held { from, message, timeout_ms } = held;
+            out.push(send(owes, FromScheduler::Posted { ticket, from, message, timeout_ms }));
+        }
     }
 
     /// True where the receiver may be asked this, too.
@@ -141,7 +187,12 @@ impl Posts {
 
     fn add(&mut self, number: u64, pending: Pending) {
         self.pending.insert((number, pending.owes), pending);
-        self.loads.entry(pending.asker).or_default().asked += 1;
+        let asks = self.loads.entry(pending.asker).or_default();
+        asks.asked += 1;
+        if pending.is_held {
+            asks.held_bytes += pending.bytes;
+            return;
+        }
         let owes = self.loads.entry(pending.owes).or_default();
         owes.owed += 1;
         owes.owed_bytes += pending.bytes;
@@ -149,10 +200,14 @@ impl Posts {
 
     fn take(&mut self, ticket: Ticket) -> Option<Pending> {
         let pending = self.pending.remove(&ticket)?;
+        let held_bytes = if pending.is_held { pending.bytes } else { 0 };
         if let Some(load) = self.loads.get_mut(&pending.asker) {
             load.asked = load.asked.saturating_sub(1);
+            load.held_bytes = load.held_bytes.saturating_sub(held_bytes);
         }
-        if let Some(load) = self.loads.get_mut(&pending.owes) {
+        if pending.is_held {
+            self.held.remove(&(pending.owes, ticket.0));
+        } else if let Some(load) = self.loads.get_mut(&pending.owes) {
             load.owed = load.owed.saturating_sub(1);
             load.owed_bytes = load.owed_bytes.saturating_sub(pending.bytes);
         }
@@ -163,39 +218,49 @@ impl Posts {
         self.pending.values().map(|pending| pending.deadline_ms).min()
     }
 
-    fn answers(&mut self, tickets: &[Ticket], error: impl Fn(&Pending) -> PostError, out: &mut Vec<Command>) {
+    fn answers(
+        &mut self,
+        tickets: &[Ticket],
+        mut result: impl FnMut(&Pending) -> Result<PostReply, PostError>,
+        out: &mut Vec<Command>,
+    ) {
+        let mut freed = BTreeSet::new();
         for pending in tickets.iter().filter_map(|ticket| self.take(*ticket)) {
-            let result = Err(error(&pending));
+            let result = result(&pending);
             out.push(answered(&pending, result));
+            freed.insert(pending.owes);
         }
+        freed.into_iter().for_each(|owes| self.pass_on(owes, out));
     }
 
     /// Deadlines that have passed.
     pub(super) fn expire(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let due = self.pending.iter().filter(|(_, pending)| pending.deadline_ms <= now_ms);
         let due: Vec<Ticket> = due.map(|(ticket, _)| *ticket).collect();
-        let error = |pending: &Pending| PostError::Deadline {
-            member: pending.to,
-            waited_ms: now_ms.saturating_sub(pending.since_ms),
+        let late = |pending: &Pending| {
+            let waited_ms = now_ms.saturating_sub(pending.since_ms);
+            Err(PostError::Deadline { member: pending.to, waited_ms })
         };
-        self.answers(&due, error, out);
+        self.answers(&due, late, out);
     }
 
     /// A receiver has no room for it.
     pub(super) fn refuse(&mut self, ticket: Ticket, out: &mut Vec<Command>) {
-        self.answers(&[ticket], |_| PostError::Busy, out);
+        self.answers(&[ticket], |_| Err(PostError::Busy), out);
     }
 
     /// A connection is of no more use: what it owes is answered for it, what it asked is not answered.
     pub(super) fn forget(&mut self, connection: ConnectionId, out: &mut Vec<Command>) {
         let asked = self.pending.iter().filter(|(_, pending)| pending.asker == connection);
         let asked: Vec<Ticket> = asked.map(|(ticket, _)| *ticket).collect();
-        for ticket in asked {
-            self.take(ticket);
-        }
+        let freed: BTreeSet<ConnectionId> =
+            asked.into_iter().filter_map(|ticket| self.take(ticket)).map(|pending| pending.owes).collect();
         let owed = self.pending.iter().filter(|(_, pending)| pending.owes == connection);
         let owed: Vec<Ticket> = owed.map(|(ticket, _)| *ticket).collect();
-        self.answers(&owed, |pending| PostError::Gone { member: pending.to }, out);
+        // Nothing is passed on to it: what is held for it is among them.
+        self.held.retain(|(owes, _), _| *owes != connection);
+        self.answers(&owed, |pending| Err(PostError::Gone { member: pending.to }), out);
+        freed.into_iter().for_each(|owes| self.pass_on(owes, out));
         self.loads.remove(&connection);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::body::{AnswerBody, CallBuffer, ReplyBody};
 use crate::runtime::Answers;
-use fabric::Pool;
+use fabric::{Exclusive, FabricError, Pages, Pool};
 use proto_common::call::{CALL_HEAD_BYTES_MAX, REPLY_INLINE_BYTES_MAX};
 use thiserror::Error;
 
@@ -24,13 +24,13 @@ pub enum ReplyError {
         /// Bytes of that memory.
         most: u64,
     },
-    /// There is no memory for the body beside other bodies.
-    #[error(
-        "no {bytes} contiguous free bytes for the reply's body, because other calls occupy memory.call_bytes; raise it, or answer in parts"
-    )]
+    /// The system has no memory for the body.
+    #[error("no memory for the {bytes} bytes of the reply's body: {reason}")]
     NoRoom {
         /// Its bytes.
         bytes: u64,
+        /// What the system says.
+        reason: String,
     },
     /// The server has ended.
     #[error("the server has ended")]
@@ -57,6 +57,15 @@ pub(crate) struct ReplyMemory {
 }
 
 impl ReplyMemory {
+    /// Memory for a body. What is kept of calls is counted elsewhere; where no hole is long enough it gets pages of its own.
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<Exclusive, FabricError> {
+        let own = || {
+            let pool = Pool::with_pages(Pages::Private, bytes, "gradwire-call")?;
+            pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()))
+        };
+        self.pool.allocate(bytes).or_else(|_| own())
+    }
+
     /// The body as it may be sent from where it lies.
     fn settle(&self, body: ReplyBody) -> Result<ReplyBody, ReplyError> {
         let bytes = body.len() as u64;
@@ -67,7 +76,8 @@ impl ReplyMemory {
         {
             return Ok(body);
         }
-        let mut copy = self.pool.allocate(bytes).map_err(|_| ReplyError::NoRoom { bytes })?;
+        let no_memory = |error: FabricError| ReplyError::NoRoom { bytes, reason: error.to_string() };
+        let mut copy = self.allocate(bytes).map_err(no_memory)?;
         match &body {
             ReplyBody::Bytes(bytes) => copy.copy_from_slice(bytes),
             ReplyBody::Buffer(buffer) => copy.copy_from_slice(buffer),
@@ -84,8 +94,8 @@ impl Reply {
     }
 
     /// Registered memory for the body, with undefined contents.
-    pub fn allocate(&self, bytes: u64) -> Result<CallBuffer, fabric::PoolError> {
-        self.memory.pool.allocate(bytes).map(CallBuffer::new)
+    pub fn allocate(&self, bytes: u64) -> Result<CallBuffer, FabricError> {
+        self.memory.allocate(bytes).map(CallBuffer::new)
     }
 
     /// Answers the call.

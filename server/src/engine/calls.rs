@@ -300,14 +300,9 @@ impl Calls {
         let Some((_, _, entry)) = self.entry(id) else { return };
         let (before, is_kept) = (std::mem::take(&mut entry.bytes), !entry.runs_again);
         self.bytes = self.bytes.saturating_sub(before);
+        // The reply is there already, so to refuse it would free nothing. Older ones make way, as far as their workers have them.
         let kept = if is_kept { answer.kept_bytes() } else { 0 };
-        // Short ones are never refused: there are no more of them than calls that were taken.
-        let has_room = kept == 0 || self.make_room(kept, desk.peers) || answer.is_inline();
-        let answer = if has_room { answer } else { CallAnswer::failed(Status::NoMemory) };
-        if !has_room {
-            desk.out.push(Command::CallDrop { call: id });
-        }
-        let kept = kept.min(answer.kept_bytes());
+        self.make_room(kept, desk.peers);
         let Some((_, _, entry)) = self.entry(id) else { return };
         (entry.stage, entry.bytes) = (Stage::Answered(answer), kept);
         self.bytes = self.bytes.saturating_add(kept);

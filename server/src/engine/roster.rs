@@ -220,6 +220,11 @@ impl Roster {
         late.and_then(|(_, rounds)| rounds.get(&key)).is_some_and(|first| round < *first)
     }
 
+    /// Whose initial value counts.
+    pub(super) fn setter(&self) -> Rank {
+        self.counting.first().unwrap_or_default()
+    }
+
     /// Do all workers count, in all rounds?
     fn is_whole(&self) -> bool {
         self.late.is_empty() && self.asked.is_empty() && self.counting.len() as usize == self.places.len()

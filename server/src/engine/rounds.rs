@@ -230,10 +230,15 @@ impl Rounds {
 
 /// Contributions.
 impl Rounds {
+    /// Is the initial value there, or being read?
+    pub(super) fn has_initial(&self) -> bool {
+        self.initialised || self.held.has_initial()
+    }
+
     /// The initial value has come. Is it to be set? An error where the round has used the zeros already: a round that is complete is
     /// under way to the buffers, whatever it still waits for.
     pub(super) fn takes_initial(&self) -> Result<bool, Status> {
-        if self.initialised || self.held.has_initial() {
+        if self.has_initial() {
             return Ok(false);
         }
         if self.version > 0 || self.is_complete() {

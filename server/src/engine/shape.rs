@@ -24,8 +24,8 @@ pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, peer: Rank, in_place:
     if block.view && (!block.op.lands() || !in_place || spec.dynamic) {
         return Err(Status::Refused);
     }
-    // Worker 0 sets the initial value, and no other worker does.
-    if block.op == OpKind::Init && (peer == Rank(0)) != (block.bytes > 0) {
+    // Worker 0 always sends its initial value.
+    if block.op == OpKind::Init && peer == Rank(0) && block.bytes == 0 {
         return Err(Status::Refused);
     }
     // Elsewhere a version is no round that all have together.

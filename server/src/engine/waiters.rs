@@ -120,6 +120,12 @@ impl Waiters {
         self.all.remove(at);
     }
 
+    /// The first one of which this is true. It is answered.
+    pub(super) fn take(&mut self, is_it: impl Fn(&Waiter) -> bool) -> Option<Waiter> {
+        let at = self.all.iter().position(is_it)?;
+        Some(self.all.remove(at))
+    }
+
     pub(super) fn iter(&self) -> std::slice::Iter<'_, Waiter> {
         self.all.iter()
     }

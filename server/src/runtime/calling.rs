@@ -78,7 +78,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         } else if lies.is_some() {
             None
         } else {
-            let mut buffer = match self.calls.allocate(taken.bytes) {
+            let mut buffer = match self.calls.memory.allocate(taken.bytes) {
                 Ok(buffer) => buffer,
                 Err(error) => {
                     tracing::error!(worker = peer.0, app, %error, "no memory for the body of a call");

@@ -4,7 +4,7 @@
 use crate::app::{AnswerBody, Body, ReplyMemory};
 use crate::engine::CallTaken;
 use crate::space::Space;
-use fabric::{Exclusive, FabricError, OutOfBounds, Pages, Pool, RemoteSpan, Span};
+use fabric::{FabricError, OutOfBounds, Pages, Pool, RemoteSpan, Span};
 use proto_common::ids::Rank;
 use std::collections::{HashMap, VecDeque};
 
@@ -86,15 +86,6 @@ impl CallMemory {
         let Some(held) = self.held.get_mut(&call).filter(|held| !held.is_over) else { return false };
         held.reply = reply;
         true
-    }
-
-    /// Memory for a body. The engine has counted it; where no hole is long enough it gets pages of its own.
-    pub(super) fn allocate(&self, bytes: u64) -> Result<Exclusive, FabricError> {
-        let own = || {
-            let pool = Pool::with_pages(Pages::Private, bytes, "gradwire-call")?;
-            pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()))
-        };
-        self.memory.pool.allocate(bytes).or_else(|_| own())
     }
 
     /// A stretch of a body that is being read.

@@ -69,7 +69,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             (None, None) => return Err(PostError::Closed),
         };
         let Self { queue, tables, calls, links, .. } = self;
-        let allocate = |bytes| calls.allocate(bytes);
+        let allocate = |bytes| calls.memory.allocate(bytes);
         if lies.is_none() && there.is_none() {
             return Ok(tables.request(home, key, head, &body, &Room { there, allocate: &allocate }));
         }

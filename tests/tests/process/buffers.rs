@@ -246,7 +246,9 @@ fn a_dropped_buffer_leaves_the_cache_by_itself() {
 fn an_operation_owns_its_buffer_and_an_error_does_not_lose_it() {
     let mut cluster = Cluster::new(1, 2, &[]);
     cluster.add_servers(1, &[]);
-    let clients = join(&cluster, 2, |settings| settings.deadlines.operation_ms = 300);
+    let clients = join(&cluster, 2, |settings| {
+        (settings.deadlines.operation_ms, settings.deadlines.busy_ms) = (300, 300);
+    });
     declare(&clients, &[summed(KEY, COUNT as u64)]);
     let tensor = clients[0].tensor(KEY).unwrap();
     let mut owner = UserBuffer::from(pattern(3));

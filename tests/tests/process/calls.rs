@@ -40,6 +40,8 @@ over_each!(
     a_body_that_is_too_long_is_told,
     a_reply_without_room_is_told,
     more_than_is_kept_goes_through_in_turns,
+    more_than_the_pool_has_goes_through_in_turns,
+    a_full_pool_that_nothing_comes_back_to_is_told,
     a_server_that_ends_ends_its_calls,
     a_handler_that_does_not_return_holds_up_nobody_s_end,
     replies_longer_than_is_kept_are_refused_at_the_handler,
@@ -236,6 +238,52 @@ fn more_than_is_kept_goes_through_in_turns(driver: Driver) {
             });
         }
     });
+    bed.end();
+}
+
+/// Neither requests nor replies fit together. Some replies have room from the start, others are announced.
+fn more_than_the_pool_has_goes_through_in_turns(driver: Driver) {
+    let bed = Bed::new(driver, (2, 1), |settings| {
+        (settings.memory.pool_bytes, settings.memory.call_bytes) = (1 << 20, 1 << 20);
+    });
+    let client = &bed.clients[0];
+    let (tell, told) = channel();
+    for at in 0..1000usize {
+        let size = [10, 3_000, 20_000, 100_000, 450_000][at % 5];
+        let sent = bytes(size, at as u8);
+        let mut call = request(b"", sent.clone());
+        call.reply_bytes = if at % 3 == 0 { size as u64 } else { 0 };
+        let tell = tell.clone();
+        let check = move |reply: Result<gradwire_worker::CallReply, OpError>| {
+            tell.send(reply.map(|reply| *reply.body == *sent)).unwrap();
+        };
+        client.call(ECHO, (at % 2) as u32, call).unwrap().on_end(check);
+    }
+    for _ in 0..1000 {
+        assert_eq!(told.recv_timeout(PATIENCE).unwrap(), Ok(true));
+    }
+    bed.end();
+}
+
+fn a_full_pool_that_nothing_comes_back_to_is_told(driver: Driver) {
+    let bed = Bed::new(driver, (1, 1), |settings| settings.memory.pool_bytes = 1 << 20);
+    let client = &bed.clients[0];
+    let held = client.allocate(600_000).unwrap();
+    let call = || CallRequest { timeout: Some(Duration::from_millis(50)), ..request(b"", vec![1; 500_000]) };
+    let error = client.call(ECHO, 0, call()).unwrap_err();
+    assert!(error.to_string().contains("the program holds its buffers or replies"), "{error}");
+    // It is the handler that keeps the memory.
+    let (hold, kept) = channel();
+    bed.servers[0].register(5, move |call: Call| hold.send(call.reply).unwrap()).unwrap();
+    drop(held);
+    let waiting = client.call(5, 0, request(b"", vec![1; 600_000])).unwrap();
+    let error = client.call(ECHO, 0, call()).unwrap_err();
+    assert!(error.to_string().contains("earlier operations of this client: server 0"), "{error}");
+    assert!(matches!(fault(error), CallFault::PoolFull { .. }));
+    kept.recv_timeout(PATIENCE).unwrap().send(b"", Vec::new()).unwrap();
+    waiting.wait().unwrap();
+    let whole = client.call(ECHO, 0, request(b"", vec![1; 500_000])).unwrap().wait().unwrap();
+    assert_eq!(whole.body.len(), 500_000);
     bed.end();
 }
 

@@ -3,13 +3,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
+use daemon::status::{ClusterStatus, MemberStatus};
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
 use gradwire_tests::rigs::hostile::Rogue;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs;
+use gradwire_tests::rigs::status::get;
 use proto_common::error::ExitCode;
+use proto_common::ids::{Rank, Role};
 use proto_common::transport::Driver;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use std::time::{Duration, Instant};
 
 /// Everyone else must have reported a death and ended by then.
@@ -229,6 +232,30 @@ fn a_worker_that_ends_before_it_joins_ends_the_launch_at_once_and_is_named() {
             "{text}"
         );
     }
+}
+
+/// Scripts that are told of it end with codes of their own.
+#[test]
+fn a_worker_that_is_stopped_is_named_and_not_one_that_ends_because_of_it() {
+    let mut command = Place::default().command("gradwire");
+    command.args(["launch", "--workers", "2", "--grace-ms", "300", "--set", "deadlines.heartbeat_ms=100"]);
+    command.args(["--set", "deadlines.silence_ms=1000", "--", "sh", "-c"]);
+    let worker = programs::program("gradwire-worker");
+    command.arg(format!("{} train {} || exit 3", worker.display(), ENDLESS.join(" ")));
+    let mut launcher = Process::start("gradwire launch", &mut command);
+    let line = launcher.expect_line("status at http://", PATIENCE);
+    let http = line.trim_end().split_once("http://").unwrap().1.trim_end_matches("/status").to_owned();
+    launcher.expect_line("epoch       3/", PATIENCE);
+    let status: ClusterStatus = serde_json::from_str(&get(&http, "/status").unwrap()).unwrap();
+    let is_it = |member: &&MemberStatus| (member.role, member.rank) == (Role::Worker, Rank(1));
+    let pid = status.members.iter().find(is_it).unwrap().pid;
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::STOP).unwrap();
+    assert_eq!(launcher.expect_end(Duration::from_secs(30)), ExitCode::MemberDied as i32);
+    let text = launcher.log().text();
+    assert!(
+        text.contains("worker 1 failed first: no heartbeat for") && text.contains("it still runs"),
+        "{text}"
+    );
 }
 
 /// A server waits long for a scheduler that is not there yet, but not when it is told to stop.

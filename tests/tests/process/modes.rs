@@ -225,7 +225,9 @@ fn nobody_gets_further_ahead_of_a_straggler_than_the_bound() {
 #[test]
 fn the_error_of_a_bound_names_who_is_behind_and_the_next_operation_goes_on() {
     let mut cluster = cluster(&[]);
-    let clients = join(&cluster, WORKERS, |settings| settings.deadlines.operation_ms = 600);
+    let clients = join(&cluster, WORKERS, |settings| {
+        (settings.deadlines.operation_ms, settings.deadlines.busy_ms) = (600, 600);
+    });
     declare(&clients, &[TensorSpec::f32(1, COUNT as u64, Optimizer::sum()).in_mode(Mode::Bounded(1))]);
     let tensors: Vec<Tensor> = clients.iter().map(|client| client.tensor(1).unwrap()).collect();
     let ones = vec![1.0f32; COUNT];

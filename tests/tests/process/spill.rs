@@ -19,7 +19,7 @@ fn a_contribution_that_finds_no_place_names_who_comes_first() {
         let mut cluster = Cluster::new(1, 3, &[]);
         cluster.add_servers(1, &["--set", SPILL]);
         let clients = join(&cluster, 3, |settings| {
-            settings.deadlines.operation_ms = 1_000;
+            (settings.deadlines.operation_ms, settings.deadlines.busy_ms) = (1_000, 1_000);
             settings.transport = only(driver);
         });
         declare(&clients, &[summed(1, 4), summed(2, 4)]);

@@ -106,7 +106,7 @@ fn who_reads_two_versions_for_too_long_is_named_and_one_let_go_frees_the_round()
     let mut cluster = cluster(2);
     let clients = join(&cluster, 2, |settings| {
         settings.transport = only(Driver::Shm);
-        settings.deadlines.operation_ms = 500;
+        (settings.deadlines.operation_ms, settings.deadlines.busy_ms) = (500, 500);
     });
     declare(&clients, &[summed(KEY, COUNT as u64)]);
     let tensors: Vec<Tensor> = clients.iter().map(|client| client.tensor(KEY).unwrap()).collect();

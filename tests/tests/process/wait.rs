@@ -27,8 +27,9 @@ fn cluster(driver: Driver) -> (Cluster, Vec<Client>) {
     cluster.add_servers(1, &[]);
     let clients = join(&cluster, 3, |settings| {
         if settings.node.rank == Some(IMPATIENT as u32) {
-            settings.deadlines.operation_ms = DEADLINE_MS;
-            settings.deadlines.barrier_ms = DEADLINE_MS;
+            let deadlines = &mut settings.deadlines;
+            (deadlines.operation_ms, deadlines.barrier_ms, deadlines.busy_ms) =
+                (DEADLINE_MS, DEADLINE_MS, DEADLINE_MS);
         }
         settings.transport = only(driver);
     });
@@ -135,4 +136,33 @@ fn a_declaration_at_a_server_that_stands_still_ends_too() {
     let error = fails(|| clients[IMPATIENT].declare(&[summed(2, 4)]));
     assert_eq!(error.exit_code(), ExitCode::Deadline, "{error}");
     cluster.servers[0].signal(Signal::CONT);
+}
+
+/// A worker that evaluates does not push for longer than operations have, and does not come to barriers.
+#[test]
+fn a_worker_that_is_busy_is_waited_for_as_long_as_it_is_alive() {
+    let mut cluster = Cluster::new(1, 2, &[]);
+    cluster.add_servers(1, &[]);
+    let clients = join(&cluster, 2, |settings| {
+        (settings.deadlines.operation_ms, settings.deadlines.barrier_ms) = (DEADLINE_MS, DEADLINE_MS);
+    });
+    declare(&clients, &[summed(1, 4)]);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let tensor = clients[1].tensor(1).unwrap();
+            let mut weights = [0.0f32; 4];
+            clients[1].push_pull_slice(&tensor, &[2.0; 4], &mut weights).unwrap();
+            clients[1].barrier().unwrap();
+            weights[0]
+        });
+        // Sleep: that time passes is what is tested.
+        std::thread::sleep(Duration::from_millis(3 * DEADLINE_MS));
+        let tensor = clients[0].tensor(1).unwrap();
+        clients[0].push_slice(&tensor, &[1.0f32; 4]).unwrap();
+        // Sleep: as above.
+        std::thread::sleep(Duration::from_millis(3 * DEADLINE_MS));
+        clients[0].barrier().unwrap();
+        assert_eq!(other.join().unwrap(), 3.0, "it was sent several times, and counts once");
+    });
+    cluster.assert_no_panic();
 }

@@ -143,6 +143,7 @@ impl Pair {
             count: Count::Round(self.operations),
             priority: 0,
             timeout_ms: 1_000,
+            busy_ms: 0,
             payload: true,
             by_chunk: false,
         };

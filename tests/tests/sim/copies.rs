@@ -187,11 +187,12 @@ impl Rig {
             job: JOB,
             incarnation: Incarnation(1),
             lane: LANE,
+            rank: Rank(0),
             servers: 2,
             gather_max: 16,
             in_flight_max: 100,
         };
-        let config = WorkerConfig { engine, rank: Rank(0), result_slots: 4 };
+        let config = WorkerConfig { engine, result_slots: 4 };
         let landing: Region = self.pool.region().clone();
         let mut worker = LaneDriver::new(queue, config, landing).unwrap();
         worker.set_epoch(Epoch { term: 1, counter: self.epoch });
@@ -251,6 +252,7 @@ impl Rig {
                     count: Count::Round(round),
                     priority: 0,
                     timeout_ms: 5_000,
+                    busy_ms: 0,
                     payload: true,
                     by_chunk: false,
                 };

@@ -160,6 +160,7 @@ impl Pair {
             count: Count::Round(1),
             priority: 0,
             timeout_ms: 60_000,
+            busy_ms: 0,
             payload: kind != OpKind::Pull,
             by_chunk: false,
         };

@@ -167,6 +167,7 @@ fn submission(pool: &Pool) -> Submission {
         count: Count::Round(1),
         priority: 0,
         timeout_ms: 60_000,
+        busy_ms: 0,
         payload: true,
         by_chunk: false,
     };

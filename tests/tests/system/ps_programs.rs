@@ -38,6 +38,14 @@ fn a_request_needs_memory_for_its_own_answer_whatever_another_had() {
     cluster("ps/mixed.cc", (1, 1, 1), &[&[SHM, pool], &[TCP, pool]]);
 }
 
+/// The largest request has 8 MiB: what is pushed, and room for what comes back.
+#[test]
+fn a_full_pool_makes_callers_wait_and_fails_nothing() {
+    let pool = ("GRADWIRE_MEMORY__POOL_BYTES", "14680064");
+    let calls = ("GRADWIRE_MEMORY__CALL_BYTES", "8388608");
+    cluster("ps/flood.cc", (1, 1, 1), &[&[SHM, pool, calls], &[TCP, pool, calls]]);
+}
+
 /// Also where the launcher gives the process a rank, and where it counts machines.
 #[test]
 fn customers_of_one_process_are_workers_of_their_own() {

@@ -2,32 +2,25 @@
 //! comes back; how it travels is the engine's.
 
 use super::buffer::{Piece, TensorBuffer};
-use super::state::{Client, lock};
+use super::cut::{Cut, Filled, room_bytes};
+use super::state::Client;
 use crate::engine::{Coded, PartSpec, Submit};
 use crate::error::{CallFault, ClientError, OpError};
 use crate::runtime::{
-    Blocked, CallParts, LaneHandle, OpBuffers, OpState, OpStates, RawReply, Spare, Spares, Submission,
-    drive_until,
+    Blocked, LaneHandle, LaneMessage, Line, OpBuffers, OpState, OpStates, RawReply, Submission, drive_until,
 };
 use crate::subject::Subject;
-use fabric::PeerWritable;
+use fabric::{Exclusive, PeerWritable, PoolError};
 use proto_common::batch::{Count, OpKind, Reading, Status};
-use proto_common::call::{
-    CALL_HEAD_BYTES_MAX, CALL_PIECES_MAX, FrameShape, REPLY_INLINE_BYTES_MAX, call_id, inline_bytes_max,
-};
+use proto_common::call::{CALL_HEAD_BYTES_MAX, CALL_PIECES_MAX, call_id, inline_bytes_max};
 use proto_common::element::Dtype;
 use proto_common::ids::{Key, Operation, Rank, Version};
 use proto_common::plan::Placement;
 use proto_common::table::{TABLE_APPS, table_of};
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
-
-/// A piece of at most so many bytes goes into the frame of a long body, too.
-const SHORT_PIECE_BYTES: u64 = 4 << 10;
-/// Frames of at most so many bytes are used again and again.
-const SHORT_FRAME_BYTES: u64 = 4 << 10;
 
 /// A request to a server's handler.
 #[derive(Debug, Default)]
@@ -43,7 +36,8 @@ pub struct CallRequest {
     pub reply_bytes: u64,
     /// The destination of the reply's body, unless it travels with the result. It is returned in [`CallReply::body`].
     pub reply_into: Option<TensorBuffer>,
-    /// Its time limit; `deadlines.operation_ms` if `None`.
+    /// Its time limit; `deadlines.operation_ms` if `None`. If the pool is full, the call waits before that, as long as memory comes
+    /// back to the pool within this time.
     pub timeout: Option<Duration>,
 }
 
@@ -54,7 +48,7 @@ pub struct CallReply {
     pub head: Vec<u8>,
     /// Its body.
     pub body: ReplyBody,
-    /// The request's body, returned.
+    /// The request's body, returned; without pieces of other owners, which are released when they have been copied.
     pub request: Vec<Piece>,
 }
 
@@ -109,20 +103,12 @@ pub struct CallHandle {
     deadline: Instant,
 }
 
-/// A request's body on its way: what is in the frame, and what servers read where it lies.
-#[derive(Default)]
-struct Cut {
-    parts: CallParts,
-    /// Of each piece: where it is in the pool's region (`None`: in the frame), and its bytes.
-    table: Vec<(Option<u64>, u64)>,
-    inline_bytes: usize,
-    total_bytes: u64,
-}
-
 impl Client {
     /// Calls a handler of a server's program. Calls to one handler of one server are handled in the order in which
     /// they are made, each of them once, even if the channel breaks. The handle ends with the reply, or with an error
-    /// that names handler and server, at the call's deadline at the latest.
+    /// that names handler and server, at the call's deadline at the latest. This function waits if
+    /// [`CALLS_IN_FLIGHT_MAX`](proto_common::call::CALLS_IN_FLIGHT_MAX) earlier calls to the handler are in flight, and if the pool
+    /// has no room for the request and its reply; so callbacks of operations must not call it.
     pub fn call(&self, app: u32, server: u32, request: CallRequest) -> Result<CallHandle, ClientError> {
         if app >= TABLE_APPS {
             let reason = format!(
@@ -154,13 +140,19 @@ impl Client {
             return Err(error.into());
         }
         let CallRequest { head, body, priority, reply_bytes, reply_into, timeout } = request;
+        let timeout = timeout.unwrap_or(Duration::from_millis(self.0.settings.deadlines.operation_ms));
+        let cut = Cut::new(&head, body, inline_bytes_max(self.0.shape.chunk_bytes));
+        let target = reply_into.filter(|into| into.len() as u64 >= reply_bytes).map(TensorBuffer::into_inner);
+        let room_bytes = if target.is_none() { room_bytes(reply_bytes) } else { 0 };
         let line = self.line(app, server);
-        let cut = self.cut(body)?;
-        let (frame, frame_bytes) = self.frame(&head, &cut)?;
-        let target = self.room(reply_bytes, reply_into);
+        let mut next = line.turn();
+        self.wait_for_turn(&line, *next, timeout, (app, server))?;
+        let (memory, room) = self.memory_of(&cut, room_bytes, timeout, (app, server))?;
+        let Filled { frame, mut parts, total_bytes } = cut.fill(&head, memory)?;
+        parts.place = Some(line.enter());
+        let (source, frame_bytes) = (Some(frame.span()), frame.len() as u64);
+        let target = target.or(room).map(Exclusive::lend);
         let room_bytes = target.as_ref().map_or(0, |target| target.len() as u64);
-        let source = frame.span();
-        let target = target.map(|target| target.into_inner().lend());
         let target_span = target.as_ref().map(PeerWritable::all);
         let part = PartSpec {
             id: call_id(app, server),
@@ -169,18 +161,12 @@ impl Client {
             bytes: room_bytes,
             coded: Some(Coded { codec: 0, offset: 0, bytes: frame_bytes }),
         };
-        let buffers = OpBuffers {
-            encoded: Some(frame),
-            target,
-            call: Some(Box::new(cut.parts)),
-            ..OpBuffers::default()
-        };
+        let call = Some(Box::new(parts));
+        let buffers = OpBuffers { source: Some(frame), target, call, ..OpBuffers::default() };
         let state = self.0.states.take(1, buffers);
-        let timeout = timeout.unwrap_or(Duration::from_millis(self.0.settings.deadlines.operation_ms));
         let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         let timeout = Duration::from_millis(u64::from(timeout_ms));
         let lane = self.call_lane(app);
-        let mut next = lock(&line);
         let submit = Submit {
             op: self.0.next_op.fetch_add(1, Ordering::Relaxed),
             kind: OpKind::Call,
@@ -191,9 +177,10 @@ impl Client {
             view: false,
             exact: false,
             reading: Reading::default(),
-            count: Count::Body(cut.total_bytes),
+            count: Count::Body(total_bytes),
             priority,
             timeout_ms,
+            busy_ms: 0,
             by_chunk: false,
         };
         *next += 1;
@@ -206,16 +193,16 @@ impl Client {
         let (states, lane) = (self.0.states.clone(), lane.clone());
         // The lane answers at the deadline plus its grace; this is the net under it.
         let deadline = started + timeout + Duration::from_secs(3);
-        let of = Of { app, server, started, bytes: cut.total_bytes };
+        let of = Of { app, server, started, bytes: total_bytes };
         Ok(CallHandle { state, states, lane, of, deadline })
     }
 
-    /// The number of the next call to this handler of this server.
-    fn line(&self, app: u32, server: Rank) -> Arc<Mutex<u64>> {
+    /// The calls to this handler of this server.
+    fn line(&self, app: u32, server: Rank) -> Arc<Line> {
         let known = self.0.calls.read().unwrap_or_else(PoisonError::into_inner).get(&(app, server)).cloned();
         known.unwrap_or_else(|| {
             let mut lines = self.0.calls.write().unwrap_or_else(PoisonError::into_inner);
-            lines.entry((app, server)).or_insert_with(|| Arc::new(Mutex::new(1))).clone()
+            lines.entry((app, server)).or_default().clone()
         })
     }
 
@@ -255,79 +242,65 @@ impl Client {
         Ok(())
     }
 
-    /// Short bodies, and short pieces, go into the frame; servers read the others out of this client's pool.
-    fn cut(&self, body: Vec<Piece>) -> Result<Cut, ClientError> {
-        let inline_max = inline_bytes_max(self.0.shape.chunk_bytes);
-        let mut cut =
-            Cut { total_bytes: body.iter().map(|piece| piece.len() as u64).sum(), ..Cut::default() };
-        let is_short = cut.total_bytes <= inline_max;
-        for piece in &body {
-            let bytes = piece.len() as u64;
-            let fits = cut.inline_bytes as u64 + bytes <= inline_max;
-            if is_short || (bytes <= SHORT_PIECE_BYTES && fits) {
-                cut.inline_bytes += piece.len();
-                cut.table.push((None, bytes));
-                continue;
-            }
-            let span = match piece {
-                Piece::Buffer(buffer) => buffer.span(),
-                Piece::Bytes(_) | Piece::Adopted(_) => {
-                    let mut copy = self.allocate(bytes)?.into_inner();
-                    match piece {
-                        Piece::Adopted(region) => copy.copy_in_region(region),
-                        piece => piece.copy_to(&mut copy),
-                    }
-                    let span = copy.span();
-                    cut.parts.copies.push(copy);
-                    span
+    /// Waits until the lane may send the call with this number.
+    fn wait_for_turn(
+        &self,
+        line: &Arc<Line>,
+        number: u64,
+        patience: Duration,
+        (app, server): (u32, Rank),
+    ) -> Result<(), ClientError> {
+        if line.wait(number, Duration::ZERO) {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let blocked = Blocked::new(self.0.lanes.iter());
+        let has_place = line.wait(number, patience);
+        drop(blocked);
+        let waited_ms = started.elapsed().as_millis() as u64;
+        let full = || ClientError::Op(OpError::Call { app, server, waited_ms, fault: CallFault::LineFull });
+        has_place.then_some(()).ok_or_else(full)
+    }
+
+    /// Registered memory for a call: for its copies and its frame, and room for its reply. All of it is taken at once. Otherwise two
+    /// calls could each wait for what the other one has.
+    fn memory_of(
+        &self,
+        cut: &Cut,
+        room_bytes: u64,
+        patience: Duration,
+        (app, server): (u32, Rank),
+    ) -> Result<(Vec<Exclusive>, Option<Exclusive>), ClientError> {
+        let sizes: Vec<u64> = cut.sizes().chain((room_bytes > 0).then_some(room_bytes)).collect();
+        let taken = self.0.pool.allocate_all(&sizes, Duration::ZERO);
+        let waited = || {
+            let started = Instant::now();
+            let blocked = Blocked::new(self.0.lanes.iter());
+            let taken = self.0.pool.allocate_all(&sizes, patience);
+            drop(blocked);
+            taken.map_err(|pool| match pool {
+                PoolError::Exhausted { wanted, capacity, .. } if wanted <= capacity => {
+                    let fault = CallFault::PoolFull { pool, servers: self.owing_servers() };
+                    let waited_ms = started.elapsed().as_millis() as u64;
+                    ClientError::Op(OpError::Call { app, server, waited_ms, fault })
                 }
-            };
-            cut.table.push((Some(span.offset()), bytes));
-            cut.parts.lent.push(span);
-        }
-        cut.parts.pieces = body;
-        Ok(cut)
-    }
-
-    fn frame(&self, head: &[u8], cut: &Cut) -> Result<(Spare, u64), ClientError> {
-        let shape =
-            FrameShape { head_bytes: head.len(), pieces: cut.table.len(), inline_bytes: cut.inline_bytes };
-        let bytes = shape.bytes() as u64;
-        let mut frame = match bytes <= SHORT_FRAME_BYTES {
-            true => self.0.frames.take(|| self.allocate(SHORT_FRAME_BYTES).map(TensorBuffer::into_inner))?,
-            false => Spares::default().take(|| self.allocate(bytes).map(TensorBuffer::into_inner))?,
+                never => never.into(),
+            })
         };
-        let written = shape.write(&mut frame[..shape.bytes()], head, cut.table.iter().copied());
-        let mut rest = written.map_err(|error| ClientError::Internal(error.to_string()))?;
-        for (piece, (place, _)) in cut.parts.pieces.iter().zip(&cut.table) {
-            if place.is_none() {
-                let (to, after) = rest.split_at_mut(piece.len());
-                piece.copy_to(to);
-                rest = after;
-            }
-        }
-        Ok((frame, bytes))
+        let mut memory = taken.or_else(|_| waited())?;
+        memory.iter().try_for_each(|buffer| self.prepare(&buffer.span()))?;
+        let room = (room_bytes > 0).then(|| memory.pop()).flatten();
+        Ok((memory, room))
     }
 
-    /// Room for the reply's body, where it is expected to be long. Where there is none now, the server says the reply's size
-    /// when it has it; then room is looked for again.
-    fn room(&self, expected: u64, into: Option<TensorBuffer>) -> Option<TensorBuffer> {
-        match into {
-            Some(into) if into.len() as u64 >= expected => Some(into),
-            // Beside the longest head it travels with the result.
-            _ if expected + CALL_HEAD_BYTES_MAX as u64 + 2 <= REPLY_INLINE_BYTES_MAX => None,
-            _ => self.allocate(expected).ok(),
-        }
-    }
-}
-
-impl Piece {
-    fn copy_to(&self, to: &mut [u8]) {
-        match self {
-            Self::Buffer(buffer) => to.copy_from_slice(buffer),
-            Self::Bytes(bytes) => to.copy_from_slice(bytes),
-            Self::Adopted(region) => to.copy_from_slice(&region.contents()),
-        }
+    /// Servers that owe an answer to the oldest operation of a lane.
+    fn owing_servers(&self) -> Vec<Rank> {
+        let ask = |lane: &LaneHandle, reply| lane.send_beside(LaneMessage::Report(reply));
+        let lanes = self.0.reports.of(&self.0.lanes, ask).into_iter().filter_map(|lane| lane.told?.oldest);
+        let mut servers: Vec<Rank> = lanes.flat_map(|oldest| oldest.servers).collect();
+        servers.sort_unstable();
+        servers.dedup();
+        servers
     }
 }
 

@@ -117,7 +117,6 @@ fn connect(settings: Settings, notify: Notify, flight: Flight) -> Result<Client,
                 reported: late.reported.clone(),
                 calls: Default::default(),
                 homes: Mutex::default(),
-                frames: Default::default(),
             })))
         }
         Err(error) => {
@@ -283,24 +282,24 @@ fn start_lane(
     (members, flight): (&Members, &Flight),
 ) -> Result<(LaneHandle, CqHandle, std::thread::JoinHandle<()>), ClientError> {
     let queue = devices.lane(SEND_DEPTH)?;
-    let handle = queue.handle();
+    let (handle, waker) = (queue.handle(), queue.waker());
     let shape = roster.welcome.shape;
     let config = LaneConfig {
         engine: EngineConfig {
             job: roster.welcome.job,
             incarnation,
             lane,
+            rank: roster.welcome.rank,
             servers: shape.server_places.max(shape.servers),
             gather_max: GATHER_MAX,
             in_flight_max: in_flight_max(settings),
         },
-        rank: roster.welcome.rank,
         result_slots: RESULT_SLOTS,
     };
     let mut driver = LaneDriver::new(queue, config, pool.region().clone())
         .map_err(|error| ClientError::Internal(format!("cannot set up lane {lane}: {error}")))?;
     driver.set_epoch(roster.epoch);
-    driver.set_pool(pool.clone());
+    driver.set_pool(pool.clone(), Some(waker));
     driver.set_flight(flight);
     let spin = Duration::from_micros(settings.memory.spin_us);
     let members = members.downgrade();

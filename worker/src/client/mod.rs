@@ -6,6 +6,7 @@ mod buffer;
 mod call;
 mod coded;
 mod connect;
+mod cut;
 mod declare;
 mod future;
 mod handle;

@@ -8,27 +8,27 @@ use super::reported::Reported;
 use super::tensor::Tensor;
 use crate::error::{ClientError, OpError};
 use crate::runtime::{
-    Control, LaneHandle, LaneMessage, LaneReport, Links, Members, OpStates, Requests, Spares,
+    Control, LaneHandle, LaneMessage, LaneReport, Line, Links, Members, OpStates, Requests, waiting, warn,
 };
 use daemon::lanes::Reports;
 use daemon::post::Posts;
 use fabric::{Devices, Pool, Span};
 use proto_common::config::{Settings, WorkerLoss};
 use proto_common::ids::{Incarnation, Key, Rank};
-use proto_common::message::{ClusterShape, Coming, NodeGroup, ToScheduler};
+use proto_common::message::{ClusterShape, Coming, NodeGroup, ToScheduler, WaitError};
 use proto_common::mode::Mode;
 use proto_common::transport::{Choice, Driver};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a lane may take to report its counts.
 pub(super) const REPORT_WITHIN: Duration = Duration::from_millis(500);
 
-/// For each handler of each server, the number of the next call. Locked while a call is handed over, so that calls are in order.
-type NextCalls = HashMap<(u32, Rank), Arc<Mutex<u64>>>;
+/// For each handler of each server, the calls to it.
+type Lines = HashMap<(u32, Rank), Arc<Line>>;
 
 /// A worker of a Gradwire cluster. Thread-safe; clones share it. When the last clone is dropped, the worker leaves the
 /// cluster.
@@ -63,11 +63,9 @@ pub(super) struct Inner {
     pub(super) dead: Arc<Mutex<Option<OpError>>>,
     pub(super) registrations: Arc<RegistrationCache>,
     pub(super) reported: Arc<Reported>,
-    pub(super) calls: RwLock<NextCalls>,
+    pub(super) calls: RwLock<Lines>,
     /// Where rows of tables are, once one was declared.
     pub(super) homes: Mutex<Option<Arc<Homes>>>,
-    /// Frames of short calls.
-    pub(super) frames: Spares,
 }
 
 impl std::fmt::Debug for Client {
@@ -146,10 +144,26 @@ impl Client {
         if self.0.links.are_over_device() { self.0.devices.prepare(span) } else { Ok(()) }
     }
 
-    /// Waits until all members of the group have arrived at the barrier with this name, at most
-    /// `deadlines.barrier_ms`. The error names the missing members. Ranks count, not messages.
+    /// Waits until all members of the group have arrived at the barrier with this name, at most `deadlines.busy_ms`.
+    /// Every `deadlines.barrier_ms` a warning names the missing members, and so does the error. Ranks count, not messages.
     pub fn barrier_of(&self, name: &str, group: NodeGroup) -> Result<(), ClientError> {
-        let within = Duration::from_millis(self.0.settings.deadlines.barrier_ms);
+        let (began, every) = (Instant::now(), Duration::from_millis(self.0.settings.deadlines.barrier_ms));
+        let most = every.max(Duration::from_millis(self.busy_ms()));
+        loop {
+            let result = self.barrier_within(name, group, every.min(most.saturating_sub(began.elapsed())));
+            let Err(ClientError::Wait(WaitError::Deadline { missing, .. })) = &result else { return result };
+            let waited_ms = began.elapsed().as_millis() as u64;
+            if began.elapsed() >= most {
+                let (name, missing) = (name.to_owned(), missing.clone());
+                return Err(WaitError::Deadline { name, waited_ms, missing }.into());
+            }
+            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            warn(&waiting(&format!("barrier {name:?}"), waited_ms, &missing.join(", "), "to arrive", 0));
+        }
+    }
+
+    /// As [`Client::barrier_of`], but the error comes after `within`.
+    pub fn barrier_within(&self, name: &str, group: NodeGroup, within: Duration) -> Result<(), ClientError> {
         self.requests()?.barrier(name, group, within)
     }
 
@@ -209,11 +223,25 @@ impl Client {
         self.0.reported.set(name, value)
     }
 
-    /// The time limit of operations on a tensor. If rounds wait for failed workers, this time is included.
+    /// The time that servers have for an operation on a tensor.
     pub(super) fn operation_ms(&self) -> u32 {
+        u32::try_from(self.0.settings.deadlines.operation_ms).unwrap_or(u32::MAX)
+    }
+
+    /// How long operations and barriers wait for members that are busy. If rounds wait for failed workers, they may return first.
+    pub(super) fn busy_ms(&self) -> u64 {
         let deadlines = &self.0.settings.deadlines;
-        let returns_ms = if self.0.shape.worker_loss == WorkerLoss::Wait { deadlines.rejoin_ms } else { 0 };
-        u32::try_from(deadlines.operation_ms.saturating_add(returns_ms)).unwrap_or(u32::MAX)
+        match self.0.shape.worker_loss {
+            WorkerLoss::Wait => {
+                deadlines.busy_ms.max(deadlines.operation_ms.saturating_add(deadlines.rejoin_ms))
+            }
+            WorkerLoss::Stop | WorkerLoss::Continue => deadlines.busy_ms,
+        }
+    }
+
+    /// By then an operation on a tensor has ended.
+    pub(super) fn operation_ends(&self) -> Duration {
+        Duration::from_millis(self.busy_ms().saturating_add(self.0.settings.deadlines.operation_ms))
     }
 
     /// Whoever waits for an answer keeps nobody from asking, or from leaving: that ends the wait.

@@ -24,11 +24,13 @@ struct Call {
     /// Weights are read in the servers' memory.
     view: bool,
     priority: i32,
+    /// It is a pull of the round after the last one, and waits for nobody longer than this.
+    probe: Option<Duration>,
 }
 
 impl Call {
     fn new(kind: OpKind, source: Option<Source>, target: Option<Target>, priority: i32) -> Self {
-        Self { kind, source, target, view: false, priority }
+        Self { kind, source, target, view: false, priority, probe: None }
     }
 }
 
@@ -85,16 +87,15 @@ impl Client {
     }
 
     /// Sets the tensor's initial value. Rank 0's value counts, and the call of every rank ends when it is set. Only
-    /// before the first round or contribution. Other ranks send nothing.
+    /// before the first round or contribution. Other ranks send nothing, unless all workers of lower ranks have left
+    /// without setting it; then the value of the lowest remaining rank counts.
     pub fn init<T: Element>(&self, tensor: &Tensor, values: &[T]) -> Result<(), ClientError> {
-        let source = if self.0.rank == Rank(0) { Some(self.copied(tensor, values)?.into()) } else { None };
-        self.start(tensor, Call::new(OpKind::Init, source, None, 0))?.wait().map(drop)
+        self.init_from(tensor, self.copied(tensor, values)?)?.wait().map(drop)
     }
 
-    /// As [`Client::init`], with a buffer and without waiting. Other ranks than 0 release their buffer at once.
+    /// As [`Client::init`], with a buffer and without waiting.
     pub fn init_from(&self, tensor: &Tensor, values: impl Into<Source>) -> Result<Handle, ClientError> {
-        let source = (self.0.rank == Rank(0)).then(|| values.into());
-        self.start(tensor, Call::new(OpKind::Init, source, None, 0))
+        self.start(tensor, Call::new(OpKind::Init, Some(values.into()), None, 0))
     }
 
     /// As [`Client::push`], with plain memory; waits for the end.
@@ -156,13 +157,31 @@ impl Client {
         let is_exact = tensor.numbers().is_exact() && kind == OpKind::Pull;
         let in_place = tensor.may_be_shown() && self.0.links.share_memory() && !is_exact;
         let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?.into()) };
-        Ok(self.start(tensor, Call { kind, source, target, view: in_place, priority })?.into_view())
+        Ok(self
+            .start(tensor, Call { view: in_place, ..Call::new(kind, source, target, priority) })?
+            .into_view())
+    }
+
+    /// The workers whose contribution to the round after this worker's last one is missing, this worker included, in mode sync.
+    /// Servers answer after `within`.
+    pub fn missing_from_next_round(
+        &self,
+        tensor: &Tensor,
+        within: Duration,
+    ) -> Result<Vec<Rank>, ClientError> {
+        let target = self.allocate(tensor.bytes())?.into();
+        let probe = Call { probe: Some(within), ..Call::new(OpKind::Pull, None, Some(target), i32::MAX) };
+        match self.start(tensor, probe)?.wait() {
+            Ok(_) => Ok(Vec::new()),
+            Err(ClientError::Op(OpError::Deadline { missing, .. })) => Ok(missing),
+            Err(error) => Err(error),
+        }
     }
 
     /// Starts an operation without payload and weights. It notifies servers of views that have ended, and its result is the
     /// tensor's version (see [`OpKind::Release`]).
     pub(super) fn tell(&self, tensor: &Tensor, kind: OpKind) -> Result<Handle, ClientError> {
-        self.start(tensor, Call { kind, source: None, target: None, view: false, priority: i32::MAX })
+        self.start(tensor, Call::new(kind, None, None, i32::MAX))
     }
 
     fn copied<T: Element>(&self, tensor: &Tensor, values: &[T]) -> Result<TensorBuffer, ClientError> {
@@ -269,7 +288,7 @@ impl Client {
     }
 
     fn start(&self, tensor: &Tensor, call: Call) -> Result<Handle, ClientError> {
-        let Call { kind, source, target, view, priority } = call;
+        let Call { kind, source, target, view, priority, probe } = call;
         self.check(tensor, kind, source.as_ref(), target.as_ref())?;
         if let Some(error) = self.dead() {
             return Err(error.into());
@@ -284,6 +303,7 @@ impl Client {
         let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
         let mut numbers = tensor.numbers();
         let ((operation, round), exact) = (numbers.next(kind, tensor.seen()), numbers.exactly(kind));
+        let round = round + u64::from(probe.is_some());
         tensor.begin_telling(&mut buffers);
         numbers.encode(round, &mut buffers);
         buffers.busy = Some(tensor.viewing().busy());
@@ -297,7 +317,7 @@ impl Client {
             op: self.0.next_op.fetch_add(1, Ordering::Relaxed),
             kind,
             dtype: tensor.spec().dtype,
-            payload: source.is_some(),
+            payload: source.is_some() && (kind != OpKind::Init || self.0.rank == Rank(0)),
             placement: self.placement_of(tensor, source.as_ref()),
             operation,
             view,
@@ -305,7 +325,8 @@ impl Client {
             reading,
             count: Count::Round(round),
             priority,
-            timeout_ms: self.operation_ms(),
+            timeout_ms: probe.map_or(self.operation_ms(), |within| within.as_millis() as u32),
+            busy_ms: if probe.is_some() { 0 } else { self.busy_ms() },
             by_chunk,
         };
         let mut used = 0u64;
@@ -337,7 +358,7 @@ impl Client {
             self.0.lanes.clone(),
             used,
             (Arc::downgrade(&self.0), tensor.clone(), kind),
-            Duration::from_millis(u64::from(submit.timeout_ms)),
+            self.operation_ends(),
         ))
     }
 }

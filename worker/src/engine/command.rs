@@ -3,6 +3,7 @@
 use crate::error::OpError;
 use proto_common::batch::{Block, Landing, Notice, SlotGrant};
 use proto_common::ids::Rank;
+use proto_common::message::WaitCause;
 use std::ops::Range;
 
 /// One thing to do.
@@ -38,6 +39,17 @@ pub enum Command {
         server: Rank,
         /// What it says.
         notice: Notice,
+    },
+    /// The operation still waits for workers: warn.
+    Waits {
+        /// The operation.
+        op: u64,
+        /// For how long.
+        waited_ms: u64,
+        /// What they have not done.
+        cause: WaitCause,
+        /// Those workers.
+        on: Vec<Rank>,
     },
     /// The operation failed: tell the caller. Its buffers may still be in use.
     Failed {

@@ -9,13 +9,14 @@
 //!                                                                 ShownBy (views elsewhere) ◀───────────┘
 //! ```
 //!
-//! Files below `lane/`: `flow` sends, `answers` takes answers, `routes` follows the map, `calls` is for calls, and `owed` says who is
-//! waited for.
+//! Files below `lane/`: `flow` sends, `answers` takes answers, `patience` decides how long other workers are waited for, `routes` follows
+//! the map, `calls` is for calls, and `owed` says who is waited for.
 
 mod answers;
 mod calls;
 mod flow;
 mod owed;
+mod patience;
 mod routes;
 
 pub use owed::OldestOp;
@@ -29,6 +30,7 @@ use super::stats::{LaneStats, Traffic};
 use crate::error::OpError;
 use proto_common::batch::{BatchHeader, Block, Notice, SlotGrant};
 use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Rank};
+use proto_common::message::WaitCause;
 use std::cmp::Reverse;
 
 /// Parts of at most this many bytes may wait for more of them, so that they share the cost of a batch. When this many wait,
@@ -45,6 +47,8 @@ pub struct EngineConfig {
     pub incarnation: Incarnation,
     /// The lane.
     pub lane: Lane,
+    /// This worker.
+    pub rank: Rank,
     /// How many servers there are.
     pub servers: u32,
     /// Payload spans one write may gather.
@@ -233,6 +237,10 @@ impl LaneEngine {
         let overdue = self.ops.iter().filter(|(_, op)| op.is_overdue(now_ms));
         for index in overdue.map(|(index, _)| index).collect::<Vec<_>>() {
             let owing = self.owing(index);
+            let awaited = self.ops.get(index).filter(|_| owing.all_told).and_then(Op::awaited);
+            if awaited.is_some_and(|on| self.wait_on(index, (WaitCause::Contributions, on), out)) {
+                continue;
+            }
             if let Some(op) = self.ops.get_mut(index) {
                 let error = op.overdue(owing, now_ms);
                 op.fail(error, &mut self.stats, out);

@@ -48,6 +48,8 @@ pub(super) struct Owing {
 pub(super) struct Op {
     pub(super) submit: Submit,
     pub(super) since_ms: u64,
+    /// Since when it has its present time, and that time.
+    period: (u64, u64),
     remaining: u32,
     /// The least among its parts.
     version: u64,
@@ -63,11 +65,27 @@ pub(super) struct Op {
 impl Op {
     pub(super) fn new(submit: Submit, parts: u32, now_ms: u64) -> Self {
         let (version, since_ms, remaining) = (u64::MAX, now_ms, parts);
-        Self { submit, since_ms, remaining, version, late: 0, landed: None, failed: false, told: None }
+        let period = (now_ms, u64::from(submit.timeout_ms));
+        Self {
+            submit,
+            since_ms,
+            period,
+            remaining,
+            version,
+            late: 0,
+            landed: None,
+            failed: false,
+            told: None,
+        }
     }
 
     pub(super) fn is_call(&self) -> bool {
         self.submit.kind == OpKind::Call
+    }
+
+    /// Has it an initial value?
+    pub(super) fn sets(&self) -> bool {
+        self.submit.kind == OpKind::Init
     }
 
     pub(super) fn waited_ms(&self, now_ms: u64) -> u64 {
@@ -125,9 +143,34 @@ impl Op {
         out.list.push(Command::Done { op, version: self.version });
     }
 
+    /// It waits for workers that are busy: it has as much time again, but not after `busy_ms`. False if that has passed.
+    pub(super) fn extend(&mut self, now_ms: u64) -> bool {
+        let left_ms = self.submit.busy_ms.saturating_sub(self.waited_ms(now_ms));
+        let extends = !self.failed && left_ms > 0;
+        if extends {
+            self.period = (now_ms, left_ms.min(u64::from(self.submit.timeout_ms)));
+        }
+        extends
+    }
+
+    /// The time that it has left, for its servers.
+    pub(super) fn left_ms(&self, now_ms: u64) -> u32 {
+        let (since_ms, time_ms) = self.period;
+        u32::try_from(time_ms.saturating_sub(now_ms.saturating_sub(since_ms))).unwrap_or(u32::MAX)
+    }
+
+    /// Workers that its servers wait for before they can take it.
+    pub(super) fn awaited(&self) -> Option<Vec<Rank>> {
+        match self.told.as_deref() {
+            Some(Told::Waits { missing, .. }) if !self.is_call() => Some(missing.clone()),
+            _ => None,
+        }
+    }
+
     /// Has its deadline passed without an answer?
     pub(super) fn is_overdue(&self, now_ms: u64) -> bool {
-        !self.failed && now_ms >= self.since_ms + u64::from(self.submit.timeout_ms) + GRACE_MS
+        let (since_ms, time_ms) = self.period;
+        !self.failed && now_ms >= since_ms + time_ms + GRACE_MS
     }
 
     /// The error of its deadline: what servers said last, or else the servers that have not answered.

@@ -51,7 +51,7 @@ pub struct Submit {
     pub kind: OpKind,
     /// Element type.
     pub dtype: Dtype,
-    /// Does it carry a payload? (Init from ranks other than 0 does not.)
+    /// Does it carry a payload? (Init from ranks other than 0 does not, unless a server asks for it.)
     pub payload: bool,
     /// How its payload travels, if that is possible; otherwise in a slot.
     pub placement: Placement,
@@ -67,8 +67,10 @@ pub struct Submit {
     pub count: Count,
     /// Higher goes first; never reorders one key.
     pub priority: i32,
-    /// Time the operation has, from now.
+    /// Time that servers have for the operation, from now.
     pub timeout_ms: u32,
+    /// How long it waits for other workers, if that is longer.
+    pub busy_ms: u64,
     /// Report the version of each chunk, not only the lowest.
     pub by_chunk: bool,
 }
@@ -90,13 +92,27 @@ pub(super) struct Part {
     pub(super) state: State,
     /// When the server last reported the workers that it waits for; none if its last answer was another one.
     pub(super) told_ms: Option<u64>,
+    /// A reply was announced for which there is no room yet.
+    pub(super) is_announced: bool,
     /// How often its payload changed on the way.
     corrupt: u8,
+    /// Its server has asked for the initial value.
+    brings_initial: bool,
 }
 
 impl Part {
     pub(super) fn new(op: u32, spec: PartSpec, order: u64) -> Self {
-        Self { op, spec, order, state: State::Queued, told_ms: None, corrupt: 0 }
+        Self { op, spec, order, state: State::Queued, told_ms: None, is_announced: false, corrupt: 0, brings_initial: false }
+    }
+
+    /// It is sent again with the initial value.
+    pub(super) fn bring_initial(&mut self) {
+        self.brings_initial = true;
+    }
+
+    /// The operation as this part does it.
+    pub(super) fn submit(&self, of: &Submit) -> Submit {
+        Submit { payload: of.payload || self.brings_initial, ..*of }
     }
 
     /// Its payload changed on the way.

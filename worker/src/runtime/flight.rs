@@ -1,10 +1,13 @@
 //! What a lane records of its operations, and what it says of those that were slow. It must not change what the lane does.
 
 use super::op::Submission;
+use super::waits::{waiting, warn};
 use crate::engine::PartBlock;
+use crate::subject::ranks;
 use daemon::flight::{Event, Flight, Kind, NOBODY, Recorder, Slow};
 use proto_common::batch::{Block, OpKind};
 use proto_common::ids::{ChunkId, Rank};
+use proto_common::message::WaitCause;
 use std::cell::Cell;
 use std::fmt;
 use std::time::Instant;
@@ -153,6 +156,19 @@ impl LaneFlight {
         if self.slow.is_slow(took_ns / 1_000_000) {
             self.say_slow(about, failed, (took_ns, until_sent_ns));
         }
+    }
+
+    /// An operation waits for workers that have not done something.
+    pub(super) fn waits(&self, about: &About, waited_ms: u64, cause: WaitCause, on: &[Rank]) {
+        let Some(flight) = &self.flight else { return };
+        let Some(left_out) = flight.waits().may_speak() else { return };
+        let why = match cause {
+            WaitCause::Readers => "to read older weights to the end",
+            WaitCause::Bound => "to catch up",
+            _ => "to contribute",
+        };
+        let operation = format!("{} of {}", name_of(about.kind), flight.label(about.first.key));
+        warn(&waiting(&operation, waited_ms, &ranks("worker", on, "other workers"), why, left_out));
     }
 
     fn say_slow(&self, about: &About, failed: bool, (took_ns, until_sent_ns): (u64, u64)) {

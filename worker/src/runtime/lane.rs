@@ -8,14 +8,14 @@ mod sending;
 
 use super::flight::LaneFlight;
 use super::link::{Link, ServerInbox};
-use super::live::{Fences, Lent, Live};
+use super::live::{Fences, Lent, Live, Rooms};
 use super::op::{OpState, Submission};
 use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock};
 use crate::error::OpError;
 use daemon::flight::{Flight, Kind};
 use fabric::{
     Access, Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, Fence, Fenced,
-    OutOfBounds, PeerWritable, Pool, PostError, Region, Span, SpanReader,
+    OutOfBounds, PeerWritable, Pool, PostError, Region, Span, SpanReader, Waker,
 };
 use proto_common::batch::{BatchReader, Notice, SlotGrant};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank, Version};
@@ -50,8 +50,6 @@ pub enum LaneError {
 pub struct LaneConfig {
     /// The engine's part.
     pub engine: EngineConfig,
-    /// This worker's rank.
-    pub rank: Rank,
     /// Slots of our inbox per server.
     pub result_slots: u32,
 }
@@ -67,6 +65,7 @@ pub struct LaneDriver<Q> {
     landing: Region,
     /// Room for replies is allocated here: the pool that `landing` is the region of.
     pool: Option<Pool>,
+    rooms: Rooms,
     links: Vec<Option<Link>>,
     servers: HashMap<ChannelId, Rank>,
     /// Channels that broke after their probe was answered: server, number of the connection, reason.
@@ -101,6 +100,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             epoch: Epoch::default(),
             landing,
             pool: None,
+            rooms: Rooms::default(),
             links: (0..config.engine.servers).map(|_| None).collect(),
             servers: HashMap::new(),
             broken: Vec::new(),
@@ -123,9 +123,9 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         })
     }
 
-    /// Room for replies of calls is to be allocated here: the pool of the client's buffers.
-    pub fn set_pool(&mut self, pool: Pool) {
-        self.pool = Some(pool);
+    /// Room for replies of calls is to be allocated here: the pool of the client's buffers. `waker` wakes who drives the lane.
+    pub fn set_pool(&mut self, pool: Pool, waker: Option<Waker>) {
+        (self.pool, self.rooms.waker) = (Some(pool), waker);
     }
 
     /// What this lane does is recorded from now on.
@@ -338,6 +338,10 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             self.execute();
             self.report_unregistered();
         }
+        if !self.rooms.waiting.is_empty() {
+            self.make_rooms();
+            self.execute();
+        }
         self.post(now_ms);
         busy
     }
@@ -471,6 +475,11 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                     self.flight.wants(server);
                 }
                 self.notice(server, notice);
+            }
+            Command::Waits { op, waited_ms, cause, on } => {
+                if let Some(live) = self.live.get(&op) {
+                    self.flight.waits(&live.about, waited_ms, cause, &on);
+                }
             }
             Command::Failed { op, error } => self.failed(op, error),
             Command::Shown { op, server, offset, at } => self.shown(op, server, offset, at),

@@ -4,10 +4,11 @@
 use super::flight::About;
 use super::op::OpState;
 use crate::error::OpError;
-use fabric::{ChannelId, Span};
+use fabric::{Ahead, ChannelId, Span, Waker};
 use proto_common::batch::OpKind;
 use proto_common::ids::Rank;
 use proto_common::plan::Placement;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// An operation in progress, with what it moves.
@@ -64,4 +65,15 @@ pub(super) struct Fences {
     /// Operations that have failed, since when, whose callers are told when no server uses their memory any more.
     pub(super) untold: Vec<(u64, Arc<OpState>, u64)>,
     pub(super) now_ms: u64,
+}
+
+/// Announced replies that wait for memory.
+#[derive(Debug, Default)]
+pub(super) struct Rooms {
+    /// Operations with the bytes of their replies, in the order of the announcements.
+    pub(super) waiting: VecDeque<(u64, u64)>,
+    /// While one waits.
+    pub(super) ahead: Option<Ahead>,
+    /// Wakes who drives the lane; none in the simulation, which steps anyway.
+    pub(super) waker: Option<Waker>,
 }

@@ -1,5 +1,6 @@
 //! One operation as caller and data threads share it: who still works on it, how it ended, its buffers.
 
+use super::line::Place;
 use super::shown::{Busy, Shown};
 use super::spares::Spare;
 use crate::client::Piece;
@@ -55,6 +56,16 @@ pub(crate) struct CallParts {
     pub(crate) lent: Vec<Span>,
     /// What came back.
     pub(crate) reply: Option<RawReply>,
+    /// Its place among the calls that may be sent.
+    pub(crate) place: Option<Place>,
+}
+
+impl CallParts {
+    /// The server has read the request: what was copied for it is free. The caller's own pieces stay.
+    fn forget_request(&mut self) {
+        self.copies.clear();
+        self.lent.clear();
+    }
 }
 
 /// A reply as it came.
@@ -215,6 +226,13 @@ impl OpState {
         }
     }
 
+    /// A call's server has read the request.
+    pub(crate) fn forget_request(&self) {
+        if let Some(call) = &mut self.lock().buffers.call {
+            call.forget_request();
+        }
+    }
+
     /// Room for a call's reply that had too little.
     pub(crate) fn make_room(&self, room: PeerWritable) {
         self.lock().buffers.target = Some(room);
@@ -258,6 +276,12 @@ impl OpState {
         if progress.ended {
             let target = progress.buffers.target.take();
             progress.buffers.landed = target.map(|target| target.take_back(fenced));
+            if let Some(call) = &mut progress.buffers.call {
+                // Others may wait for it, and the caller may take the reply much later.
+                call.forget_request();
+                drop(call.place.take());
+                progress.buffers.source = None;
+            }
         }
         let result = outcome(&progress);
         if let (true, Some(seen), Ok(version)) = (progress.ended, &progress.buffers.seen, &result) {

@@ -25,11 +25,12 @@ pub(crate) fn driver_over<Q: CompletionQueue>(
         job: JobId(1),
         incarnation: Incarnation(1),
         lane: Lane(index),
+        rank: Rank(0),
         servers,
         gather_max: 8,
         in_flight_max: 8,
     };
-    let config = LaneConfig { engine, rank: Rank(0), result_slots: 1 };
+    let config = LaneConfig { engine, result_slots: 1 };
     LaneDriver::new(queue, config, buffers.clone()).unwrap()
 }
 
@@ -49,6 +50,7 @@ pub(crate) fn submission(op: u64, state: Arc<OpState>) -> Submission {
         count: Count::Round(1),
         priority: 0,
         timeout_ms: 600_000,
+        busy_ms: 0,
         by_chunk: false,
     };
     Submission { state, submit, parts: [part].into(), source: None, target: None }

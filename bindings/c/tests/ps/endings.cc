@@ -66,14 +66,14 @@ static void DeletedByItsCallback() {
   std::promise<std::string> told;
   next.Pull({1}, &out, nullptr, 0, [&] {
     try {
-      next.Wait(next.Push({1}, {0}));
+      next.Wait(next.Push({1}, {0}, {}, 0, [] {}));
     } catch (const dmlc::Error &error) {
       told.set_value(error.what());
       return;
     }
     told.set_value("");
   });
-  CHECK(told.get_future().get().find("on the thread that its answers come to") != std::string::npos);
+  CHECK(told.get_future().get().find("on the thread that callbacks run on") != std::string::npos);
 }
 
 int main() {

@@ -103,9 +103,10 @@ class Handle:
     into an array of your own."""
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Waits until the operation has completed, at most until its deadline (deadlines.operation_ms). Returns the array of a
-        pull, and None for a push; raises the error of a failed operation. Each further call has the same result. If
-        `timeout` (seconds) passes first, raises WaitTimeout, and the operation continues."""
+        """Waits until the operation has completed, at most until its deadline: deadlines.operation_ms for servers,
+        deadlines.busy_ms for other workers. Returns the array of a pull, and None for a push; raises the error of a failed
+        operation. Each further call has the same result. If `timeout` (seconds) passes first, raises WaitTimeout, and the
+        operation continues."""
     def done(self) -> bool:
         """Whether the operation has completed or failed."""
     @property
@@ -183,7 +184,10 @@ class Client:
         of this client in order, each exactly once. `reply_bytes` is the expected length of the reply's body: a longer reply
         costs one more round trip. `timeout` is the deadline in seconds; the default is deadlines.operation_ms."""
     def barrier(self, name: str = "workers") -> None:
-        """Waits until every worker has reached the barrier of this name, for at most deadlines.barrier_ms."""
+        """Waits until every worker has reached the barrier of this name, for at most deadlines.busy_ms. Every deadlines.barrier_ms a
+        warning names the workers that are missing."""
+    def _barrier_within(self, name: str, seconds: float) -> None: ...
+    def _missing(self, tensor: Tensor, seconds: float) -> list[int]: ...
     def report_metric(self, name: str, value: float) -> None:
         """Reports a number of the training, such as the loss, under a name. The newest value travels with the heartbeats;
         the scheduler's page, `gradwire top` and this worker's /metrics show it. At most 16 names of at most 48 bytes each;

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.fsdp
 from torch import nn
 
 import gradwire
 import gradwire.torch as gt
 from conftest import PATIENCE_S
 from gradwire.client import Client
-from test_torch import assert_same, batch, loss_of, model, on_each
+from test_torch import assert_same, batch, copied, loss_of, model, on_each
 
 STEPS = 30
 
@@ -75,30 +77,22 @@ def test_a_mode_that_no_optimizer_has_is_refused() -> None:
         assert gt.DistributedOptimizer(inner, client=client, mode="sync").mode == "sync"
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_parameters_that_were_unfrozen_are_refused_until_they_are_wrapped(mode: str) -> None:
-    def work(client: Client) -> None:
-        net = model()
-        net[0].requires_grad_(False)
-        inner = torch.optim.SGD(net.parameters(), 0.1)
-        optimizer = gt.DistributedOptimizer(inner, net.named_parameters(), client=client, mode=mode)
-        loss_of(net, 0, client.rank).backward()
-        optimizer.step()
-        net[0].requires_grad_(True)
-        optimizer.zero_grad()
-        loss_of(net, 1, client.rank).backward()
-        before = net[0].weight.detach().clone()
-        with pytest.raises(gradwire.InputError, match=r"parameters 0\.weight, 0\.bias have gradients .*wrap anew") as refused:
+def test_asynchronous_workers_share_parameters_that_were_unfrozen_or_added() -> None:
+    def work(client: Client) -> list[list[float]]:
+        weights = [nn.Parameter(torch.full((2,), 10.0)) for _ in range(3)]
+        weights[1].requires_grad_(False)
+        inner = torch.optim.SGD(weights[:2], 1.0)
+        optimizer = gt.DistributedOptimizer(inner, list(zip("ab", weights)), client=client, mode="async")
+        weights[1].requires_grad_(True)
+        optimizer.add_param_group({"params": weights[2:]})
+        for last in (False, True):
+            for at, weight in enumerate(weights):
+                weight.grad = torch.full((2,), 0.0 if last else float(at + client.rank))
             optimizer.step()
-        assert refused.value.code == "unfrozen" and torch.equal(net[0].weight, before)
-        optimizer.zero_grad()
-        optimizer.remove_hooks()
-        optimizer = gt.DistributedOptimizer(inner, net.named_parameters(), client=client, mode=mode, prefix="again.")
-        loss_of(net, 1, client.rank).backward()
-        optimizer.step()
-        assert not torch.equal(net[0].weight, before)
+            client.barrier()
+        return [weight.tolist() for weight in weights]
 
-    on_each(work)
+    assert on_each(work) == [[[9.0] * 2, [7.0] * 2, [5.0] * 2]] * 2
 
 
 class Fails(torch.autograd.Function):
@@ -213,3 +207,60 @@ def test_tensors_that_cannot_be_read_where_they_lie_are_refused(name: str) -> No
         with pytest.raises(gradwire.InputError):
             client.push(declared, tensors[name]())
         assert client.push_pull(declared, torch.ones(4)).wait().tolist() == [1.0] * 4
+
+
+def test_parameters_that_are_sharded_are_refused_with_the_reason(tmp_path: Path) -> None:
+    flat = nn.Linear(4, 4)
+    flat.weight._fsdp_flattened = True  # type: ignore[attr-defined]
+    nets = [flat]
+    if hasattr(torch.distributed.fsdp, "fully_shard"):
+        fully_shard = torch.distributed.fsdp.fully_shard
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        nets.append(fully_shard(nn.Linear(4, 4), mesh=dist.device_mesh.init_device_mesh("cpu", (1,))))
+    try:
+        with gradwire.launch() as cluster, cluster.connect() as client:
+            for net in nets:
+                inner = torch.optim.SGD(net.parameters(), 0.1)
+                for call in (
+                    lambda: gt.DistributedOptimizer(inner, net.named_parameters(), client=client),
+                    lambda: gt.DistributedOptimizer(inner, client=client, mode="async"),
+                    lambda: gt.DistributedDataParallel(net, client=client),
+                    lambda: gt.broadcast_parameters(net.named_parameters(), client=client),
+                ):
+                    with pytest.raises(gradwire.InputError, match="is sharded over processes .FSDP") as refused:
+                        call()
+                    assert refused.value.code == "sharded"
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def compiled_worker(client: Client) -> list[nn.Module]:
+    """For `launch`: compiled before and after wrapping."""
+    nets = [model() for _ in range(3)]
+    calls = [
+        torch.compile(nets[0], backend="aot_eager"),
+        gt.DistributedDataParallel(torch.compile(nets[1], backend="aot_eager"), client=client),
+        torch.compile(gt.DistributedDataParallel(nets[2], client=client), backend="aot_eager"),
+    ]
+    optimizers: list[Any] = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+    optimizers[0] = gt.DistributedOptimizer(optimizers[0], calls[0].named_parameters(), client=client)
+    for step in range(3):
+        for call, optimizer in zip(calls, optimizers):
+            optimizer.zero_grad()
+            loss_of(call, step, client.rank).backward()
+            optimizer.step()
+    return [copied(net) for net in nets]
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 2 has it first")
+def test_compiled_models_learn_what_one_process_learns() -> None:
+    expected = model()
+    plain = torch.optim.SGD(expected.parameters(), 0.1)
+    for step in range(3):
+        plain.zero_grad()
+        sum(loss_of(expected, step, rank) / 2 for rank in range(2)).backward()
+        plain.step()
+    for nets in gradwire.launch(compiled_worker, servers=1, workers=2):
+        for net in nets:
+            assert_same(net, expected)

@@ -218,7 +218,7 @@ def test_names_are_free_again_when_hooks_are_removed() -> None:
             seen.append(sorted(client._names.values()))
         return seen[-1]
 
-    assert on_each(work) == [["gradient.weight"]] * 2
+    assert on_each(work) == [["gradient.(round).1", "gradient.weight"]] * 2
 
 
 class Checkpointed(nn.Module):

@@ -17,7 +17,8 @@ pub enum OpKind {
     Pull = 2,
     /// Both: contribute, then return the version that the round produced.
     PushPull = 3,
-    /// Set the initial value (worker rank 0), or wait until it is set (other workers, without payload).
+    /// Set the initial value (the lowest rank of the workers that have not left), or wait until it is set (other workers,
+    /// without payload).
     Init = 4,
     /// Only the content of [`Block::reading`]. Answered at once with the current version; outside mode sync with the
     /// number of applied contributions of its worker. With operation 0 it is no operation, and goes to a server that
@@ -85,7 +86,7 @@ pub enum Status {
     UnknownChunk = 5,
     /// Dtype, length or landing does not match the declared chunk.
     WrongShape = 6,
-    /// The operation violates the protocol (number reused, init from a rank other than 0, another codec than
+    /// The operation violates the protocol (number reused, init after the first round, another codec than
     /// declared).
     Refused = 7,
     /// Answer to a contribution: a sum or new value of its round does not fit its integers. The round has ended, and
@@ -132,6 +133,9 @@ pub enum Status {
     Torn = 22,
     /// The round is complete, but the version before it was not copied for a checkpoint in time.
     DeadlineSaving = 23,
+    /// Answer to an init without payload: all workers of lower ranks have left before they set the initial value. Send it
+    /// again, with the payload.
+    Unset = 24,
 }
 
 impl Status {

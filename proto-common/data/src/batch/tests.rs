@@ -205,7 +205,8 @@ fn no_operation_before_the_first_is_open() {
     assert_eq!(Status::from_wire(21), Some(Status::DeadlineCopies));
     assert_eq!(Status::from_wire(22), Some(Status::Torn));
     assert_eq!(Status::from_wire(23), Some(Status::DeadlineSaving));
-    assert_eq!(Status::from_wire(24), None);
+    assert_eq!(Status::from_wire(24), Some(Status::Unset));
+    assert_eq!(Status::from_wire(25), None);
 }
 
 fn kept(number: u64) -> Kept {

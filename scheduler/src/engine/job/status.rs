@@ -2,7 +2,7 @@
 
 use super::super::member::Member;
 use super::super::stragglers::{Waited, rounds_per_second, stragglers, waited_for};
-use super::super::{Engine, Phase};
+use super::super::{Engine, Outcome, Phase};
 use daemon::status::{
     ClusterStatus, JobPhase, LinkStatus, LoadStatus, MemberStatus, MetricStatus, RecoveryStatus,
 };
@@ -26,9 +26,13 @@ impl Engine {
     #[must_use]
     pub fn status(&self, now_ms: u64) -> ClusterStatus {
         let (tensors, tensor_bytes) = self.declarations.totals();
-        let ending = match &self.phase {
+        let outcome = match &self.phase {
             Phase::Assembling | Phase::Rebuilding | Phase::Running => None,
-            Phase::Ending { outcome, .. } | Phase::Ended { outcome } => Some(outcome.to_string()),
+            Phase::Ending { outcome, .. } | Phase::Ended { outcome } => Some(outcome),
+        };
+        let silent = match outcome {
+            Some(Outcome::Died(death)) if death.cause.is_silence() => Some(death.member),
+            _ => None,
         };
         let waited = waited_for(&self.members);
         ClusterStatus {
@@ -53,7 +57,8 @@ impl Engine {
                 &self.checkpoint_parts(),
                 now_ms,
             ),
-            ending,
+            ending: outcome.map(ToString::to_string),
+            silent,
         }
     }
 

@@ -101,7 +101,7 @@ fn both_sides_of_each_bound() {
         let commands = rig.say(worker(0), post(request as u64, one, POST_BODY_BYTES_MAX));
         assert!(matches!(only(&commands), FromScheduler::Posted { .. }));
     }
-    assert_eq!(refusal(&rig.say(worker(1), post(1, one, 1))), &PostError::Busy, "by its bytes");
+    assert_eq!(rig.say(worker(1), post(1, one, 1)), [], "held, by its bytes");
     let long = POST_BODY_BYTES_MAX + 1;
     let told = rig.say(worker(0), post(1, PostTo::One(worker(1)), long));
     assert_eq!(refusal(&told), &PostError::TooLong { bytes: long as u64 });
@@ -109,16 +109,17 @@ fn both_sides_of_each_bound() {
         let commands = rig.say(worker(0), post(request as u64, PostTo::One(worker(1)), 0));
         assert!(matches!(only(&commands), FromScheduler::Posted { .. }));
     }
-    assert_eq!(
-        refusal(&rig.say(worker(0), post(1, PostTo::One(worker(1)), 0))),
-        &PostError::Busy,
-        "by their number"
-    );
+    assert_eq!(rig.say(worker(0), post(1, PostTo::One(worker(1)), 0)), [], "held, by their number");
+    // So much is held of one sender.
+    for request in 0..whole {
+        assert_eq!(rig.say(worker(1), post(request as u64, one, POST_BODY_BYTES_MAX - 1)), []);
+    }
+    assert_eq!(refusal(&rig.say(worker(1), post(1, one, whole))), &PostError::Busy);
     let nobody = PostTo::Group(NodeGroup { scheduler: false, servers: false, workers: false });
     assert_eq!(refusal(&rig.say(worker(0), post(1, nobody, 0))), &PostError::Nobody);
     assert_eq!(refusal(&rig.say(worker(0), post(1, PostTo::One(server(1)), 0))), &PostError::Nobody);
     // All of them end with their deadline, and there is room again.
-    assert_eq!(rig.tick_at(40).len(), whole + POSTS_OWED_MAX);
+    assert_eq!(rig.tick_at(40).len(), 2 * whole + POSTS_OWED_MAX + 2);
     let commands = rig.say(worker(0), post(1, one, POST_BODY_BYTES_MAX));
     assert!(matches!(only(&commands), FromScheduler::Posted { .. }));
     const { assert!(POSTS_ASKED_MAX > POSTS_OWED_MAX) };
@@ -145,5 +146,34 @@ fn what_a_receiver_has_no_room_for_is_told_as_that_and_is_not_owed() {
         let commands = rig.say(worker(1), post(1, one, 0));
         assert!(matches!(only(&commands), FromScheduler::Posted { .. }));
     }
-    assert_eq!(refusal(&rig.say(worker(1), post(1, one, 0))), &PostError::Busy);
+    assert_eq!(rig.say(worker(1), post(1, one, 0)), [], "it is full");
+}
+
+#[test]
+fn what_a_receiver_has_no_room_for_is_passed_on_in_order_when_it_has_answered() {
+    let mut rig = Rig::running(1, 2);
+    let one = PostTo::One(server(0));
+    for request in 1..=POSTS_OWED_MAX as u64 {
+        rig.say(worker(0), post(request, one, 0));
+    }
+    let first = POSTS_OWED_MAX as u64 + 1;
+    for request in 0..3 {
+        assert_eq!(rig.say(worker(1), post(request, one, 2)), []);
+    }
+    let told = |ticket| ToScheduler::PostReply { ticket, result: reply() };
+    assert_eq!(rig.say(server(0), told(first)), [], "it was not asked that yet");
+    let back = to(&[worker(0)], answer(1, server(0), 1, reply()));
+    let next = |ticket| to(&[server(0)], posted(ticket, worker(1), 2));
+    assert_eq!(rig.say(server(0), told(1)), [back, next(first)]);
+    // A sender that leaves makes room, too.
+    let commands = quiet(rig.say(worker(0), ToScheduler::Goodbye));
+    assert_eq!(commands[..2], [next(first + 1), next(first + 2)]);
+    // Of a receiver that leaves nothing is held.
+    for request in 0..POSTS_OWED_MAX as u64 {
+        rig.say(server(0), post(request, PostTo::One(worker(1)), 0));
+    }
+    assert_eq!(rig.say(server(0), post(7, PostTo::One(worker(1)), 0)), []);
+    let gone = Err(PostError::Gone { member: worker(1) });
+    let commands = quiet(rig.say(worker(1), ToScheduler::Goodbye));
+    assert!(commands.contains(&to(&[server(0)], answer(7, worker(1), 1, gone))), "{commands:?}");
 }

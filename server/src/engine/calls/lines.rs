@@ -179,6 +179,13 @@ impl Calls {
         self.kept.push_back(id);
     }
 
+    /// Bytes of replies whose workers were told to ask again with room. They keep no request out. Otherwise a worker whose pool is
+    /// full of requests could make no room for a reply, and the reply would keep the requests in that pool.
+    fn roomless_bytes(&self) -> u64 {
+        let entries = self.lines.values().flat_map(|line| &line.entries);
+        entries.filter(|entry| entry.awaits_room).map(|entry| entry.bytes).sum()
+    }
+
     /// Makes room for so many bytes, by replies that workers most likely have. False where there is none.
     pub(super) fn make_room(&mut self, bytes: u64, peers: &Peers) -> bool {
         let mut looked_at = self.kept.len();
@@ -197,7 +204,8 @@ impl Calls {
             }
             self.forget(&entry);
         }
-        self.bytes.saturating_add(bytes) <= self.most_bytes
+        let fits = |used: u64| used.saturating_add(bytes) <= self.most_bytes;
+        fits(self.bytes) || fits(self.bytes.saturating_sub(self.roomless_bytes()))
     }
 
     /// The worker knows the answers of all calls before `from`. False where one of them is not answered.

@@ -134,8 +134,10 @@ impl LaneEngine {
                 self.wait_for(index, Waiter::new(peer, block, version, now_ms), fresh);
                 self.advance(index, out);
             }
-            // Not taken: it is to come in a slot.
-            Err(Status::Granted) => self.peers.send_back(peer, block, Status::Granted, Vec::new()),
+            // Not taken: it is to come in a slot, or with a payload.
+            Err(status @ (Status::Granted | Status::Unset)) => {
+                self.peers.send_back(peer, block, status, Vec::new());
+            }
             Err(Status::Retry) => {
                 let awaited = self.awaited_first(index);
                 self.retry(peer, block, awaited);

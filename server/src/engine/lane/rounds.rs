@@ -73,17 +73,26 @@ impl LaneEngine {
             BlockData::Announced { .. } => return Ok(Taken::Waits { version }),
         };
         match block.op {
-            OpKind::Init if block.bytes > 0 => self.init(asked, from, out)?,
+            OpKind::Init => self.init(asked, from, out)?,
             OpKind::Push | OpKind::PushPull if fresh => self.contribute(asked, from, out)?,
             _ => {}
         }
         Ok(Taken::Waits { version })
     }
 
-    /// An initial value has come: it is set once.
+    /// Sets the initial value, once, from the lowest rank that counts. The others send none: if those before it have left without
+    /// setting it, a worker is asked for its own.
     fn init(&mut self, asked: Asked<'_>, from: Payload, out: &mut Commands) -> Result<(), Status> {
-        let Asked { chunk, peer, .. } = asked;
-        match (self.chunks[chunk as usize].rounds.takes_initial()?, from) {
+        let Asked { chunk, peer, block } = asked;
+        let rounds = &self.chunks[chunk as usize].rounds;
+        match (rounds.has_initial(), self.roster.setter() == peer, block.bytes > 0) {
+            (false, true, false) => return Err(Status::Unset),
+            (_, _, false) => return Ok(()),
+            // One of the two has not heard yet who has come or left.
+            (false, false, true) => return Err(Status::Retry),
+            _ => {}
+        }
+        match (rounds.takes_initial()?, from) {
             (false, _) => self.pass_over(chunk, peer, from),
             (true, Payload::Here(source)) => {
                 self.fill(chunk, peer, source);

@@ -36,7 +36,7 @@ impl LaneEngine {
             }
         }
         if waiter.op == OpKind::Init {
-            return (Status::DeadlineWaiting, vec![Rank(0)]);
+            return (Status::DeadlineWaiting, vec![self.roster.setter()]);
         }
         if let Some(late) = chunk.rounds.waits_singly(waiter, || chunk.weights.views.reading()) {
             return late;

@@ -2,8 +2,10 @@
 //! in `roster`; here is what becomes of the rounds that are open.
 
 use super::LaneEngine;
+use super::answers::answer_block;
+use crate::engine::chunk::Chunk;
 use crate::engine::command::Commands;
-use proto_common::batch::{Kept, Reading};
+use proto_common::batch::{Kept, OpKind, Reading, Status};
 use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
 use std::collections::BTreeMap;
 
@@ -114,11 +116,24 @@ impl LaneEngine {
             if !chunk.is_served() {
                 continue;
             }
-            if chunk.rounds.is_short() {
+            self.ask_for_initial(index);
+            if self.chunks[index as usize].rounds.is_short() {
                 self.fold_first(index, |_| true, out);
                 self.complete(index, None, out);
             }
             self.advance(index, out);
+        }
+    }
+
+    /// If the worker that was to set the initial value is gone, the next one, which waits without a payload, is to set its own.
+    fn ask_for_initial(&mut self, index: u32) {
+        let Self { chunks, peers, roster, .. } = self;
+        let Chunk { spec, rounds, waiters, .. } = &mut chunks[index as usize];
+        let setter = roster.setter();
+        while !rounds.has_initial()
+            && let Some(waiter) = waiters.take(|waiter| waiter.op == OpKind::Init && waiter.rank == setter)
+        {
+            peers.tell(setter, answer_block(spec, &waiter, Status::Unset, rounds.version()), Vec::new());
         }
     }
 }

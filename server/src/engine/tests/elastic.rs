@@ -255,3 +255,44 @@ fn nobody_contributes_alone_to_a_round_that_nobody_is_left_for() {
     assert_eq!(rig.roster(2, &[], &[]), []);
     assert_eq!(rig.version(), 0);
 }
+
+#[test]
+fn the_initial_value_is_of_the_lowest_rank_that_has_not_left() {
+    let mut rig = Rig::new(config(3));
+    rig.roster(1, &[0, 1, 2], &[]);
+    rig.send(2, &[init(1, 0)]);
+    rig.send(1, &[init(1, 0)]);
+    assert_eq!(rig.flush(), []);
+    rig.down(Rank(0));
+    assert_eq!(rig.roster(2, &[1, 2], &[0]), []);
+    assert_eq!(rig.flush(), [answer(1, 1, Status::Unset, 0)], "it waited without a value");
+    assert!(matches!(rig.send(1, &[init(1, BYTES)])[..], [Command::Init { chunk: 0, .. }]));
+    assert_eq!(rig.flush().len(), 2);
+    rig.send(2, &[init(2, BYTES)]);
+    assert_eq!(rig.flush(), [done(2, 2, 0)], "a second value changes nothing");
+}
+
+#[test]
+fn a_worker_that_begins_after_the_lower_ranks_have_left_is_asked_for_its_value_at_once() {
+    let mut rig = Rig::new(config(3));
+    rig.roster(1, &[0, 1, 2], &[]);
+    rig.down(Rank(0));
+    rig.roster(2, &[1, 2], &[0]);
+    rig.send(2, &[init(1, BYTES)]);
+    assert_eq!(rig.flush(), [Answer { missing: vec![1, 2], ..answer(2, 1, Status::Retry, 0) }]);
+    rig.send(1, &[init(1, 0)]);
+    assert_eq!(rig.flush(), [answer(1, 1, Status::Unset, 0)]);
+    assert!(matches!(rig.send(1, &[init(1, BYTES)])[..], [Command::Init { chunk: 0, .. }]));
+    rig.send(2, &[init(1, 0)]);
+    assert_eq!(rig.flush(), [done(1, 1, 0), done(2, 1, 0)]);
+}
+
+#[test]
+fn the_initial_value_of_a_worker_that_is_waited_for_is_waited_for() {
+    let mut rig = Rig::new(waiting(2));
+    rig.roster(1, &[0, 1], &[]);
+    rig.send(1, &[init(1, 0)]);
+    rig.down(Rank(0));
+    assert_eq!(rig.roster(2, &[1], &[]), []);
+    assert_eq!(rig.flush(), []);
+}

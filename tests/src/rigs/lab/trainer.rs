@@ -242,7 +242,7 @@ impl Lab {
         let round = (*rounds).min(self.shape.rounds);
         let (operation, round) = (Operation(*operations), if asks { 0 } else { round });
         let values = match kind {
-            OpKind::Init => (rank == Rank(0)).then(|| self.oracle.initial(tensor)),
+            OpKind::Init => Some(self.oracle.initial(tensor)),
             OpKind::PushPull if !self.shape.is_counted() => Some(self.oracle.gradient(tensor, rank.0, round)),
             OpKind::PushPull => Some(landings::marks(rank, spec.elements)),
             _ => None,
@@ -281,7 +281,8 @@ impl Lab {
             count: Count::Round(round),
             priority: trainer.rng.below(4) as i32,
             timeout_ms: OPERATION_MS,
-            payload: source.is_some(),
+            busy_ms: 0,
+            payload: source.is_some() && (kind != OpKind::Init || rank == Rank(0)),
             by_chunk: false,
         };
         let submission = |parts: Vec<PartSpec>| Submission {

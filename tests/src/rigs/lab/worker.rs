@@ -79,11 +79,12 @@ impl Lab {
                 job: JOB,
                 incarnation: process.life,
                 lane: Lane(lane),
+                rank: welcome.rank,
                 servers: self.shape.places,
                 gather_max: 16,
                 in_flight_max: 1_000,
             };
-            let lane = LaneConfig { engine, rank: welcome.rank, result_slots: self.shape.result_slots };
+            let lane = LaneConfig { engine, result_slots: self.shape.result_slots };
             lanes.push(LaneDriver::new(queue, lane, pool.region().clone()).expect("a lane"));
         }
         process.body = Body::Worker(Box::new(Worker {

@@ -281,12 +281,13 @@ fn worker(net: &SimNet, shape: &Shape, rank: u32) -> Worker {
         job: JOB,
         incarnation: life,
         lane: Lane(0),
+        rank: Rank(rank),
         servers: shape.servers,
         gather_max: 16,
         in_flight_max: 1_000,
     };
     let pool = Pool::new(POOL_BYTES, "sim-worker").unwrap();
-    let config = WorkerConfig { engine, rank: Rank(rank), result_slots: shape.result_slots };
+    let config = WorkerConfig { engine, result_slots: shape.result_slots };
     let mut lane = LaneDriver::new(queue, config, pool.region().clone()).unwrap();
     lane.set_epoch(EPOCH);
     Worker {

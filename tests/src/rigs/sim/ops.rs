@@ -98,12 +98,12 @@ impl Cluster {
     pub fn submit(&mut self, worker: u32, tensor: usize, kind: Kind) -> OpId {
         let spec = self.shape.tensors[tensor].clone();
         let source = match kind {
-            Kind::Init if worker == 0 => Some(self.oracle.initial(tensor)),
+            Kind::Init => Some(self.oracle.initial(tensor)),
             Kind::Push | Kind::PushPull => {
                 let round = self.workers[worker as usize].numbers[tensor].1 + 1;
                 Some(self.oracle.gradient(tensor, worker, round))
             }
-            Kind::Pull | Kind::Init => None,
+            Kind::Pull => None,
         };
         // As the oracle's values are, the encoder keeps nothing from round to round.
         let encoder = Encoder::new(&spec, CHUNK_BYTES, Rank(worker)).filter(|_| kind.wire().contributes());
@@ -143,7 +143,8 @@ impl Cluster {
             count: Count::Round(round),
             priority,
             timeout_ms: self.shape.timeout_ms,
-            payload: source.is_some(),
+            busy_ms: 0,
+            payload: source.is_some() && (kind != Kind::Init || worker == 0),
             by_chunk: false,
         };
         let span = |buffer: &Option<Exclusive>| buffer.as_ref().map(Exclusive::span);

@@ -62,11 +62,12 @@ pub fn worker<Q: CompletionQueue>(queue: Q, landing: Region) -> LaneDriver<Q> {
         job: JOB,
         incarnation: WORKER,
         lane: LANE,
+        rank: Rank(0),
         servers: 1,
         gather_max: 16,
         in_flight_max: 100,
     };
-    let config = WorkerConfig { engine, rank: Rank(0), result_slots: 4 };
+    let config = WorkerConfig { engine, result_slots: 4 };
     let mut worker = LaneDriver::new(queue, config, landing).unwrap();
     worker.set_epoch(EPOCH);
     worker

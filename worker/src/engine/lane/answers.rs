@@ -82,10 +82,16 @@ impl LaneEngine {
                 self.note_awaited(index, part.op, block, payload);
             }
             Status::Reroute => self.rerouted(index, part),
+            Status::Unset if self.ops.get(part.op).is_some_and(Op::sets) => {
+                self.requeue(index, part);
+                self.parts.get_mut(index).into_iter().for_each(Part::bring_initial);
+                self.enqueue(part.spec.id);
+            }
             Status::Corrupt => self.changed_on_the_way(index, part, server, out),
             _ if block.op == OpKind::Call || self.ops.get(part.op).is_some_and(Op::is_call) => {
                 self.call_answered(server, (index, part), block, out);
             }
+            late if self.asks_again((index, part), late, listed(block, payload), out) => {}
             _ => self.ended(server, (index, part), block, payload, out),
         }
     }
@@ -210,7 +216,7 @@ impl LaneEngine {
         let Self { chunks, parts, .. } = self;
         let chunk = chunks.of.entry(part.spec.id).or_default();
         if let Some(part) = parts.get_mut(index) {
-            part.state = State::Queued;
+            (part.state, part.is_announced) = (State::Queued, false);
             part.spec.server = chunk.server(part.spec.server);
         }
         let order = |index| parts.get(index).map_or(0, |part| part.order);

@@ -2,12 +2,15 @@
 
 use super::LaneEngine;
 use crate::engine::command::{Command, Commands};
-use crate::engine::part::{Coded, Part};
+use crate::engine::part::{Coded, Part, PartSpec};
 use crate::error::{CallFault, OpError};
 use crate::subject::Subject;
 use proto_common::batch::{Block, BlockData, Status};
 use proto_common::call::called;
 use proto_common::ids::Rank;
+
+/// The payload of a call whose request the server has.
+const NO_FRAME: Coded = Coded { codec: 0, offset: 0, bytes: 0 };
 
 impl LaneEngine {
     /// A call is answered, or its reply needs room.
@@ -19,7 +22,7 @@ impl LaneEngine {
         out: &mut Commands,
     ) {
         let Some(op) = self.ops.get(part.op) else { return };
-        let (id, mut spec) = (op.submit.op, part.spec);
+        let (id, spec) = (op.submit.op, part.spec);
         if !op.is_call() {
             return out.close(server, "it answered an operation that is not a call as a call");
         }
@@ -27,20 +30,14 @@ impl LaneEngine {
         match (block.status, block.data, block.landing.map(|landing| landing.bytes)) {
             (Status::ReplyRoom, _, None) if bytes > spec.bytes => {
                 // Its caller was told already that it failed: then nobody wants the reply.
-                let is_over = op.has_failed();
-                if !is_over {
-                    out.list.push(Command::Room { op: id, bytes });
+                if op.has_failed() {
+                    return self.ask_again(index, part, None);
                 }
-                // The server has the request.
-                (spec.bytes, spec.coded) = (bytes, Some(Coded { codec: 0, offset: 0, bytes: 0 }));
+                out.list.push(Command::Room { op: id, bytes });
                 if let Some(part) = self.parts.get_mut(index) {
-                    part.spec = spec;
-                    if is_over {
-                        part.give_up();
-                    }
+                    // The server has the request.
+                    (part.spec.coded, part.is_announced) = (Some(NO_FRAME), true);
                 }
-                self.requeue(index, part);
-                self.enqueue(spec.id);
             }
             (Status::Done, BlockData::Inline { offset }, landed)
                 if landed.is_none_or(|landed| landed <= spec.bytes) =>
@@ -59,14 +56,45 @@ impl LaneEngine {
         }
     }
 
-    /// There is no room of so many bytes for a call's reply: it has failed, and its server is told to let go of that.
-    pub fn give_up(&mut self, op: u64, bytes: u64, out: &mut Commands) {
-        let part =
-            self.parts.iter().find(|(_, part)| self.ops.get(part.op).is_some_and(|of| of.submit.op == op));
-        let Some((index, part)) = part.map(|(index, part)| (index, *part)) else { return };
+    /// A call's server is asked again for the reply, which now has so much room, or is told (none) that nobody wants it. Until
+    /// then the part is under way: if the channel breaks meanwhile, it goes out again, and the server announces its reply again.
+    fn ask_again(&mut self, index: u32, part: Part, room: Option<u64>) {
+        let spec = PartSpec { bytes: room.unwrap_or(part.spec.bytes), coded: Some(NO_FRAME), ..part.spec };
         if let Some(part) = self.parts.get_mut(index) {
-            part.give_up();
+            part.spec = spec;
+            if room.is_none() {
+                part.give_up();
+            }
         }
+        self.requeue(index, part);
+        self.enqueue(spec.id);
+    }
+
+    /// The part of a call whose reply was announced and has no room yet.
+    fn announced(&self, op: u64) -> Option<(u32, Part)> {
+        let is_of = |part: &Part| self.ops.get(part.op).is_some_and(|of| of.submit.op == op);
+        let part = self.parts.iter().find(|(_, part)| is_of(part)).map(|(index, part)| (index, *part));
+        part.filter(|(_, part)| part.is_announced)
+    }
+
+    /// Does a call still wait for room for its reply?
+    #[must_use]
+    pub fn wants_room(&self, op: u64) -> bool {
+        let part = self.announced(op);
+        part.and_then(|(_, part)| self.ops.get(part.op)).is_some_and(|op| !op.has_failed())
+    }
+
+    /// There is room of so many bytes for a call's reply.
+    pub fn has_room(&mut self, op: u64, bytes: u64) {
+        if let Some((index, part)) = self.announced(op) {
+            self.ask_again(index, part, Some(bytes));
+        }
+    }
+
+    /// There will be no room of so many bytes for a call's reply: it has failed, and its server is told to release that.
+    pub fn give_up(&mut self, op: u64, bytes: u64, out: &mut Commands) {
+        let Some((index, part)) = self.announced(op) else { return };
+        self.ask_again(index, part, None);
         let Some(op) = self.ops.get_mut(part.op) else { return };
         let (app, server) = called(part.spec.id).unwrap_or((0, part.spec.server));
         let waited_ms = op.waited_ms(self.now_ms);

@@ -73,7 +73,7 @@ impl LaneEngine {
     fn part_block(&self, index: u32) -> Option<PartBlock> {
         let part = self.parts.get(index)?;
         let op = self.ops.get(part.op)?;
-        let submit = &op.submit;
+        let submit = &part.submit(&op.submit);
         let spec = part.spec;
         let lands = submit.kind.lands() && !submit.view;
         let landing =
@@ -82,7 +82,6 @@ impl LaneEngine {
         let chunk = self.chunks.of.get(&spec.id);
         let link = self.links.get(spec.server.0 as usize);
         let slot = BlockData::Inline { offset: 0 };
-        let waited = op.waited_ms(self.now_ms);
         let block = Block {
             id: spec.id,
             op: submit.kind,
@@ -98,7 +97,7 @@ impl LaneEngine {
             view: submit.view,
             exact: submit.exact,
             reading: chunk.map_or(Reading::default(), |chunk| chunk.shown_by.reading()),
-            timeout_ms: submit.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
+            timeout_ms: op.left_ms(self.now_ms),
             token: self.parts.token(index),
         };
         Some(PartBlock { op: submit.op, offset, block: part.as_sent(block) })
@@ -123,7 +122,7 @@ impl LaneEngine {
         let (spec, at) = (part.spec, part.spec.server.0 as usize);
         part.state = State::Sent(data);
         let asked = matches!(data, BlockData::Announced { .. });
-        let carries = !asked && self.ops.get(part.op).is_some_and(|op| op.submit.payload);
+        let carries = !asked && self.ops.get(part.op).is_some_and(|op| part.submit(&op.submit).payload);
         self.stats.parts += 1;
         let sent_bytes = if carries { spec.payload().1 } else { 0 };
         self.stats.sent_bytes += sent_bytes;

@@ -73,6 +73,8 @@ fn a_reply_without_room_is_asked_for_again_without_the_request() {
     let block = rig.sent()[0].blocks[0];
     let told = rig.results(0, &[reply(&block, Status::ReplyRoom, 500)], &[]);
     assert_eq!(told, [Command::Room { op, bytes: 500 }]);
+    assert_eq!((rig.sent(), rig.engine.wants_room(op)), (Vec::new(), true), "there is none yet");
+    rig.engine.has_room(op, 500);
     let again = rig.sent()[0].blocks[0];
     assert_eq!((again.operation, again.bytes), (block.operation, 0));
     assert_eq!(again.landing.map(|landing| landing.bytes), Some(500));
@@ -98,6 +100,24 @@ fn a_reply_without_room_is_asked_for_again_without_the_request() {
     rig.tick(1_000_000);
     assert_eq!(rig.results(0, &[reply(&block, Status::ReplyRoom, 500)], &grants(90..94)), []);
     assert_eq!(rig.sent()[0].blocks[0].status, Status::Corrupt);
+}
+
+#[test]
+fn a_reply_that_waits_for_room_is_announced_again_over_a_new_channel() {
+    let mut rig = Rig::new(8);
+    let op = rig.call(1, call_part(4, 0, 0));
+    let block = rig.sent()[0].blocks[0];
+    rig.results(0, &[reply(&block, Status::ReplyRoom, 500)], &[]);
+    rig.engine.server_down(Rank(0));
+    assert!(!rig.engine.wants_room(op), "until then nobody knows whether it is kept");
+    rig.engine.has_room(op, 500);
+    rig.up(0, 4);
+    let again = rig.sent()[0].blocks[0];
+    assert_eq!((again.bytes, again.landing.map(|landing| landing.bytes)), (0, Some(0)), "the server has the request");
+    let told = rig.results(0, &[reply(&again, Status::ReplyRoom, 500)], &[]);
+    assert_eq!(told, [Command::Room { op, bytes: 500 }]);
+    rig.engine.has_room(op, 500);
+    assert_eq!(rig.sent()[0].blocks[0].landing.map(|landing| landing.bytes), Some(500));
 }
 
 #[test]

@@ -35,6 +35,23 @@ fn a_refusal_is_told_once_and_the_other_parts_are_waited_for() {
 }
 
 #[test]
+fn an_initial_value_is_sent_once_it_is_asked_for() {
+    let mut rig = Rig::new(4);
+    let op = rig.submit_as(submit(OpKind::Init, 1), &[part(1, 0)]);
+    let block = rig.sent()[0].blocks[0];
+    assert_eq!(block.bytes, 0);
+    assert_eq!(rig.results(0, &[reply(&block, Status::Unset, 0)], &[]), []);
+    let block = rig.sent()[0].blocks[0];
+    assert_eq!((block.bytes, block.operation), (BYTES, Operation(1)));
+    assert_eq!(rig.results(0, &[done(&block)], &[]), [Command::Done { op, version: block.count.round() }]);
+    // Nothing else has an initial value.
+    rig.push(2, &[part(1, 0)]);
+    let block = rig.sent()[0].blocks[0];
+    let commands = rig.results(0, &[reply(&block, Status::Unset, 0)], &[]);
+    assert!(matches!(commands[..], [Command::Failed { error: OpError::Refused { .. }, .. }, _]));
+}
+
+#[test]
 fn a_late_round_names_the_missing_ranks() {
     let mut rig = Rig::new(4);
     let op = rig.push(3, &[part(1, 0)]);
@@ -316,4 +333,76 @@ fn an_empty_contribution_travels_in_its_batch() {
     rig.submit_as(Submit { placement: Placement::RendezvousRead, ..submit(OpKind::Push, 1) }, &parts);
     let block = rig.sent()[0].blocks[0];
     assert_eq!((block.bytes, block.data), (0, BlockData::Inline { offset: 0 }));
+}
+
+/// A server's answer to the first block that is under way, with the ranks that it waits for.
+fn late_for(rig: &mut Rig, status: Status, ranks: &[u32]) -> Vec<Command> {
+    let block = rig.sent()[0].blocks[0];
+    rig.now_ms += u64::from(block.timeout_ms);
+    let late = Block { bytes: 4 * ranks.len() as u64, ..reply(&block, status, 2) };
+    let slot = rig.inbox[0].remove(0);
+    let again = SlotGrant { generation: slot.generation.wrapping_add(1), ..slot };
+    rig.inbox[0].push(again);
+    let payload: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+    rig.deliver(0, slot, &Rig::header(0), &[late], &[SlotGrant { slot: 9, generation: 1 }], &payload)
+}
+
+/// A push to round 3 that waits so long for busy workers.
+fn patient(busy_ms: u64) -> (Rig, u64) {
+    let mut rig = Rig::new(8);
+    let op = rig.submit_as(Submit { busy_ms, ..submit(OpKind::Push, 3) }, &[part(1, 0)]);
+    (rig, op)
+}
+
+#[test]
+fn other_workers_are_waited_for_with_a_warning_each_time_until_it_is_too_long() {
+    for (status, cause) in [
+        (Status::DeadlineWaiting, WaitCause::Contributions),
+        (Status::DeadlineReading, WaitCause::Readers),
+        (Status::DeadlineBehind, WaitCause::Bound),
+    ] {
+        let (mut rig, op) = patient(12_000);
+        for waited_ms in [5_000, 10_000] {
+            let on = vec![Rank(0), Rank(3)];
+            let waits = Command::Waits { op, waited_ms, cause, on };
+            assert_eq!(late_for(&mut rig, status, &[0, 3]), [waits]);
+        }
+        // The same operation, with what is left of the time.
+        let commands = late_for(&mut rig, status, &[0, 3]);
+        assert!(matches!(commands[..], [Command::Failed { .. }, Command::Done { .. }]), "{commands:?}");
+        assert_eq!(rig.now_ms, 1_000 + 12_000);
+    }
+}
+
+#[test]
+fn servers_this_worker_and_nobody_are_not_waited_for_again() {
+    for (status, ranks) in [
+        (Status::DeadlineCopies, &[1][..]),
+        (Status::DeadlineSaving, &[]),
+        (Status::DeadlineWaiting, &[0]),
+        (Status::DeadlineReading, &[0]),
+        (Status::DeadlineWaiting, &[]),
+    ] {
+        let (mut rig, _) = patient(60_000);
+        let commands = late_for(&mut rig, status, ranks);
+        assert!(matches!(commands[..], [Command::Failed { .. }, Command::Done { .. }]), "{commands:?}");
+    }
+    let (mut rig, op) = patient(60_000);
+    rig.sent();
+    assert_eq!(failures(rig.tick(5_999)), []);
+    let failed = failures(rig.tick(1));
+    assert!(
+        matches!(&failed[..], [Command::Failed { op: of, error: OpError::NoAnswer { .. } }] if *of == op)
+    );
+}
+
+#[test]
+fn an_operation_that_has_no_room_at_its_server_before_others_come_is_waited_for_too() {
+    let (mut rig, op) = patient(12_000);
+    rig.now_ms += 5_990;
+    let block = rig.sent()[0].blocks[0];
+    retry(&mut rig, &block, &[2]);
+    let waits = Command::Waits { op, waited_ms: 6_000, cause: WaitCause::Contributions, on: vec![Rank(2)] };
+    assert_eq!(failures(rig.tick(10)), [waits]);
+    assert_eq!(failures(rig.tick(5_999)), [], "it has as much time again");
 }

@@ -103,7 +103,8 @@ fn play(rig: &mut Rig, numbers: &mut [u64; 4], event: &Event, out: &mut Commands
             let (op, operation) = (rig.next_op, numbers[*key as usize]);
             let (priority, timeout_ms) = (*priority, *timeout_ms);
             let placement = PLACEMENTS[operation as usize % 4];
-            let submit = Submit { op, priority, timeout_ms, placement, ..submit(kind, operation) };
+            let submit =
+                Submit { op, priority, timeout_ms, busy_ms: 10_000, placement, ..submit(kind, operation) };
             rig.engine.submit(&submit, &parts, rig.now_ms, out);
         }
         Event::Flush(batches) => rig.engine.flush(*batches, rig.now_ms, out),
@@ -203,7 +204,7 @@ proptest! {
                     Command::Close { server, .. } => rig.engine.server_down(*server),
                     Command::Notice { .. } | Command::Place { .. } => {}
                     Command::Landed { op, .. } => prop_assert!(!ended.contains(op), "landed after its end"),
-                    Command::Version { op, .. } | Command::Late { op, .. } => {
+                    Command::Version { op, .. } | Command::Late { op, .. } | Command::Waits { op, .. } => {
                         prop_assert!(!ended.contains(op), "told of after its end");
                     }
                     Command::Replied { .. } | Command::Room { .. } => {

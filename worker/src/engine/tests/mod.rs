@@ -31,8 +31,15 @@ const WORKER: Incarnation = Incarnation(50);
 const INBOX: u32 = 4;
 
 fn config() -> EngineConfig {
-    let (job, incarnation, lane) = (JobId(7), WORKER, Lane(0));
-    EngineConfig { job, incarnation, lane, servers: 2, gather_max: 16, in_flight_max: 1_000 }
+    EngineConfig {
+        job: JobId(7),
+        incarnation: WORKER,
+        lane: Lane(0),
+        rank: Rank(0),
+        servers: 2,
+        gather_max: 16,
+        in_flight_max: 1_000,
+    }
 }
 
 pub(super) fn life(server: u32) -> Incarnation {
@@ -223,6 +230,7 @@ pub(super) fn submit(kind: OpKind, operation: u64) -> Submit {
         count: Count::of(kind, operation),
         priority: 0,
         timeout_ms: 5_000,
+        busy_ms: 0,
         by_chunk: false,
     }
 }

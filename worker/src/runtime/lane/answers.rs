@@ -4,7 +4,7 @@
 use super::{LaneDriver, LaneError};
 use crate::engine::ResultContext;
 use crate::error::OpError;
-use fabric::{CompletionQueue, PostError, View};
+use fabric::{CompletionQueue, Exclusive, PoolError, PostError, View, Waker};
 use proto_common::batch::{Landing, SlotGrant, prefix_bytes};
 use proto_common::ids::Rank;
 use proto_common::limits::{HEADER_BYTES, RESULT_SLOT_BYTES};
@@ -78,21 +78,63 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         self.tell(op, |state| state.replied(inline, landed));
     }
 
-    /// Room for a reply that had too little; without any the call ends.
+    /// A reply was announced that has too little room. If the pool is full, it waits for memory to come back, before everybody who
+    /// waits to make a request. Otherwise requests could take all that comes back, while the server holds up their line for this
+    /// reply.
     pub(super) fn make_room(&mut self, op: u64, bytes: u64) {
-        let Some(live) = self.live.get_mut(&op) else { return };
-        let room = self.pool.as_ref().and_then(|pool| pool.allocate(bytes).ok());
-        match room {
-            Some(room) => {
-                let (room, state) = (room.lend(), live.state.clone());
-                // A server that had too little room has said so, and writes there no more.
-                if let Some(old) = live.target.replace(room.all()) {
-                    self.end_grants(op, &old);
-                }
-                state.make_room(room);
-            }
-            None => self.engine.give_up(op, bytes, &mut self.commands),
+        let is_known = self.rooms.waiting.iter().any(|(other, _)| *other == op);
+        if !is_known {
+            self.rooms.waiting.push_back((op, bytes));
         }
+        self.forget_request(op);
+        self.make_rooms();
+    }
+
+    /// Gives announced replies room, the first ones first, as far as the pool has it.
+    pub(super) fn make_rooms(&mut self) {
+        while let Some(&(op, bytes)) = self.rooms.waiting.front() {
+            // Its caller was told that it failed, or its channel has ended and it goes out again.
+            let is_wanted = self.engine.wants_room(op);
+            let room = self.pool.as_ref().filter(|_| is_wanted).map(|pool| (pool, pool.allocate(bytes)));
+            match room {
+                Some((_, Ok(room))) => self.roomy(op, room),
+                Some((pool, Err(PoolError::Exhausted { wanted, capacity, .. }))) if wanted <= capacity => {
+                    if self.rooms.ahead.is_some() {
+                        return;
+                    }
+                    // What came back before this called nobody: so it is tried once more.
+                    let waker = self.rooms.waker.clone();
+                    self.rooms.ahead = Some(pool.go_ahead(move || waker.iter().for_each(Waker::wake)));
+                    continue;
+                }
+                None | Some((_, Err(_))) => self.engine.give_up(op, bytes, &mut self.commands),
+            }
+            self.rooms.waiting.pop_front();
+        }
+        self.rooms.ahead = None;
+    }
+
+    /// The server has read all of a request. A server that was stopped in the middle of reading it over an earlier channel may
+    /// still do so.
+    fn forget_request(&mut self, op: u64) {
+        let Some(live) = self.live.get(&op).filter(|live| live.fences.is_empty()) else { return };
+        let state = live.state.clone();
+        for piece in state.lent() {
+            self.end_grants(op, &piece);
+        }
+        state.forget_request();
+    }
+
+    fn roomy(&mut self, op: u64, room: Exclusive) {
+        let Some(live) = self.live.get_mut(&op) else { return };
+        let (room, state) = (room.lend(), live.state.clone());
+        let bytes = room.len() as u64;
+        // A server that had too little room has said so, and writes there no more.
+        if let Some(old) = live.target.replace(room.all()) {
+            self.end_grants(op, &old);
+        }
+        state.make_room(room);
+        self.engine.has_room(op, bytes);
     }
 
     fn view(&mut self, server: Rank, at: Landing) -> Result<View, PostError> {

@@ -110,7 +110,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             kind: BatchKind::Request,
             lane: self.config.engine.lane,
             wanted,
-            sender: self.config.rank,
+            sender: self.config.engine.rank,
             job: self.config.engine.job,
             epoch: self.epoch,
             sender_incarnation: self.config.engine.incarnation,

@@ -218,7 +218,7 @@ class Customer {
   /// Waits until it has all its answers. Throws where it failed, with the reason.
   void WaitRequest(int timestamp) {
     CHECK(!IsOwnThread() || !ledger_->IsOpen(timestamp))
-        << "request " << timestamp << " is waited for in a callback or handle, on the thread that its answers come to; "
+        << "request " << timestamp << " is waited for in a callback or handle, on the thread that callbacks run on; "
         << "wait elsewhere, or give the request a callback";
     ledger_->Wait(timestamp);
   }

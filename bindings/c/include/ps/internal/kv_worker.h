@@ -3,6 +3,7 @@
 #define PS_INTERNAL_KV_WORKER_H_
 
 #include "ps/internal/kv_slice.h"
+#include "ps/internal/landings.h"
 #include "ps/kv_app.h"
 
 namespace ps {
@@ -25,7 +26,11 @@ class KVWorker : public SimpleApp {
   }
   explicit KVWorker(int app_id) : KVWorker(app_id, app_id) {}
 
-  virtual ~KVWorker() { this->Close(); }
+  virtual ~KVWorker() {
+    // From here on no answer is put anywhere.
+    landings_->Close();
+    this->Close();
+  }
 
   /// The vectors are the caller's again when it returns.
   int Push(const std::vector<Key> &keys, const std::vector<Val> &vals, const std::vector<int> &lens = {}, int cmd = 0,
@@ -90,16 +95,20 @@ class KVWorker : public SimpleApp {
   }
 
  private:
-  /// One server's answer.
+  /// One server's answer. A long one holds memory of the library's pool only until it is copied.
   struct Answer {
+    bool has_come = false;
     std::shared_ptr<GradwireReply> reply;
     SArray<Key> keys;
     SArray<Val> vals;
     SArray<int> lens;
+    /// Where its values go, and how many there have to be for that.
+    SArray<Val> place;
   };
 
-  /// A request until it is done. The customer's thread alone changes it once it is sent.
+  /// A request until it is done. Answers come on several threads; the lock orders them.
   struct Operation {
+    std::mutex mutex;
     int timestamp = 0;
     uint16_t flags = 0;
     int cmd = 0;
@@ -110,22 +119,21 @@ class KVWorker : public SimpleApp {
     bool failed = false;
     /// Keys and values are the caller's again when the request has been made.
     bool borrowed = false;
-    /// Bytes of the values that the caller has room for; 0 where it takes what comes.
-    uint64_t room = 0;
+    /// What the caller has for the values; empty where it takes what comes.
+    SArray<Val> room;
     std::function<void(Operation *)> fill;
     Callback callback;
+    std::shared_ptr<detail::Ledger> ledger;
+    std::shared_ptr<detail::Tasks> tasks;
+    std::shared_ptr<detail::Landings> landings;
   };
 
   /// How a call ended.
   struct Landing {
+    std::shared_ptr<Operation> operation;
+    size_t server = 0;
     std::shared_ptr<GradwireReply> reply;
     std::string error;
-  };
-
-  /// A call until then.
-  struct Flight {
-    std::shared_ptr<detail::Tasks> tasks;
-    std::function<void(const Landing &landing)> land;
   };
 
   std::shared_ptr<Operation> NewOperation(int flags, int cmd, const Callback &callback) {
@@ -133,6 +141,9 @@ class KVWorker : public SimpleApp {
     operation->flags = static_cast<uint16_t>(flags);
     operation->cmd = cmd;
     operation->callback = callback;
+    operation->ledger = this->obj_->ledger();
+    operation->tasks = this->obj_->tasks();
+    operation->landings = landings_;
     return operation;
   }
 
@@ -144,7 +155,7 @@ class KVWorker : public SimpleApp {
     pairs.keys = keys;
     pairs.priority = priority;
     const auto operation = NewOperation(detail::kPull, cmd, callback);
-    operation->room = vals->size() * sizeof(Val);
+    operation->room = RoomOf(*vals);
     operation->fill = [vals, lens](Operation *done) { Fill(done, vals, lens); };
     return Send(operation, pairs);
   }
@@ -160,10 +171,13 @@ class KVWorker : public SimpleApp {
     pairs.lens = sent;
     pairs.priority = priority;
     const auto operation = NewOperation(detail::kPush | detail::kPull, cmd, callback);
-    operation->room = vals.size() * sizeof(Val);
+    operation->room = RoomOf(*outs);
     operation->fill = [outs, lens](Operation *done) { Fill(done, outs, lens); };
     return Send(operation, pairs);
   }
+
+  static SArray<Val> RoomOf(const SArray<Val> &array) { return array; }
+  static SArray<Val> RoomOf(const std::vector<Val> &vector) { return detail::Look(vector); }
 
   int Send(const std::shared_ptr<Operation> &operation, const KVPairs<Val> &pairs) {
     SlicedKVs sliced;
@@ -179,7 +193,7 @@ class KVWorker : public SimpleApp {
     for (const auto &slice : sliced) skipped += slice.first ? 0 : 1;
     operation->answered = skipped;
     if (skipped == sliced.size()) {
-      this->obj_->tasks()->Add([this, operation] { Finish(operation); });
+      operation->tasks->Add([operation] { Finish(operation); });
       return operation->timestamp;
     }
     for (size_t server = 0; server < sliced.size(); ++server) {
@@ -199,13 +213,24 @@ class KVWorker : public SimpleApp {
     return piece;
   }
 
-  /// Bytes that one server's answer is expected to have: its share of the values, and its keys and lengths. A share is exact where
-  /// all keys have as many values; where they have not, an answer that is longer is announced first.
-  static uint64_t Room(const Operation &operation, const KVPairs<Val> &slice) {
-    const uint64_t keys = slice.keys.size();
-    uint64_t values = slice.vals.size() * sizeof(Val);
-    if (slice.vals.empty()) values = keys == operation.keys.size() ? operation.room : operation.room / operation.keys.size() * keys;
-    return values + keys * (sizeof(Key) + sizeof(int));
+  /// Where one server's values go: its share of what the caller has, which is known where all keys have as many values, and where
+  /// values come back in the places of those that are pushed.
+  static SArray<Val> PlaceOf(const Operation &operation, const KVPairs<Val> &slice) {
+    const size_t keys = operation.keys.size(), values = operation.room.size();
+    const ptrdiff_t first = slice.keys.data() - operation.keys.data();
+    const bool is_part = keys && first >= 0 && first + slice.keys.size() <= keys;
+    if (!is_part || values == 0 || values % keys || !slice.lens.empty()) {
+      return slice.keys.size() == keys ? operation.room : SArray<Val>();
+    }
+    const size_t width = values / keys;
+    return operation.room.segment(first * width, (first + slice.keys.size()) * width);
+  }
+
+  /// Bytes that one server's answer is expected to have, with its keys and lengths. An answer that is longer is announced first.
+  static uint64_t ExpectedBytes(const Operation &operation, const KVPairs<Val> &slice, const SArray<Val> &place) {
+    const uint64_t values = slice.vals.empty() ? place.size() : slice.vals.size();
+    if (!(operation.flags & detail::kPull) || values == 0) return 0;
+    return values * sizeof(Val) + slice.keys.size() * (sizeof(Key) + sizeof(int));
   }
 
   void Call(const std::shared_ptr<Operation> &operation, size_t server, const KVPairs<Val> &slice, int priority) {
@@ -232,82 +257,126 @@ class KVWorker : public SimpleApp {
     call.pieces = pieces;
     call.piece_count = count;
     call.priority = priority;
-    if (operation->room) call.reply_bytes = Room(*operation, slice);
-    if (!operation->borrowed) operation->answers[server].keys = slice.keys;
-    auto flight = std::unique_ptr<Flight>(new Flight());
-    flight->tasks = this->obj_->tasks();
-    flight->land = [this, operation, server](const Landing &landing) { Landed(operation, server, landing); };
+    const SArray<Val> place = PlaceOf(*operation, slice);
+    call.reply_bytes = ExpectedBytes(*operation, slice, place);
+    {
+      std::lock_guard<std::mutex> lock(operation->mutex);
+      Answer &answer = operation->answers[server];
+      answer.place = place;
+      if (!operation->borrowed) answer.keys = slice.keys;
+    }
+    auto landing = std::unique_ptr<Landing>(new Landing());
+    landing->operation = operation;
+    landing->server = server;
     const auto client = Postoffice::Get()->client(this->obj_->customer_id());
-    if (gradwire_call_then(client.get(), &call, &KVWorker::OnReply, flight.get()) != GRADWIRE_CODE_OK) {
-      const std::string reason = gradwire_last_error();
-      this->obj_->tasks()->Add([this, operation, reason] { Failed(operation, reason); });
-      return;
+    if (gradwire_call_then(client.get(), &call, &KVWorker::OnReply, landing.get()) != GRADWIRE_CODE_OK) {
+      return Failed(operation, gradwire_last_error());
     }
     // The callback owns it.
-    flight.release();
+    landing.release();
   }
 
-  /// On a thread of the library: the reply is passed on, and nothing else is done there.
+  /// On a thread of the library, which short answers do not hold up. Long ones are copied by a thread of their own: it takes them out
+  /// of the library's pool even where the customer's thread waits in a callback for memory of that pool.
   static void OnReply(void *context, GradwireCode code, GradwireReply *reply) {
-    const std::unique_ptr<Flight> flight(static_cast<Flight *>(context));
-    Landing landing;
-    landing.reply = std::shared_ptr<GradwireReply>(reply, detail::Free());
-    if (code != GRADWIRE_CODE_OK) landing.error = gradwire_last_error();
-    const auto land = std::move(flight->land);
-    flight->tasks->Add([land, landing] { land(landing); });
+    const std::shared_ptr<Landing> landing(static_cast<Landing *>(context));
+    landing->reply = std::shared_ptr<GradwireReply>(reply, detail::Free());
+    if (code != GRADWIRE_CODE_OK) landing->error = gradwire_last_error();
+    uint64_t bytes = 0;
+    if (reply) gradwire_reply_body(reply, &bytes);
+    const auto landings = landing->operation->landings;
+    if (bytes > kLongBytes) {
+      landings->Add([landing] { Landed(landing.get()); });
+    } else {
+      landings->Run([&] { Landed(landing.get()); });
+    }
   }
 
   /// A server's answer is here, or its error.
-  void Landed(const std::shared_ptr<Operation> &operation, size_t server, const Landing &landing) {
-    if (!landing.error.empty()) return Failed(operation, landing.error);
-    const std::shared_ptr<GradwireReply> &reply = landing.reply;
+  static void Landed(Landing *landing) {
+    const std::shared_ptr<Operation> operation = landing->operation;
+    std::string reason = landing->error;
+    bool is_last = false;
+    if (reason.empty()) {
+      const auto take = [&] { is_last = Take(operation.get(), landing->server, std::move(landing->reply)); };
+      std::lock_guard<std::mutex> lock(operation->mutex);
+      if (operation->failed) return;
+      detail::Ran(take, &reason);
+    }
+    if (!reason.empty()) return Failed(operation, reason);
+    if (!is_last) return operation->ledger->Add(operation->timestamp, 1);
+    // Callbacks run on the customer's thread.
+    if (!operation->callback) return Finish(operation);
+    operation->tasks->Add([operation] { Finish(operation); });
+  }
+
+  /// Takes an answer; true if it was the last one. All values are then where the caller wants them.
+  static bool Take(Operation *operation, size_t server, std::shared_ptr<GradwireReply> reply) {
     uint64_t head_bytes = 0, body_bytes = 0;
     const void *head_start = gradwire_reply_head(reply.get(), &head_bytes);
     const char *body = static_cast<const char *>(gradwire_reply_body(reply.get(), &body_bytes));
     detail::KVReplyHead head;
-    if (!detail::ReadHead(head_start, head_bytes, &head) || head.key_bytes > body_bytes ||
-        head.val_bytes > body_bytes - head.key_bytes ||
-        head.len_bytes != body_bytes - head.key_bytes - head.val_bytes) {
-      return Failed(operation, "server " + std::to_string(server) + " answered something that is no keys and values");
-    }
+    CHECK(detail::ReadHead(head_start, head_bytes, &head) && head.key_bytes <= body_bytes &&
+          head.val_bytes <= body_bytes - head.key_bytes &&
+          head.len_bytes == body_bytes - head.key_bytes - head.val_bytes)
+        << "server " << server << " answered something that is no keys and values";
     Answer &answer = operation->answers[server];
-    answer.reply = reply;
+    answer.has_come = true;
     if (!head.same_keys) answer.keys = detail::PartOf<Key>(reply, body, head.key_bytes);
     answer.vals = detail::PartOf<Val>(reply, body + head.key_bytes, head.val_bytes);
     answer.lens = detail::PartOf<int>(reply, body + head.key_bytes + head.val_bytes, head.len_bytes);
+    reply.reset();
     if (++operation->answered == operation->servers) {
-      Finish(operation);
-    } else {
-      this->obj_->AddResponse(operation->timestamp);
+      if (operation->fill) operation->fill(operation);
+      operation->answers.clear();
+      return true;
     }
+    // Others are still to come, which may need the memory that this one has.
+    if (body_bytes > kLongBytes) Keep(&answer);
+    return false;
   }
 
-  void Failed(const std::shared_ptr<Operation> &operation, const std::string &reason) {
-    operation->failed = true;
-    this->obj_->Fail(operation->timestamp, reason);
+  /// Copies an answer out of the library's memory.
+  static void Keep(Answer *answer) {
+    SArray<Key> keys;
+    SArray<int> lens;
+    keys.CopyFrom(answer->keys);
+    lens.CopyFrom(answer->lens);
+    SArray<Val> vals;
+    if (answer->vals.size() == answer->place.size()) {
+      vals = answer->place;
+      Copy(answer->vals, vals.data());
+    } else {
+      vals.CopyFrom(answer->vals);
+    }
+    answer->keys = keys;
+    answer->vals = vals;
+    answer->lens = lens;
   }
 
-  /// All answers are here. The callback may delete this worker: nothing of it is used afterwards.
-  void Finish(const std::shared_ptr<Operation> &operation) {
-    if (operation->failed) return;
-    const auto ledger = this->obj_->ledger();
-    const auto fail = [&](const std::string &reason) {
+  template <typename V>
+  static void Copy(const SArray<V> &from, V *to) {
+    if (!from.empty() && from.data() != to) std::memcpy(static_cast<void *>(to), from.data(), from.size() * sizeof(V));
+  }
+
+  static void Failed(const std::shared_ptr<Operation> &operation, const std::string &reason) {
+    {
+      std::lock_guard<std::mutex> lock(operation->mutex);
       operation->failed = true;
-      ledger->Fail(operation->timestamp, reason);
-    };
-    std::string reason;
-    const auto fill = [&] {
-      if (operation->fill) operation->fill(operation.get());
-    };
-    if (!detail::Ran(fill, &reason)) return fail(reason);
+      operation->answers.clear();
+    }
+    operation->ledger->Fail(operation->timestamp, reason);
+  }
+
+  /// All values are where the caller wants them. The callback may delete this worker: nothing of it is used.
+  static void Finish(const std::shared_ptr<Operation> &operation) {
     const Callback callback = std::move(operation->callback);
-    // The memory of the answers is free from here on, whoever still holds the callback.
-    operation->answers.clear();
     const auto call = [&] {
       if (callback) callback();
     };
-    if (!detail::Ran(call, &reason)) return fail(reason);
-    ledger->Add(operation->timestamp, static_cast<int>(operation->servers));
+    std::string reason;
+    if (!detail::Ran(call, &reason)) return Failed(operation, reason);
+    operation->ledger->Add(operation->timestamp, static_cast<int>(operation->servers));
   }
 
   /// Puts what the servers answered where the caller wants it, in the order of the keys.
@@ -316,7 +385,7 @@ class KVWorker : public SimpleApp {
     std::vector<const Answer *> answers;
     size_t keys = 0, values = 0;
     for (const Answer &answer : operation->answers) {
-      if (!answer.reply) continue;
+      if (!answer.has_come) continue;
       if (!answer.keys.empty()) {
         const Range asked = FindRange(operation->keys, answer.keys.front(), static_cast<Key>(answer.keys.back() + 1));
         CHECK_EQ(asked.size(), answer.keys.size()) << "a server answered other keys than those asked for";
@@ -337,16 +406,19 @@ class KVWorker : public SimpleApp {
     Val *to = vals->data();
     int *to_length = lens ? lens->data() : nullptr;
     for (const Answer *answer : answers) {
-      if (!answer->vals.empty()) std::memcpy(static_cast<void *>(to), answer->vals.data(), answer->vals.size() * sizeof(Val));
+      Copy(answer->vals, to);
       to += answer->vals.size();
-      if (to_length && !answer->lens.empty()) {
-        std::memcpy(to_length, answer->lens.data(), answer->lens.size() * sizeof(int));
-        to_length += answer->lens.size();
-      }
+      if (!to_length) continue;
+      Copy(answer->lens, to_length);
+      to_length += answer->lens.size();
     }
   }
 
+  /// Longer bodies are not the library's own: they lie in its pool.
+  static const uint64_t kLongBytes = 4096;
+
   Slicer slicer_;
+  const std::shared_ptr<detail::Landings> landings_ = std::make_shared<detail::Landings>();
 };
 
 }  // namespace ps

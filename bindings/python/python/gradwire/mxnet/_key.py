@@ -37,6 +37,8 @@ class Key:
         # And where gradients are rows: which of them a round has, as a key of its own.
         self._marks: Key | None = None
         self._marked: Any = None
+        # Whether an updater has updated row-sparse weights.
+        self._is_tried = False
 
     def set_initial(self, value: Any) -> None:
         """Rank 0's counts; every rank's call ends when it is set."""
@@ -45,8 +47,17 @@ class Key:
 
     def change_rule(self, rule: Any) -> None:
         """From this worker's next contribution on; those that the engine still has are before it."""
-        self._order.wait_to_read()
+        self.settle()
         self._client.change_rule(self.tensor, rule)
+
+    def settle(self) -> None:
+        """Waits until the engine has ended all operations on it."""
+        self._order.wait_to_read()
+
+    def missing(self, within_s: float) -> list[int]:
+        """The workers whose next gradient of this key has not reached the servers, the first of them."""
+        self.settle()
+        return self._client._missing(self.tensor, within_s)
 
     def kept(self, arrays: int, leads: bool) -> list[Any]:
         """What servers keep of it, in rounds of their own, which every worker takes part in; the first leads."""
@@ -114,7 +125,20 @@ class Key:
         marks = _arrays.marks_of(arrays, self.shape[0])
         self._marks.push_pull([marks], [self._marked], priority)
         self.push_pull(arrays, [self._sum], priority)
-        updater(name, _arrays.rows_of(self._sum, self._marked), self.stored)
+        rows = _arrays.rows_of(self._sum, self._marked)
+        if self._is_tried or not _arrays.is_sparse(self.stored):
+            updater(name, rows, self.stored)
+            return
+        before = self.stored.copy()
+        try:
+            updater(name, rows, self.stored)
+        except TypeError:
+            # It assigns row-sparse weights to a dense array, perhaps after it has changed them. MXNet's servers ignore the exception;
+            # with dense weights the result is the same.
+            self.stored = _arrays.whole(before)
+            getattr(updater, "states", {}).pop(name, None)
+            updater(name, rows, self.stored)
+        self._is_tried = True
 
     def read(self, arrays: list[Any]) -> None:
         """What this worker holds."""

@@ -140,8 +140,8 @@ def leaves_rows(optimizer: Any, index: Any, is_sparse: bool) -> bool:
     return True
 
 
-#: MXNet makes their gradients whole.
-_WHOLE = ("RMSProp", "LAMB", "AdamW", "Signum", "AdaDelta")
+#: MXNet makes their gradients whole, or the result is the same.
+_WHOLE = ("RMSProp", "LAMB", "AdamW", "Signum", "AdaDelta", "Test")
 #: How many arrays servers keep for a rule; momentum of 0 needs none.
 _KEPT = {"sgd": 1, "ada_grad": 1, "rms_prop": 1, "adam": 2, "adam_w": 2, "ftrl": 2}
 

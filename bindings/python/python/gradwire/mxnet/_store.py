@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,9 +19,16 @@ import gradwire
 from . import _arrays, _connection, _rules
 from ._arrays import flat_list, pairs
 from ._key import Key
+from ._rates import Rates
 
 #: Set to "workers", servers sum only.
 UPDATE_VARIABLE = "MXNET_GRADWIRE_UPDATE"
+#: How often a worker that saves looks whether the others save, too.
+_LOOK_S = 0.5
+#: For how long it waits for them.
+_SAVE_WITHIN_S = 1800.0
+#: Ranks in a list of the missing.
+_LISTED_MAX = 16
 _log = logging.getLogger("gradwire.mxnet")
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -56,6 +64,7 @@ class Store(KVStore):  # type: ignore[misc]
         self._client = self._connection.client
         self._number = self._connection.number_store()
         self._keys: dict[Any, Key] = {}
+        self._rates = Rates(self._client, self._number)
         self._codec: Any = None
         self._optimizer: Any = None
         # What is called with key, gradient and weights where workers update.
@@ -159,6 +168,7 @@ class Store(KVStore):  # type: ignore[misc]
     def _push(self, name: Any, arrays: list[Any], priority: int) -> None:
         key = self._key(name)
         called = name if self._is_scripts else key.index
+        self._look_at_rates(key)
         if self._is_for_rows(key, name, arrays):
             key.update_rows(arrays, self._updater or self._updater_of_rows(key), called, priority)
         elif self._updater is not None:
@@ -225,6 +235,7 @@ class Store(KVStore):  # type: ignore[misc]
             found, targets = self._key(one), outs[one]
             whole = found.stored is None and not any(map(_arrays.is_sparse, arrays + targets))
             if whole:
+                self._look_at_rates(found)
                 self._advance(found)
                 found.push_pull(arrays, targets, priority)
             else:
@@ -322,6 +333,13 @@ class Store(KVStore):  # type: ignore[misc]
                 "set_optimizer with it again, so that the workers update the weights from then on"
             ) from why
 
+    def _look_at_rates(self, key: Key) -> None:
+        """Warns if the workers' optimizers have different rates. Without rounds nobody knows when another worker changes its own."""
+        if self._optimizer is not None and not self._is_scripts and not self.is_async and self.num_workers > 1:
+            on_servers = self._updater is None
+            effect = "Servers use that of rank 0" if on_servers else "The weights of the workers diverge"
+            self._rates.look(self._optimizer, key, effect)
+
     def _advance(self, key: Key) -> None:
         """One more update of a key: the optimizer counts it, and servers are told of another learning rate."""
         if self._optimizer is None:
@@ -367,8 +385,7 @@ class Store(KVStore):  # type: ignore[misc]
                 "gradwire: optimizer states cannot be saved from servers with LAMB, float16, or an asynchronous store: set "
                 f"{UPDATE_VARIABLE}=workers for this training"
             )
-        # One worker's rounds would be completed by the others' gradients: whoever does not come is named at the deadline.
-        self._client.barrier("mxnet.states")
+        self._meet_to_save()
         updater = mx.optimizer.get_updater(self._optimizer)
         for name, key in self._keys.items():
             if key.is_by_rows:
@@ -377,6 +394,36 @@ class Store(KVStore):  # type: ignore[misc]
             kept = key.kept(counts[name] or 0, self.rank == 0)
             updater.states[key.index] = _rules.state_of(self._optimizer, kept)
         return updater
+
+    def _meet_to_save(self) -> None:
+        """Waits until every worker saves. If some worker has pushed its next gradient instead, it does not save, and this raises an error:
+        otherwise this worker and those that wait for its gradient would wait for each other. Rounds that save would also be completed by
+        that gradient."""
+        key = min(self._keys.values(), key=lambda key: key.tensor.size, default=None)
+        until = time.monotonic() + _SAVE_WITHIN_S
+        while True:
+            try:
+                self._client._barrier_within("mxnet.states", _LOOK_S)
+                return
+            except gradwire.DeadlineError:
+                if key is None or time.monotonic() >= until:
+                    raise
+            except gradwire.OperationError as error:
+                # If the only other worker has left, rounds need nobody else.
+                if error.code != "barrier" or self.num_workers != 2:
+                    raise
+                return
+            missing = key.missing(_LOOK_S)
+            # A list has only so many ranks, the lowest.
+            known = range(missing[-1] if len(missing) >= _LISTED_MAX else self.num_workers)
+            ahead = [rank for rank in known if rank not in missing]
+            if ahead:
+                who = ", ".join(f"worker {rank}" for rank in ahead)
+                raise MXNetError(
+                    f"gradwire: save_optimizer_states is a call that every worker must make, but {who} continued to train without it: "
+                    f"call it on every worker at the same step (file names may differ), or set {UPDATE_VARIABLE}=workers, with which "
+                    "one worker's call is enough. Training can continue"
+                )
 
     @_as_mxnet
     def load_optimizer_states(self, fname: str) -> None:

@@ -1,5 +1,5 @@
 """Gradwire for torch: an optimizer wrapper, a model wrapper that averages gradients, a communication hook for torch's own
-DistributedDataParallel, broadcasts, and named tensors.
+DistributedDataParallel, broadcasts, collective operations, and named tensors.
 
 Servers average the gradients of all workers (rule `Assign(average=True)`). Gradients travel in registered memory; gradients
 on a CUDA device are staged through pinned memory.
@@ -17,9 +17,11 @@ received data is never executed.
 """
 
 from ._broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from ._collectives import allgather, barrier, reduce
 from ._compression import Compression
 from ._exchange import MEAN, empty
 from ._hook import DdpState, ddp_hook
+from ._join import join
 from ._model import DistributedDataParallel
 from ._ops import (
     Operation,
@@ -41,6 +43,8 @@ __all__ = [
     "DistributedDataParallel",
     "DistributedOptimizer",
     "Operation",
+    "allgather",
+    "barrier",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
@@ -49,6 +53,7 @@ __all__ = [
     "empty",
     "init",
     "initialized",
+    "join",
     "local_rank",
     "local_size",
     "poll",
@@ -57,6 +62,7 @@ __all__ = [
     "push_pull_async_inplace",
     "push_pull_inplace",
     "rank",
+    "reduce",
     "shutdown",
     "size",
     "synchronize",

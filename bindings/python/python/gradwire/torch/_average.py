@@ -1,26 +1,34 @@
 """Averages the gradients of parameters over workers as soon as backward has computed them. Owns the hooks, the record of
-contributed gradients, and their order. Optimizers and models decide when to wait."""
+contributed gradients, and their order. Optimizers and models decide when to wait.
+
+A round has a contribution of every worker to every tensor, and to the roll: who contributes, and to which parameters anyone does. Workers
+may therefore use different parameters, send a gradient again, or have joined (`shadow`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Optional
 
 import torch
 
-from .._native import Tensor as Declared
 from ..client import Client, Declaration
 from ..codecs import Codec
 from ..errors import InputError
-from ._exchange import MEAN, Exchange, Named, Taken, refuse_strangers, unique
+from ..optimizers import Assign
+from ._exchange import MEAN, Exchange, Named, Taken, plain, unique
+from ._roll import Roll
 
 _CHANGED = (
     "gradients were modified after backward had contributed them, and the change would be lost: call synchronize() after "
     "backward and before the code that modifies them (GradScaler's unscale_ and step, gradient clipping, zeroing a gradient)"
 )
 
-
+# What a worker is in a round: 0 if it has joined.
+PRESENT, SENDS_AGAIN, CANNOT = 1, 2, 3
+_ROLL = "(round)"
 _SAMPLE = 16
+
+Gradients = Mapping[torch.Tensor, Optional[torch.Tensor]]
 
 
 class _Sent:
@@ -51,26 +59,57 @@ class Averager:
         if passes < 1:
             raise InputError("backward_passes_per_step must be at least 1", "backward_passes")
         self.names = unique(named)
-        chosen = {name: p for name, p in self.names.items() if p.requires_grad and p.numel()}
-        taken = Taken(client, prefix, chosen)
-        declared = _declare(client, [taken.prefix + name for name in chosen], list(chosen.values()), codec)
-        self._exchanges = {p: Exchange(client, d, p) for p, d in zip(chosen.values(), declared)}
-        self._passes = passes
-        self._left = dict.fromkeys(self._exchanges, passes)
+        self._client, self._codec, self._passes = client, codec, passes
+        self._names_taken = Taken(client, prefix)
+        self.prefix = self._names_taken.prefix
+        self._exchanges: dict[torch.Tensor, Exchange] = {}
+        self._left: dict[torch.Tensor, int] = {}
         # Gradients that are on their way.
         self._sent: dict[torch.Tensor, _Sent] = {}
         # Of them, those to which a later backward has added.
         self._stale: set[torch.Tensor] = set()
         # Parameters whose gradients are sparse.
         self.sparse: set[torch.Tensor] = set()
-        self._names_taken = taken
         self._nodes: list[Any] = []
-        self._hooks = [self._hook(p) for p in self._exchanges]
+        self._hooks: list[Any] = []
+        self._roll: Roll | None = None
+        self._loss: Exchange | None = None
+        # The workers of the last round that had any.
+        self.contributors = list(range(client.workers))
+        # Whether nobody has contributed to the last round.
+        self._is_over = False
         self.is_on = True
         # Whether gradients are means, and no backward has begun since.
         self.is_synchronized = False
         # Called as a gradient is on its way.
         self.on_begin: Callable[[], None] = lambda: None
+        self.adopt()
+
+    def adopt(self, named: Named = ()) -> None:
+        """Averages these parameters, too, and those that are no longer frozen. All workers must do the same."""
+        for name, parameter in unique(named).items():
+            if self.names.setdefault(name, parameter) is not parameter:
+                raise InputError(f"duplicate name {name!r}: names must be unique", "same_name")
+        new: dict[torch.Tensor, tuple[int, str]] = {}
+        for at, (name, p) in enumerate(self.names.items()):
+            if p not in self._exchanges and p.numel() and (p.requires_grad or p.grad is not None):
+                # A parameter may have several names.
+                new.setdefault(p, (at, name))
+        if self._roll is not None and not new:
+            return
+        declared = self._client.declare_all(self._declaration(p, *words) for p, words in new.items())
+        self._exchanges.update((p, Exchange(self._client, one, p)) for p, one in zip(new, declared))
+        self._left.update(dict.fromkeys(new, self._passes))
+        self._hooks += [self._hook(p) for p in new if p.requires_grad]
+        count = len(self._exchanges)
+        self._roll = Roll(self._client, f"{self.prefix}{_ROLL}.{count}", count)
+
+    def _declaration(self, parameter: torch.Tensor, at: int, name: str) -> Declaration:
+        # First layers first: the next forward pass needs them first. Everybody's gradient counts: workers that applied other
+        # means would drift apart.
+        like = plain(parameter)
+        codec = self._codec if like.dtype == torch.float32 else None
+        return Declaration(self.prefix + name, like.numel(), like.dtype, MEAN, codec, "sync", -at, backup_workers=0)
 
     def _hook(self, parameter: torch.Tensor) -> Any:
         if hasattr(parameter, "register_post_accumulate_grad_hook"):
@@ -92,14 +131,9 @@ class Averager:
             # would wait for workers that wait for a gradient of this one.
             self._stale.add(parameter)
             return
-        self._begin(parameter, parameter.grad)
+        self._exchanges[parameter].begin(parameter.grad)
+        self._sent[parameter] = _Sent(parameter.grad)
         self.on_begin()
-
-    def _begin(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        if gradient.is_sparse:
-            self.sparse.add(parameter)
-        self._exchanges[parameter].begin(gradient)
-        self._sent[parameter] = _Sent(gradient)
 
     def set_passes(self, passes: int) -> None:
         """Sets how many gradients are summed locally before they are averaged, from the next gradient on."""
@@ -109,47 +143,76 @@ class Averager:
         self._left = dict.fromkeys(self._exchanges, passes)
 
     def synchronize(self) -> None:
-        """Waits until all gradients are the mean over all workers. Parameters without a gradient contribute zeros."""
-        refuse_strangers(self.names, self._exchanges)
-        for parameter, exchange in self._exchanges.items():
-            if exchange.handle is None:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                self._begin(parameter, parameter.grad)
-        for parameter in self._exchanges:
-            # In this order on all workers. What was sent first is discarded.
-            if parameter in self._stale and parameter.grad is not None:
-                self._begin(parameter, parameter.grad)
-        if not all(sent.is_still(parameter.grad) for parameter, sent in self._sent.items()):
-            raise InputError(_CHANGED, "changed_gradient")
-        for parameter, exchange in self._exchanges.items():
-            exchange.wait()
-            self._take(parameter, exchange)
+        """Waits until all gradients are the mean over all workers that have data. Parameters without a gradient contribute zeros. If
+        no worker has a gradient of a parameter, it stays without one, as in one process."""
+        self.adopt()
+        is_changed = any(p not in self._stale and not sent.is_still(p.grad) for p, sent in self._sent.items())
+        gradients = {p: p.grad for p in self._exchanges}
+        used = self._round(CANNOT if is_changed else SENDS_AGAIN if self._stale else PRESENT, gradients)
+        for (parameter, exchange), users in zip(self._exchanges.items(), used):
+            if users:
+                self._take(parameter, exchange)
         self._again()
         self.is_synchronized = True
 
+    def _round(self, code: int, gradients: Gradients) -> list[int]:
+        """Contributes what was not sent yet, waits, and returns how many workers have a gradient of each parameter. If a worker sends
+        gradients again, all do: what was sent first is discarded."""
+        assert self._roll is not None
+        while True:
+            for parameter, exchange in self._exchanges.items():
+                if exchange.handle is None:
+                    exchange.begin(gradients.get(parameter))
+            self._roll.begin(code, (gradients.get(p) is not None for p in self._exchanges))
+            codes, used = self._roll.end()
+            for exchange in self._exchanges.values():
+                exchange.wait()
+            self.contributors = [rank for rank, one in enumerate(codes) if one] or self.contributors
+            if CANNOT in codes:
+                self._again()
+                raise InputError(f"rank {codes.index(CANNOT)}: {_CHANGED}", "changed_gradient")
+            if SENDS_AGAIN not in codes:
+                self._is_over = not any(codes)
+                return used
+            code = min(code, PRESENT)
+
     def _take(self, parameter: torch.Tensor, exchange: Exchange) -> None:
-        if parameter not in self.sparse:
-            exchange.copy_to(self._sent[parameter].gradient)
-            return
-        dense = torch.empty_like(parameter)
-        exchange.copy_to(dense)
+        gradient = parameter.grad
+        is_sparse = parameter in self.sparse or (gradient is not None and gradient.is_sparse)
+        if gradient is None or is_sparse:
+            gradient = torch.empty_like(parameter)
+        exchange.copy_to(gradient)
+        if len(self.contributors) < self._client.workers:
+            # Servers divide by the number of all workers.
+            gradient.mul_(self._client.workers / len(self.contributors))
         # The rows that any worker has used.
-        parameter.grad = dense.to_sparse(1)
+        parameter.grad = gradient.to_sparse(1) if is_sparse else gradient
+
+    def mean_of(self, loss: Any) -> Any:
+        """The mean of a number, or of a tensor of one, over the workers of the last round; None stays None."""
+        if loss is None:
+            return None
+        if self._loss is None:
+            declared = self._client.declare(f"{self.prefix}(loss)", 1, "float64", Assign(), mode="sync", backup_workers=0)
+            self._loss = Exchange(self._client, declared, torch.zeros(1, dtype=torch.float64))
+        total = torch.tensor([float(loss)], dtype=torch.float64)
+        self._loss.begin(total)
+        self._loss.end(total)
+        mean = total.item() / len(self.contributors)
+        return torch.full_like(loss.detach(), mean) if isinstance(loss, torch.Tensor) else mean
 
     def forget(self) -> None:
-        """Waits for all operations in flight, and discards their results."""
-        for exchange in self._exchanges.values():
-            exchange.wait()
-        self._again()
+        """Ends a round in which any gradients were sent, and discards its results. The others count as zeros."""
+        if self._sent:
+            self._round(PRESENT, {p: sent.gradient for p, sent in self._sent.items()})
+            self._again()
         self.is_synchronized = False
 
-    def abandon(self) -> None:
-        """Completes a round in which only some gradients were sent: contributes zeros for the others, and discards the results."""
-        for parameter, exchange in self._exchanges.items():
-            if parameter not in self._sent:
-                exchange.begin(torch.zeros_like(parameter))
+    def shadow(self) -> bool:
+        """Takes part in a round without contributing to it, and returns whether any worker has contributed."""
         self.forget()
+        self._round(0, {})
+        return not self._is_over
 
     def _again(self) -> None:
         self._sent.clear()
@@ -162,16 +225,3 @@ class Averager:
             hook.remove()
         self._hooks.clear()
         self._names_taken.free()
-
-
-def _declare(client: Client, names: list[str], like: list[torch.Tensor], codec: Codec | None) -> list[Declared]:
-    # First layers first: the next forward pass needs them first. Everybody's gradient counts: workers that applied other
-    # means would drift apart.
-    pairs = enumerate(zip(names, like))
-    return client.declare_all(
-        Declaration(
-            name, one.numel(), one.dtype, MEAN, codec if one.dtype == torch.float32 else None, "sync", -at, backup_workers=0
-        )
-        for at, (name, one) in pairs
-        if one.numel()
-    )

@@ -10,11 +10,10 @@ import torch
 from .._native import Handle
 from .._native import Tensor as Declared
 from ..client import Client, Declaration, wait_all
-from ..errors import InputError
+from ..errors import InputError, OperationError
 from ..optimizers import Assign
 from ._encoding import decode, encode, tensors_of
-from ._exchange import Named
-from ._optimizer import DistributedOptimizer
+from ._exchange import Named, refuse_shard
 from ._process import client_or_default
 
 
@@ -37,6 +36,7 @@ def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int)
         raise InputError(f"invalid root_rank {root!r}: pass a worker's rank from 0 to {client.workers - 1}", "root_rank")
     declarations, memories = [], []
     for name, one in named:
+        refuse_shard(name, one)
         # Bits travel, as integers: sums of floats would lose the sign of zeros. Tensors of one name may have several sizes, as those of
         # two models.
         plain = one.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
@@ -60,14 +60,27 @@ def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int)
             handles.append(client.push(known[declaration], mine))
     # A pull that overtook an initial value would bring zeros.
     wait_all(handles)
+    _check_root(client, root)
     wait_all([client.pull(known[one], out=memory) for one, memory in zip(declarations, memories)])
     with torch.no_grad():
         for (_, one), memory in zip(named, memories):
             one.copy_(memory.view(torch.uint8).view(one.dtype).view(one.shape))
 
 
+def _check_root(client: Client, root: int) -> None:
+    """Raises an error if `root` has not sent the values of this broadcast. If a worker leaves, the others continue without it, and would
+    take zeros, or values of their own, for those of the root. The root calls this after its values have been received."""
+    one = Declaration("broadcast.roots", 1, "int32", Assign(), mode="sync", backup_workers=0)
+    known: dict[Declaration, Declared] = vars(client).setdefault("_broadcast", {})
+    if one not in known:
+        known[one] = client.declare_all([one])[0]
+    roots = client.push_pull(known[one], torch.tensor([int(client.rank == root)], dtype=torch.int32)).wait()
+    if not roots.tolist()[0]:
+        raise OperationError(f"broadcast from rank {root} failed: worker {root} has left the job before it sent its values", "root_left")
+
+
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer | DistributedOptimizer,
+    optimizer: torch.optim.Optimizer,
     root_rank: int = 0,
     prefix: str = "optimizer.",
     *,
@@ -76,9 +89,8 @@ def broadcast_optimizer_state(
     """Copies the optimizer state of `root_rank` to every worker: tensors, counters, and the options of parameter groups, with their
     types. If the state has something that does not travel (see `broadcast_object`), every worker gets the InputError."""
     client = client_or_default(client)
-    inner = optimizer.optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
-    mine = inner.state_dict() if client.rank == root_rank else None
-    inner.load_state_dict(_object(mine, root_rank, prefix, client, "the optimizer's state"))
+    mine = optimizer.state_dict() if client.rank == root_rank else None
+    optimizer.load_state_dict(_object(mine, root_rank, prefix, client, "the optimizer's state"))
 
 
 def broadcast_object(value: Any, root_rank: int = 0, name: str = "object", *, client: Client | None = None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Exchange:
 
     def __init__(self, client: Client, declared: Declared, like: torch.Tensor) -> None:
         self.client, self.declared, self.priority = client, declared, declared.priority
+        like = plain(like)
         # Never a tensor of its own for what has no elements in its shape.
         self.buffer = empty(client, (like.numel(),), like.dtype)
         # torch copies between a device and pinned memory without waiting, and the library's memory is not pinned.
@@ -45,19 +46,22 @@ class Exchange:
         # What the mean is received in, if not in the buffer.
         self._into: torch.Tensor | None = None
 
-    def begin(self, gradient: torch.Tensor, priority: int | None = None, into: torch.Tensor | None = None) -> Handle:
-        """Contributes the gradient, a sparse one with zeros in all other rows. It may be modified again when this returns. Whoever waits
-        for the mean finds it in `into`, which may be the gradient, and calls `copy_to` with it in any case."""
+    def begin(self, gradient: torch.Tensor | None, priority: int | None = None, into: torch.Tensor | None = None) -> Handle:
+        """Contributes the gradient, a sparse one with zeros in all other rows; zeros for None. It may be modified again when this
+        returns. Whoever waits for the mean finds it in `into`, which may be the gradient, and calls `copy_to` with it in any case."""
         self.wait()
-        flat = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(-1)
-        if self.pinned is not None:
-            self.pinned.copy_(flat, non_blocking=True)
-            wait_for_device(gradient)
-            flat = self.pinned
-        self.buffer.copy_(flat)
+        if gradient is None:
+            self.buffer.zero_()
+        else:
+            flat = plain((gradient.to_dense() if gradient.is_sparse else gradient).detach()).reshape(-1)
+            if self.pinned is not None:
+                self.pinned.copy_(flat, non_blocking=True)
+                wait_for_device(gradient)
+                flat = self.pinned
+            self.buffer.copy_(flat)
         priority = self.priority if priority is None else priority
         # If the mean were received in the buffer first, it would be copied once more.
-        self._into = into if self.pinned is None and into is not None and _is_plain(into) else None
+        self._into = into if self.pinned is None and into is not None and _is_in_order(into) else None
         out = self.buffer if self._into is None else self._into.detach().view(-1)
         self.handle = self.client.push_pull(self.declared, self.buffer, out=out, priority=priority)
         return self.handle
@@ -72,7 +76,9 @@ class Exchange:
         if into is self._into:
             return
         with torch.no_grad():
-            mean = (self.buffer if self._into is None else self._into.detach()).view(into.shape)
+            mean = self.buffer if self._into is None else self._into.detach()
+            into = plain(into)
+            mean = mean.view(into.shape)
             if self.pinned is not None:
                 self.pinned.copy_(self.buffer)
                 mean = self.pinned.view(into.shape)
@@ -89,19 +95,25 @@ class Exchange:
         return handle is not None
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its memory has its elements in order."""
-    return tensor.layout == torch.strided and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+def _is_in_order(tensor: torch.Tensor) -> bool:
+    """Whether its memory has its elements in order, each a number."""
+    is_dense = tensor.layout == torch.strided and tensor.is_contiguous()
+    return is_dense and not (tensor.is_complex() or tensor.is_neg())
 
 
-def refuse_strangers(names: Mapping[str, torch.Tensor], known: Container[torch.Tensor]) -> None:
-    """Rejects parameters that have a gradient but no tensor at the servers: the weights of workers would diverge."""
-    strangers = [name for name, p in names.items() if p.grad is not None and p.numel() and p not in known]
-    if strangers:
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers as real ones: servers have no complex types."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def refuse_shard(name: str, tensor: torch.Tensor) -> None:
+    """Rejects a part of a tensor. Each worker has another part, and a mean over different parts would be wrong silently."""
+    kinds = {kind.__name__ for kind in type(tensor).__mro__}
+    if kinds & {"DTensor", "FlatParameter"} or getattr(tensor, "_is_flat_param", False) or getattr(tensor, "_fsdp_flattened", False):
         raise InputError(
-            f"parameters {', '.join(strangers)} have gradients that are not averaged, because requires_grad was False when they "
-            "were wrapped: after unfreezing call remove_hooks() and wrap anew, or wrap before freezing",
-            "unfrozen",
+            f"{name!r} is sharded over processes (FSDP, fully_shard or DTensor), so that each worker has another part of it; Gradwire "
+            "averages whole tensors: pass the model without sharding, or train it with FSDP alone",
+            "sharded",
         )
 
 
@@ -120,29 +132,30 @@ def wait_for_device(tensor: torch.Tensor) -> None:
 
 
 def unique(named: Named) -> dict[str, torch.Tensor]:
-    """Returns the parameters by name; rejects duplicate names."""
+    """Returns the parameters by name; rejects duplicate names, and parts of parameters."""
     found: dict[str, torch.Tensor] = {}
     for name, parameter in named:
         if name in found:
             raise InputError(f"duplicate name {name!r}: names must be unique", "same_name")
+        refuse_shard(name, parameter)
         found[name] = parameter
     return found
 
 
 class Taken:
-    """Names of tensors that a wrapper uses. If two models in a process have parameters of the same names, as two nets of a GAN have, the
+    """The prefix of the tensors of a wrapper. If two models in a process have parameters of the same names, as two nets of a GAN have, the
     second wrapper has another prefix. It follows from the order in which wrappers are made, which is the same on all workers.
     Otherwise gradients of both models would be averaged in one tensor."""
 
-    def __init__(self, client: Client, prefix: str, names: Iterable[str]) -> None:
+    def __init__(self, client: Client, prefix: str) -> None:
         self._all: set[str] = vars(client).setdefault("_taken", set())
-        names, turn, self.prefix = list(names), 1, prefix
-        while any(self.prefix + name in self._all for name in names):
+        turn, self.prefix = 1, prefix
+        while self.prefix in self._all:
             turn += 1
-            self.prefix = f"{prefix}{turn}."
-        self._mine = {self.prefix + name for name in names}
-        self._all |= self._mine
+            # No name of torch's begins with a parenthesis: "2.weight" is the name of a layer.
+            self.prefix = f"{prefix}({turn})."
+        self._all.add(self.prefix)
 
     def free(self) -> None:
-        """Another wrapper may use the names from now on."""
-        self._all -= self._mine
+        """Another wrapper may use the prefix from now on."""
+        self._all.discard(self.prefix)

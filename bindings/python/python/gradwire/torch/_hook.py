@@ -21,7 +21,7 @@ class DdpState:
 
     def __init__(self, client: Client | None = None, *, prefix: str = "ddp.", codec: Codec | None = None) -> None:
         self.client, self.codec = client_or_default(client), codec
-        self.prefix = Taken(self.client, prefix, [""]).prefix
+        self.prefix = Taken(self.client, prefix).prefix
         self._exchanges: dict[tuple[int, int, torch.dtype], Exchange] = {}
 
     def exchange(self, bucket: Any) -> Exchange:

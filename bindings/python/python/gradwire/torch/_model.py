@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -18,19 +18,21 @@ from ..errors import InputError
 from ._average import Averager
 from ._broadcast import broadcast_parameters
 from ._compression import codec_of
-from ._exchange import MEAN, Exchange
+from ._join import Join, Uneven
 from ._process import client_or_default
+from ._roll import Roll
 
 
-class DistributedDataParallel(nn.Module):
+class DistributedDataParallel(nn.Module, Uneven):
     """Wraps a model. Parameters and buffers start with the values of rank 0. Gradients are averaged over all workers while
     backward runs, and the averages are complete when it returns, so that any optimizer takes the same step on every worker.
     With `broadcast_buffers`, every forward in training mode starts with the buffers of rank 0. The default `client` is the
     client of the process (`init`).
 
-    Every worker must call backward equally often. A worker contributes zeros for parameters that it does not use. If a
-    backward fails midway, the next forward ends it: the missing gradients count as zeros, and the results are discarded.
-    The caller zeroes gradients.
+    Every worker must call backward equally often, unless it joins (`join`, or torch's context `Join`). A worker contributes zeros for
+    parameters that it does not use; if no worker uses a parameter, it stays without a gradient. Parameters that are no longer frozen
+    are averaged from the next forward on. If a backward fails midway, the next forward ends it: the missing gradients count as zeros,
+    and the results are discarded. The caller zeroes gradients.
 
     For torch's own DistributedDataParallel use `ddp_hook`."""
 
@@ -47,23 +49,35 @@ class DistributedDataParallel(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.device_ids = module, device_ids
-        self.broadcast_buffers, self._prefix = broadcast_buffers, prefix
-        self._client = client_or_default(client)
-        averager = Averager(module.named_parameters(), self._client, prefix + "gradient.", codec_of(compression, codec), 1)
+        client, self.broadcast_buffers = client_or_default(client), broadcast_buffers
+        averager = Averager(module.named_parameters(), client, prefix + "gradient.", codec_of(compression, codec), 1)
         averager.on_begin = self._at_end_of_backward
         self._averager, self._is_told = averager, False
-        self._order = _Order(self._client)
-        broadcast_parameters(module.state_dict(), prefix=prefix + "state.", client=self._client)
+        self._order: _Order = vars(client).setdefault("_order", _Order(client))
+        self._number, self._shared = self._order.number(), _Buffers(module, client, averager.prefix + "buffer.")
+        broadcast_parameters(module.state_dict(), prefix=prefix + "state.", client=client)
+        self.enroll(client)
 
     def forward(self, *inputs: Any, **words: Any) -> Any:
         """Calls the wrapped model."""
-        if self._is_told and not _in_backward():
+        self._begin_forward()
+        return self.module(*inputs, **words)
+
+    # torch.compile leaves it alone.
+    @getattr(torch, "_disable_dynamo", lambda method: method)  # type: ignore[untyped-decorator]
+    def _begin_forward(self) -> None:
+        if _in_backward():
+            return
+        if self._is_told:
             # A backward failed midway. The other workers wait for the missing gradients.
             self._is_told = False
-            self._averager.abandon()
-        if self.broadcast_buffers and self.training and self._averager.is_on and torch.is_grad_enabled():
-            broadcast_parameters(self.module.named_buffers(), prefix=self._prefix + "buffer.", client=self._client)
-        return self.module(*inputs, **words)
+            self._averager.forget()
+        if not (self._averager.is_on and torch.is_grad_enabled()):
+            return
+        Join.notify_join_context(self)
+        self._averager.adopt()
+        if self.broadcast_buffers and self.training:
+            self._shared.broadcast()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -77,8 +91,27 @@ class DistributedDataParallel(nn.Module):
     def synchronize(self) -> None:
         """Waits until all gradients are the mean over all workers. backward calls this itself."""
         self._is_told = False
-        self._order.check()
+        self._order.check(self._number)
         self._averager.synchronize()
+
+    def shadows(self) -> list[Callable[[], bool]]:
+        """Its gradients and its buffers have rounds of their own, and so has the order of all models."""
+        return [self._averager.shadow, self._order.shadow, *([self._shared.shadow] if self.broadcast_buffers else [])]
+
+    @property
+    def contributors(self) -> Sequence[int]:
+        """The ranks whose gradients are in the last means: all workers, but those that have joined (`join`)."""
+        return self._averager.contributors
+
+    def align(self, root: int) -> None:
+        """Copies parameters and buffers from a worker that took the last step to all workers."""
+        broadcast_parameters(self.module.state_dict(), root, self._averager.prefix + "joined.", client=self._client)
+        self._averager.contributors = list(range(self._client.workers))
+
+    @property
+    def join_device(self) -> torch.device:
+        """For torch's `Join`: where it counts workers."""
+        return next((p.device for p in self.module.parameters()), torch.device("cpu"))
 
     def _at_end_of_backward(self) -> None:
         if not self._is_told:
@@ -93,34 +126,73 @@ class DistributedDataParallel(nn.Module):
             torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)  # type: ignore[attr-defined]
 
 
+class _Buffers:
+    """The buffers of a model, which are those of rank 0 before each forward; once rank 0 has joined, those of the lowest rank that has
+    not."""
+
+    def __init__(self, module: nn.Module, client: Client, prefix: str) -> None:
+        self._module, self._client, self._prefix = module, client, prefix
+        self._roll: Roll | None = None
+        # Who came to the last forward that anybody came to.
+        self._present = list(range(client.workers))
+
+    def broadcast(self) -> None:
+        """Copies the buffers to all workers."""
+        self._round(1)
+
+    def shadow(self) -> bool:
+        """Takes part in a broadcast before a forward of others, and returns whether there was any."""
+        return self._round(0)
+
+    def _round(self, code: int) -> bool:
+        # `data`, as BatchNorm changes its statistics without a new version: a forward between another one and its backward changes
+        # nothing that this backward needs.
+        named = [(name, one.data) for name, one in self._module.named_buffers() if one.numel()]
+        if not named:
+            return False
+        if self._roll is None:
+            self._roll = Roll(self._client, f"{self._prefix}(present)")
+        self._roll.begin(code)
+        # Workers that come to this round know who came to the last one.
+        broadcast_parameters(named, self._present[0], self._prefix, client=self._client)
+        codes, _ = self._roll.end()
+        self._present = [rank for rank, one in enumerate(codes) if one] or self._present
+        return any(codes)
+
+
 class _Order:
-    """The number of a model among the wrapped models of its client. Workers that call backward of different models would wait for each
-    other until the deadline. Where there are several models, workers therefore compare the numbers before they wait."""
+    """The order in which workers call backward of the wrapped models of a client. Workers that call it of different models would wait for
+    each other until the deadline. Where there are several models, workers therefore compare their numbers before they wait."""
 
     def __init__(self, client: Client) -> None:
-        self._all: list[_Order] = vars(client).setdefault("_models", [])
-        self._client, self._number = client, len(self._all)
-        self._all.append(self)
-        self._exchange: Exchange | None = None
+        self._client, self._count = client, 0
+        self._roll: Roll | None = None
 
-    def check(self) -> None:
+    def number(self) -> int:
+        """A number for another model."""
+        self._count += 1
+        return self._count
+
+    def check(self, number: int) -> None:
         """Raises InputError on all workers if they are at different models."""
-        if len(self._all) < 2:
-            return
-        # If the numbers differed, the mean of their squares would be above the square of their mean.
-        mine = torch.tensor([self._number, self._number**2], dtype=torch.float32)
-        if self._exchange is None:
-            declared = self._client.declare("model.order", 2, "float32", MEAN, mode="sync", backup_workers=0)
-            self._exchange = Exchange(self._client, declared, mine)
-        self._exchange.begin(mine)
-        mean = torch.empty_like(mine)
-        self._exchange.end(mean)
-        if not torch.equal(mine, mean):
+        if len(self._round(number)) > 1:
             raise InputError(
                 "workers called backward of different models, in each of which the others' gradients are waited for: call them in the "
                 "same order on all workers, or use DistributedOptimizer, which waits in step()",
                 "order",
             )
+
+    def shadow(self) -> bool:
+        """Takes part in a comparison of others, and returns whether there was any."""
+        return bool(self._round(0))
+
+    def _round(self, number: int) -> set[int]:
+        if self._count < 2:
+            return set()
+        if self._roll is None:
+            self._roll = Roll(self._client, "model.order")
+        self._roll.begin(number)
+        return set(self._roll.end()[0]) - {0}
 
 
 def _in_reentrant_checkpoint() -> bool:

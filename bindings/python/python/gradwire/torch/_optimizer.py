@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,13 +12,15 @@ from ..client import Client
 from ..codecs import Codec
 from ..errors import InputError
 from ._average import Averager
+from ._broadcast import broadcast_optimizer_state, broadcast_parameters
 from ._compression import codec_of
 from ._exchange import Named
+from ._join import Join, Uneven
 from ._process import client_or_default
 from ._weights import Weights
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(torch.optim.Optimizer, Uneven):
     """Wraps an optimizer. Each gradient is averaged over all workers as soon as backward has computed it, while the gradients
     of earlier layers are still being computed; `step` first waits for all of them. Everything else, including hooks, belongs
     to the wrapped optimizer; its hooks are called with the wrapped optimizer.
@@ -29,7 +31,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     `synchronize` does nothing in this mode.
 
     `backward_passes_per_step` gradients of a parameter are summed locally before they are averaged. A parameter without a
-    gradient contributes zeros, so that workers may use different parts of a model. Without `named_parameters`, parameters
+    gradient contributes zeros, so that workers may use different parts of a model. If no worker has a gradient of a parameter, it stays
+    without one. Parameters that are no longer frozen are averaged from the next step on. Without `named_parameters`, parameters
     are named by their position in the optimizer. The default `client` is the client of the process (`init`).
 
     Code that modifies gradients before the step must come after `synchronize`. torch's GradScaler needs it only where you unscale:
@@ -79,6 +82,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if isinstance(optimizer, torch.optim.SparseAdam):
                 self._averager.sparse.update(p for p in of_optimizer if p.requires_grad)
         self._skips = False
+        self.enroll(self.client)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many gradients are summed locally before they are averaged, from the next gradient on."""
@@ -101,17 +105,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._skips = False
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Waits for all gradients, unless `synchronize` has done so, and then takes a step."""
-        if closure is not None:
-            raise InputError(
-                "closures are not supported: gradients that a closure computes within the step cannot be averaged", "closure"
-            )
+        """Waits for all gradients, unless `synchronize` has done so, and then takes a step. With a closure (LBFGS), each of its
+        gradients and losses is averaged; all workers must pass one."""
+        Join.notify_join_context(self)
         if self._averager is None:
-            return self._weights.step(self.optimizer.step)
+            return self._weights.step(self.optimizer.step if closure is None else lambda: self.optimizer.step(closure))
+        if closure is not None:
+            return self.optimizer.step(self._averaged(closure))
         if not (self._averager.is_synchronized or self._skips):
             self.synchronize()
         self._averager.is_synchronized = False
         return self.optimizer.step()
+
+    def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, with the means of gradients and loss. Optimizers decide by the loss whether to go on, and must decide alike."""
+        averager = self._averager
+        assert averager is not None
+
+        def average() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            if not (averager.is_synchronized or self._skips):
+                averager.synchronize()
+            averager.is_synchronized = False
+            return averager.mean_of(loss)
+
+        return average
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Waits for gradients in flight, discards them, and calls `zero_grad` of the wrapped optimizer."""
@@ -121,6 +140,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def remove_hooks(self) -> None:
         """Stops averaging gradients. Another wrapper may use the names of the tensors from now on."""
+        self.withdraw()
         if self._averager is None:
             self._weights.free()
         else:
@@ -196,10 +216,43 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not supported: the new parameters would have no names, and would not be averaged."""
-        raise InputError(
-            "cannot add a parameter group to a DistributedOptimizer: add it to the optimizer before wrapping", "unnamed"
-        )
+        """Adds a group to the wrapped optimizer, and averages its parameters from now on. All workers must do the same."""
+        self.optimizer.add_param_group(param_group)
+        names = (self._weights if self._averager is None else self._averager).names
+        known = {id(p) for p in names.values()}
+        new = [p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in known]
+        self._adopt((f"added.{at}", p) for at, p in enumerate(new, len(names)))
+
+    def _adopt(self, named: Named) -> None:
+        if self._averager is None:
+            self._weights.adopt(named)
+        else:
+            self._averager.adopt(named)
+
+    # Uneven inputs.
+
+    def shadows(self) -> list[Callable[[], bool]]:
+        """Asynchronous workers wait for nobody."""
+        return [] if self._averager is None else [self._averager.shadow]
+
+    @property
+    def contributors(self) -> Sequence[int]:
+        """The ranks whose gradients are in the last means: all workers, but those that have joined (`join`)."""
+        return range(self.client.workers) if self._averager is None else self._averager.contributors
+
+    def align(self, root: int) -> None:
+        """Copies parameters and the state of the optimizer from a worker that took the last step to all workers."""
+        assert self._averager is not None
+        prefix = f"{self._averager.prefix}joined."
+        broadcast_parameters(self._averager.names, root, prefix, client=self.client)
+        broadcast_optimizer_state(self.optimizer, root, f"{prefix}state.", client=self.client)
+        self._averager.contributors = list(range(self.client.workers))
+
+    @property
+    def join_device(self) -> torch.device:
+        """For torch's `Join`: where it counts workers."""
+        device: torch.device = self.optimizer.param_groups[0]["params"][0].device
+        return device
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..client import Client, connect
@@ -20,6 +21,9 @@ class _Local(NamedTuple):
 
 # Launchers set these variables to the position of a worker on its machine.
 _PLACES = (("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+# Variables of Gradwire and ps-lite that precede those of torchrun.
+_OWN_RANKS = ("GRADWIRE_NODE__RANK", "DMLC_WORKER_ID", "DMLC_RANK")
+_OWN_HOSTS = ("GRADWIRE_SCHEDULER__HOST", "DMLC_PS_ROOT_URI", "GRADWIRE_CONFIG")
 # Open MPI counts all of its tasks, so that this is a worker's place only where every task is a worker.
 _OF_TASKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 # How many tasks there are, as Open MPI, other MPIs and Slurm tell each.
@@ -33,12 +37,12 @@ _local: _Local | None = None
 
 
 def init(lazy: bool = True, **settings: Any) -> None:
-    """Joins the cluster, as `gradwire.connect` does, and makes the client the client of the process. A second call does
-    nothing."""
+    """Joins the cluster, as `gradwire.connect` does, and makes the client the client of the process. A process that torchrun has
+    started has the rank that torchrun gave it. A second call does nothing."""
     global _client, _local
     with _lock:
         if _client is None:
-            _client = connect(**settings)
+            _client = connect(**{**_of_torchrun(settings), **settings})
             _local = _place(_client.workers)
 
 
@@ -104,6 +108,21 @@ def _known_place() -> _Local:
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _of_torchrun(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings from the variables that torchrun, or a script for torch's own process group, has set: the rank, and on several hosts
+    the scheduler's host. Gradwire's own settings precede them."""
+    rank, size = _number("RANK"), _number("WORLD_SIZE")
+    if rank is None or size is None or "MASTER_ADDR" not in os.environ:
+        return {}
+    taken: dict[str, Any] = {}
+    if not any(name in os.environ for name in _OWN_RANKS) and "node.rank" not in given:
+        taken["node__rank"] = rank
+    has_host = any(name in os.environ for name in _OWN_HOSTS) or os.path.exists("gradwire.toml")
+    if not has_host and "scheduler" not in given and _number("LOCAL_WORLD_SIZE") != size:
+        taken["scheduler__host"] = os.environ["MASTER_ADDR"]
+    return taken
 
 
 def _place(workers: int) -> _Local | None:

@@ -1,0 +1,137 @@
+"""Uneven inputs: a worker without data takes part in the rounds of the others until no worker has data. It contributes nothing, and
+means are over those that contribute. Wrappers know their rounds; this knows when to take part, and what follows."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook, _JoinConfig
+
+from ..client import Client
+from ._process import client_or_default
+
+__all__ = ["Join", "Uneven", "join"]
+
+
+class Uneven(Joinable):
+    """What a wrapper has whose rounds continue while some workers have no more data. It works with torch's context `Join` as well,
+    which needs a process group of torch's."""
+
+    def enroll(self, client: Client) -> None:
+        """The last thing that a constructor does. All workers construct wrappers in the same order."""
+        self._client = client
+        # Joinable's constructor would call that of the wrapper's other base.
+        self._join_config = _JoinConfig.construct_disabled_join_config()
+        vars(client).setdefault("_uneven", []).append(weakref.ref(self))
+
+    def withdraw(self) -> None:
+        """Its rounds have ended."""
+        known = vars(self._client)["_uneven"]
+        known[:] = [one for one in known if one() is not self]
+
+    def shadows(self) -> list[Callable[[], bool]]:
+        """Functions that take part in one round without contributing to it, and return whether any worker has contributed."""
+        raise NotImplementedError
+
+    @property
+    def contributors(self) -> Sequence[int]:
+        """The ranks whose gradients are in the last means: all workers, but those that have joined (`join`)."""
+        raise NotImplementedError
+
+    def align(self, root: int) -> None:
+        """Copies what training changes from a worker that took the last step to all workers, which are all present again."""
+        raise NotImplementedError
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """For torch's `Join`."""
+        return _Hook(self._client)
+
+    @property
+    def join_device(self) -> torch.device:
+        """For torch's `Join`: where it counts workers."""
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self) -> Any:
+        """For torch's `Join`: the default group."""
+        return None
+
+
+def join(*, client: Client | None = None) -> int:
+    """Every worker calls it when its data ends, which may be before that of others. Until all have called it, gradients of
+    DistributedOptimizer and DistributedDataParallel are averaged over the workers that have not. Returns the rank of a worker that
+    took the last step. Where workers took different numbers of steps, its parameters, buffers (of a DistributedDataParallel) and
+    optimizer state (of a DistributedOptimizer) are copied to all workers. Mode "async" needs no `join`."""
+    client = client_or_default(client)
+    _begin(client)
+    return _end(client)
+
+
+class _Hook(JoinHook):
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        vars(client)["_has_joined"] = False
+
+    def main_hook(self) -> None:
+        _begin(self._client)
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        # Of several wrappers in one context, the first joins for all.
+        if not vars(self._client)["_has_joined"]:
+            vars(self._client)["_has_joined"] = True
+            join(client=self._client)
+
+
+def _wrappers(client: Client) -> list[Uneven]:
+    # A wrapper of a model that is gone counts on no worker, or on all.
+    gc.collect()
+    found = [one() for one in vars(client).get("_uneven", [])]
+    return [one for one in found if one is not None]
+
+
+def _begin(client: Client) -> None:
+    if vars(client).get("_joining") is None:
+        wrappers = _wrappers(client)
+        vars(client)["_joining"] = wrappers, _Followers(list(dict.fromkeys(shadow for one in wrappers for shadow in one.shadows())))
+
+
+def _end(client: Client) -> int:
+    wrappers, followers = vars(client)["_joining"]
+    vars(client)["_joining"] = None
+    followers.wait()
+    last = client.workers - 1
+    for one in wrappers:
+        if len(one.contributors) < client.workers:
+            last = max(one.contributors)
+            one.align(last)
+    return last
+
+
+class _Followers:
+    """A thread for each kind of round: workers may come to them in any order, and make more of one than of another."""
+
+    def __init__(self, shadows: list[Callable[[], bool]]) -> None:
+        self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._count = len(shadows)
+        for shadow in shadows:
+            threading.Thread(target=self._follow, args=(shadow,), daemon=True).start()
+
+    def _follow(self, shadow: Callable[[], bool]) -> None:
+        try:
+            while shadow():
+                pass
+            self._ended.put(None)
+        except BaseException as error:
+            self._ended.put(error)
+
+    def wait(self) -> None:
+        for _ in range(self._count):
+            error = self._ended.get()
+            if error is not None:
+                raise error

@@ -1,0 +1,133 @@
+"""torch: workers whose data ends at different steps. Means are over those that have data; all end with the same model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+
+import gradwire
+import gradwire.torch as gt
+from conftest import together
+from gradwire.client import Client
+from test_torch import assert_same, copied, loss_of, model
+
+COUNTS = (1, 4, 2)
+
+
+def steps_of(net: nn.Module, optimizer: Any, counts: tuple[int, ...], share: int | None = None) -> nn.Module:
+    """One process with the data of all: the mean over those that have data, or a share that stays."""
+    for step in range(max(counts)):
+        ranks = [rank for rank, count in enumerate(counts) if step < count]
+        optimizer.zero_grad()
+        sum(loss_of(net, step, rank) / (share or len(ranks)) for rank in ranks).backward()
+        optimizer.step()
+    return net
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("driver", ["shm", "tcp"])
+def test_means_are_over_the_workers_that_have_data(driver: str) -> None:
+    def work(client: Client) -> Any:
+        net, seen = model(), []
+        optimizer = gt.DistributedOptimizer(sgd(net), net.named_parameters(), client=client)
+        for _ in range(2):
+            for step in range(COUNTS[client.rank]):
+                optimizer.zero_grad()
+                loss_of(net, step, client.rank).backward()
+                optimizer.step()
+                seen.append(list(optimizer.contributors))
+            assert gt.join(client=client) == 1
+        return net, optimizer.state_dict()["state"], seen
+
+    with gradwire.launch(servers=2, workers=3, transport=driver) as cluster:
+
+        def run(rank: int) -> Any:
+            with cluster.connect(node__rank=rank) as client:
+                return work(client)
+
+        ended = together([lambda rank=rank: run(rank) for rank in range(3)])
+    net = model()
+    optimizer = sgd(net)
+    for _ in range(2):
+        steps_of(net, optimizer, COUNTS)
+    for mine, state, _ in ended:
+        assert_same(mine, net)
+        for at, one in optimizer.state_dict()["state"].items():
+            for name, value in one.items():
+                torch.testing.assert_close(state[at][name], value, rtol=1e-4, atol=1e-6)
+    assert [seen for _, _, seen in ended] == [[[0, 1, 2]] * 2, [[0, 1, 2], [1, 2], [1], [1]] * 2, [[0, 1, 2], [1, 2]] * 2]
+
+
+def test_several_models_with_different_numbers_of_steps() -> None:
+    counts = (1, 3)
+
+    def train(nets: list[nn.Module], optimizers: list[Any], ranks: range) -> list[nn.Module]:
+        for step in range(max(counts[rank] for rank in ranks)):
+            present = [rank for rank in ranks if step < counts[rank]]
+            # Two steps of the second for each of the first.
+            for at in (0, 1, 1):
+                optimizers[at].zero_grad()
+                sum(loss_of(nets[at], step + 10 * at, rank) / len(present) for rank in present).backward()
+                optimizers[at].step()
+        return nets
+
+    def work(client: Client) -> list[nn.Module]:
+        nets = [model(1), model(2)]
+        optimizers = [gt.DistributedOptimizer(sgd(net), net.named_parameters(), client=client) for net in nets]
+        train(nets, optimizers, range(client.rank, client.rank + 1))
+        assert gt.join(client=client) == 1
+        # A wrapper that has ended has no rounds.
+        optimizers[0].remove_hooks()
+        assert gt.join(client=client) == 1
+        return nets
+
+    with gradwire.launch(servers=2, workers=2) as cluster:
+
+        def run(rank: int) -> list[nn.Module]:
+            with cluster.connect(node__rank=rank) as client:
+                return work(client)
+
+        ended = together([lambda rank=rank: run(rank) for rank in range(2)])
+    nets = [model(1), model(2)]
+    train(nets, [sgd(net) for net in nets], range(2))
+    for mine in ended:
+        for one, expected in zip(mine, nets):
+            assert_same(one, expected)
+
+
+# torch's context needs torch's process group, of which a process has one.
+
+
+def joined_worker(client: Client, store: str) -> list[nn.Module]:
+    """For `launch`: torch's context with both of our wrappers, and with torch's own and our hook."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=client.rank, world_size=client.workers)
+    nets = [model(), model(), model()]
+    ours, theirs = gt.DistributedDataParallel(nets[0], client=client), nn.parallel.DistributedDataParallel(nets[2])
+    theirs.register_comm_hook(gt.DdpState(client), gt.ddp_hook)
+    wrapped = gt.DistributedOptimizer(sgd(nets[1]), nets[1].named_parameters(), client=client)
+    for joinable, net, optimizer in [(ours, ours, sgd(nets[0])), (wrapped, nets[1], wrapped), (theirs, theirs, sgd(nets[2]))]:
+        with Join([joinable]):
+            for step in range(3 if client.rank else 1):
+                optimizer.zero_grad()
+                loss_of(net, step, client.rank).backward()
+                optimizer.step()
+    dist.destroy_process_group()
+    return [copied(net) for net in nets]
+
+
+def test_torch_s_context_joins_workers(tmp_path: Any) -> None:
+    ended = gradwire.launch(joined_worker, str(tmp_path / "store"), servers=1, workers=2)
+    for at, share in enumerate([None, None, 2]):
+        net = model()
+        expected = steps_of(net, sgd(net), (1, 3), share)
+        for nets in ended:
+            # Of torch's own, a worker that has joined keeps no state.
+            assert_same(nets[at], expected)

@@ -13,7 +13,7 @@ mod subject;
 
 pub use client::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use client::{
-    Client, Element, Ended, Handle, OpFuture, RegistrationStats, SharedBuffer, Source, Target, Tensor,
+    Client, Element, Ended, Handle, LentMemory, OpFuture, RegistrationStats, ReplyInto, SharedBuffer, Source, Target, Tensor,
     TensorBuffer, Weights,
 };
 pub use client::{RowsHandle, Table};

@@ -193,6 +193,16 @@ impl Pool {
         Ok(self.buffer(bytes, taken))
     }
 
+    /// As [`Pool::allocate`], for memory that is kept for long: only while at most half of the pool is in use afterwards.
+    pub fn allocate_kept(&self, bytes: u64) -> Result<Exclusive, PoolError> {
+        let free = self.lock();
+        if free.used.saturating_add(bytes) > self.capacity() / 2 {
+            return Err(self.exhausted(bytes, &free));
+        }
+        drop(free);
+        self.allocate(bytes)
+    }
+
     /// A buffer for each of these sizes: all of them at once, so that two threads never wait for what the other one has. Waits in
     /// the order of the callers until there is room, as long as buffers come back: an error if none has for `patience`, and at once
     /// if the pool is too small for them.

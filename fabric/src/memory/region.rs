@@ -392,6 +392,13 @@ impl Region {
         Ok(Span { region: self.clone(), offset, bytes })
     }
 
+    /// The stretch at an address, if it lies in the region.
+    #[must_use]
+    pub fn span_at(&self, address: usize, bytes: usize) -> Option<Span> {
+        let offset = address.checked_sub(self.mapping().start() as usize)?;
+        self.span(offset as u64, bytes as u64).ok()
+    }
+
     /// All of it.
     #[must_use]
     pub fn all(&self) -> Span {

@@ -3,6 +3,7 @@
 use fabric::{Exclusive, OutOfBounds, PeerWritable, Region, Span};
 use half::{bf16, f16};
 use proto_common::element::Dtype;
+use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -132,6 +133,69 @@ impl SharedBuffer {
     }
 }
 
+/// Registered memory of a client at an address that others know, too, with what keeps it. It is a call's until that has ended: until
+/// then nobody may write it, nor read it if a reply is to land there.
+pub struct LentMemory {
+    span: Span,
+    _owner: Box<dyn Any + Send>,
+}
+
+impl std::fmt::Debug for LentMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LentMemory").field("span", &self.span).finish_non_exhaustive()
+    }
+}
+
+impl LentMemory {
+    pub(super) fn new(span: Span, owner: Box<dyn Any + Send>) -> Self {
+        Self { span, _owner: owner }
+    }
+
+    pub(super) fn span(&self) -> Span {
+        self.span.clone()
+    }
+
+    pub(super) fn is_of(&self, region: &Region) -> bool {
+        self.span.region().id() == region.id()
+    }
+
+    /// Copies all of it out, as far as `to` reaches.
+    pub(super) fn copy_to(&self, to: &mut [u8]) {
+        // It is within the region.
+        let _ = self.span.region().read(self.span.offset(), to);
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.span.len()
+    }
+}
+
+/// Where the body of a reply is to land.
+#[derive(Debug)]
+pub enum ReplyInto {
+    /// It is returned in the reply.
+    Buffer(TensorBuffer),
+    /// It stays there.
+    Lent(LentMemory),
+}
+
+impl ReplyInto {
+    pub(super) fn is_of(&self, region: &Region) -> bool {
+        match self {
+            Self::Buffer(buffer) => buffer.is_of(region),
+            Self::Lent(memory) => memory.is_of(region),
+        }
+    }
+}
+
+impl From<TensorBuffer> for ReplyInto {
+    fn from(buffer: TensorBuffer) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
 impl Deref for TensorBuffer {
     type Target = [u8];
 
@@ -161,6 +225,8 @@ pub enum Piece {
     Bytes(Vec<u8>),
     /// Memory of another owner ([`Region::adopt`]), copied once into registered memory.
     Adopted(Region),
+    /// Registered memory of this client that stays with its owner. A server reads a large piece in place.
+    Lent(LentMemory),
 }
 
 impl Piece {
@@ -171,6 +237,7 @@ impl Piece {
             Self::Buffer(buffer) => buffer.len(),
             Self::Bytes(bytes) => bytes.len(),
             Self::Adopted(region) => region.len(),
+            Self::Lent(memory) => memory.bytes() as usize,
         }
     }
 

@@ -1,7 +1,7 @@
 //! What all clones of a client share, and what a client says of itself. Must not import files that declare, move or ask something:
 //! those import this one.
 
-use super::buffer::TensorBuffer;
+use super::buffer::{LentMemory, TensorBuffer};
 use super::home::Homes;
 use super::registrations::{RegistrationCache, RegistrationStats};
 use super::reported::Reported;
@@ -18,6 +18,7 @@ use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, Coming, NodeGroup, ToScheduler, WaitError};
 use proto_common::mode::Mode;
 use proto_common::transport::{Choice, Driver};
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -130,6 +131,20 @@ impl Client {
         let buffer = self.0.pool.allocate(bytes)?;
         self.prepare(&buffer.span())?;
         Ok(TensorBuffer::new(buffer))
+    }
+
+    /// As [`Client::allocate`], for memory that the program keeps for long: from half of the pool, so that the other half is left for
+    /// requests.
+    pub fn allocate_kept(&self, bytes: u64) -> Result<TensorBuffer, ClientError> {
+        let buffer = self.0.pool.allocate_kept(bytes)?;
+        self.prepare(&buffer.span())?;
+        Ok(TensorBuffer::new(buffer))
+    }
+
+    /// This client's registered memory at an address, if all of it is that. `owner` keeps it until it is dropped.
+    #[must_use]
+    pub fn lent(&self, address: usize, bytes: usize, owner: Box<dyn Any + Send>) -> Option<LentMemory> {
+        Some(LentMemory::new(self.0.pool.region().span_at(address, bytes)?, owner))
     }
 
     /// For a child process that was forked after this client connected: makes the memory of its buffers readable

@@ -3,7 +3,7 @@
 use super::line::Place;
 use super::shown::{Busy, Shown};
 use super::spares::Spare;
-use crate::client::Piece;
+use crate::client::{LentMemory, Piece};
 use crate::engine::{PartSpec, Submit};
 use crate::error::OpError;
 use fabric::{Exclusive, Fenced, PeerWritable, Span, UserBuffer, View};
@@ -58,6 +58,8 @@ pub(crate) struct CallParts {
     pub(crate) reply: Option<RawReply>,
     /// Its place among the calls that may be sent.
     pub(crate) place: Option<Place>,
+    /// Where its reply lands, if that is not the call's own.
+    pub(crate) into: Option<LentMemory>,
 }
 
 impl CallParts {
@@ -65,6 +67,12 @@ impl CallParts {
     fn forget_request(&mut self) {
         self.copies.clear();
         self.lent.clear();
+        self.pieces.retain(|piece| !matches!(piece, Piece::Lent(_)));
+    }
+
+    /// Has somebody else some of its memory, too?
+    fn shares(&self) -> bool {
+        self.into.is_some() || self.pieces.iter().any(|piece| matches!(piece, Piece::Lent(_)))
     }
 }
 
@@ -92,6 +100,7 @@ impl Progress {
     /// Is some of the memory not the operation's own, but its caller's as well?
     fn shares(&self) -> bool {
         self.buffers.shared.iter().any(Option::is_some)
+            || self.buffers.call.as_ref().is_some_and(|call| call.shares())
     }
 }
 

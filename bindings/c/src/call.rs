@@ -76,7 +76,8 @@ fn start(
     let client = object(client, "client")?.client();
     let head = bytes(call.head.cast(), call.head_bytes, "head")?.to_vec();
     let body = lent.into_iter().map(|piece| piece.for_call(client)).collect();
-    let (place, reply_into) = (into.address(), into.room(client).map(ReplyInto::Lent));
+    let place = call.reply_into.data.expose_provenance();
+    let reply_into = into.room(client).map(ReplyInto::Lent);
     let timeout = (call.timeout_ms > 0).then(|| Duration::from_millis(call.timeout_ms));
     let (priority, reply_bytes) = (call.priority, call.reply_bytes);
     let request = CallRequest { head, body, priority, reply_bytes, reply_into, timeout };

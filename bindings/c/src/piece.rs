@@ -79,38 +79,29 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Its address.
-    pub(crate) fn address(&self) -> usize {
-        match self {
-            Self::Borrowed(data) => data.as_ptr().expose_provenance(),
-            Self::Kept(region) => region.contents().as_ptr().expose_provenance(),
-        }
-    }
-
     /// Room for a reply, if it is registered memory of this client; otherwise it is released.
     pub(crate) fn room(self, client: &Client) -> Option<LentMemory> {
-        let (address, bytes) = (self.address(), self.len());
-        let Self::Kept(region) = self else { return None };
-        client.lent(address, bytes, Box::new(region))
+        match self {
+            Self::Borrowed(_) => None,
+            Self::Kept(region) => client.lent(region).ok(),
+        }
     }
 
     /// The piece of a call. Registered memory of the client stays where it is until the server has read it. Other memory is copied
     /// and released before the call returns.
     pub(crate) fn for_call(self, client: &Client) -> Piece {
-        let (address, bytes) = (self.address(), self.len());
-        let region = match self {
-            Self::Kept(region) => {
-                let lent = client.lent(address, bytes, Box::new(region.clone()));
-                return lent.map_or_else(|| Piece::Adopted(region), Piece::Lent);
-            }
+        match self {
+            Self::Kept(region) => client.lent(region).map_or_else(Piece::Adopted, Piece::Lent),
             Self::Borrowed(data) => {
                 // SAFETY: the caller's memory stays readable and unchanged until the function that borrowed it returns, and
                 // `Client::call` drops its pieces of other owners before that. Needed so that it is copied once, when
                 // there is registered memory for all of the request.
-                unsafe { Region::adopt(NonNull::from(data).cast(), data.len(), Access::Read, Box::new(())) }
+                let region = unsafe {
+                    Region::adopt(NonNull::from(data).cast(), data.len(), Access::Read, Box::new(()))
+                };
+                Piece::Adopted(region)
             }
-        };
-        Piece::Adopted(region)
+        }
     }
 
     /// Copies it; `to` is as long as it is.

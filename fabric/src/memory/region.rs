@@ -392,11 +392,11 @@ impl Region {
         Ok(Span { region: self.clone(), offset, bytes })
     }
 
-    /// The stretch at an address, if it lies in the region.
+    /// The stretch of this region that `memory` was adopted from, if it was.
     #[must_use]
-    pub fn span_at(&self, address: usize, bytes: usize) -> Option<Span> {
-        let offset = address.checked_sub(self.mapping().start() as usize)?;
-        self.span(offset as u64, bytes as u64).ok()
+    pub fn stretch_of(&self, memory: &Self) -> Option<Span> {
+        let [start, other] = [self, memory].map(|region| region.mapping().start() as usize);
+        self.span(other.checked_sub(start)? as u64, memory.len() as u64).ok()
     }
 
     /// All of it.

@@ -3,7 +3,6 @@
 use fabric::{Exclusive, OutOfBounds, PeerWritable, Region, Span};
 use half::{bf16, f16};
 use proto_common::element::Dtype;
-use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -133,22 +132,18 @@ impl SharedBuffer {
     }
 }
 
-/// Registered memory of a client at an address that others know, too, with what keeps it. It is a call's until that has ended: until
-/// then nobody may write it, nor read it if a reply is to land there.
+/// Registered memory of a client that its program has as well. It is a call's until that has ended: until then nobody may write it, nor
+/// read it if a reply is to land there.
+#[derive(Debug)]
 pub struct LentMemory {
     span: Span,
-    _owner: Box<dyn Any + Send>,
-}
-
-impl std::fmt::Debug for LentMemory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LentMemory").field("span", &self.span).finish_non_exhaustive()
-    }
+    /// The same memory, adopted from the program.
+    memory: Region,
 }
 
 impl LentMemory {
-    pub(super) fn new(span: Span, owner: Box<dyn Any + Send>) -> Self {
-        Self { span, _owner: owner }
+    pub(super) fn new(span: Span, memory: Region) -> Self {
+        Self { span, memory }
     }
 
     pub(super) fn span(&self) -> Span {
@@ -159,10 +154,9 @@ impl LentMemory {
         self.span.region().id() == region.id()
     }
 
-    /// Copies all of it out, as far as `to` reaches.
-    pub(super) fn copy_to(&self, to: &mut [u8]) {
-        // It is within the region.
-        let _ = self.span.region().read(self.span.offset(), to);
+    /// The program's side of it, to be copied.
+    pub(super) fn memory(&self) -> &Region {
+        &self.memory
     }
 
     /// Its bytes.

@@ -84,7 +84,7 @@ impl Cut {
                         Piece::Adopted(region) => copy.copy_in_region(region),
                         Piece::Bytes(bytes) => copy.copy_in(bytes),
                         Piece::Buffer(buffer) => copy.copy_in(buffer),
-                        Piece::Lent(memory) => memory.copy_to(&mut copy),
+                        Piece::Lent(lent) => copy.copy_in_region(lent.memory()),
                     }
                     let span = copy.span();
                     parts.copies.push(copy);
@@ -102,8 +102,12 @@ impl Cut {
             piece.copy_to(to);
             rest = after;
         }
-        let pieces = self.pieces.into_iter().map(|(piece, _)| piece);
-        parts.pieces = pieces.filter(|piece| !matches!(piece, Piece::Adopted(_))).collect();
+        let is_kept = |(piece, way): &(Piece, Way)| match piece {
+            Piece::Buffer(_) | Piece::Bytes(_) => true,
+            Piece::Lent(_) => *way == Way::InPlace,
+            Piece::Adopted(_) => false,
+        };
+        parts.pieces = self.pieces.into_iter().filter(is_kept).map(|(piece, _)| piece).collect();
         Ok(Filled { frame, parts, total_bytes: self.total_bytes })
     }
 }
@@ -114,7 +118,7 @@ impl Piece {
             Self::Buffer(buffer) => to.copy_from_slice(buffer),
             Self::Bytes(bytes) => to.copy_from_slice(bytes),
             Self::Adopted(region) => to.copy_from_slice(&region.contents()),
-            Self::Lent(memory) => memory.copy_to(to),
+            Self::Lent(lent) => to.copy_from_slice(&lent.memory().contents()),
         }
     }
 }

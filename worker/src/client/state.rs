@@ -12,13 +12,12 @@ use crate::runtime::{
 };
 use daemon::lanes::Reports;
 use daemon::post::Posts;
-use fabric::{Devices, Pool, Span};
+use fabric::{Devices, Pool, Region, Span};
 use proto_common::config::{Settings, WorkerLoss};
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, Coming, NodeGroup, ToScheduler, WaitError};
 use proto_common::mode::Mode;
 use proto_common::transport::{Choice, Driver};
-use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -141,10 +140,12 @@ impl Client {
         Ok(TensorBuffer::new(buffer))
     }
 
-    /// This client's registered memory at an address, if all of it is that. `owner` keeps it until it is dropped.
-    #[must_use]
-    pub fn lent(&self, address: usize, bytes: usize, owner: Box<dyn Any + Send>) -> Option<LentMemory> {
-        Some(LentMemory::new(self.0.pool.region().span_at(address, bytes)?, owner))
+    /// Adopted memory that is registered memory of this client; otherwise it is returned.
+    pub fn lent(&self, memory: Region) -> Result<LentMemory, Region> {
+        match self.0.pool.region().stretch_of(&memory) {
+            Some(span) => Ok(LentMemory::new(span, memory)),
+            None => Err(memory),
+        }
     }
 
     /// For a child process that was forked after this client connected: makes the memory of its buffers readable

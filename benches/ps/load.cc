@@ -1,5 +1,5 @@
 // A load program over ps-lite's interface, with a handler of its own. It compiles against our headers and against ps-lite's, so that the
-// two can be compared: benches/README.md says how.
+// two can be compared; run.sh runs it.
 //
 //   load WORK MEMORY SECONDS
 //   WORK    vgg16, inception, mib (1 MiB, one request in flight), keys (100,000 keys in a message), latency (4 floats)

@@ -7,7 +7,7 @@ set -euo pipefail
 include=$1 library=$2
 shift 2
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+trap 'kill $(jobs -p) 2> /dev/null || true; rm -rf "$scratch"' EXIT
 c++ -std=c++11 -O2 -pthread -I "$include" "$(dirname "$0")/load.cc" "$library" -o "$scratch/load"
 export LD_LIBRARY_PATH=$(dirname "$library") DMLC_NUM_WORKER=1 DMLC_NUM_SERVER=1 DMLC_PS_ROOT_URI=127.0.0.1
 DMLC_PS_ROOT_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')

@@ -211,7 +211,7 @@ impl Posts {
     /// leaves the other half to handlers, which must not wait: two members whose handlers wait for each other would wait for
     /// ever. An error is the number of unanswered messages.
     pub fn wait_for_room(&self, within: Duration) -> Result<(), usize> {
-        self.0.asking.wait(if self.is_own_thread() { Duration::ZERO } else { within })
+        self.0.asking.wait(if self.is_own_thread() { Duration::ZERO } else { within.min(WITHIN_MAX) })
     }
 
     /// Sends a message. `on_answer` is called for each receiver's answer, or once with the reason why there is none,

@@ -571,10 +571,12 @@ impl ClientError {
                 | OpError::Unconnected { .. }
                 | OpError::NoAnswer { .. } => ExitCode::Deadline,
                 OpError::Call { fault, .. } => match fault {
-                    CallFault::NoHandler | CallFault::Deadline | CallFault::NoAnswer | CallFault::Crowded
-                    | CallFault::LineFull | CallFault::PoolFull { .. } => {
-                        ExitCode::Deadline
-                    }
+                    CallFault::NoHandler
+                    | CallFault::Deadline
+                    | CallFault::NoAnswer
+                    | CallFault::Crowded
+                    | CallFault::LineFull
+                    | CallFault::PoolFull { .. } => ExitCode::Deadline,
                     CallFault::ServerDied => ExitCode::MemberDied,
                     _ => ExitCode::Failure,
                 },

@@ -109,8 +109,8 @@ fn own_port(args: &LaunchArgs) -> u16 {
 
 /// The number of workers that other launchers start.
 fn joining(args: &LaunchArgs, env: &[(String, String)]) -> Result<u32, Failure> {
-    let set = args.set.iter().filter_map(|pair| split_pair(pair).ok());
-    let set = set.filter(|(key, _)| *key == WORKERS).last().map(|(_, value)| value);
+    let mut set = args.set.iter().filter_map(|pair| split_pair(pair).ok());
+    let set = set.rfind(|(key, _)| *key == WORKERS).map(|(_, value)| value);
     let given = set.or(value(env, &variable_of(WORKERS))).or(value(env, "WORLD_SIZE"));
     let count = given.and_then(|text| text.parse().ok()).filter(|count| (1..=WORKERS_MAX).contains(count));
     count.ok_or_else(|| {

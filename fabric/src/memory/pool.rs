@@ -210,13 +210,12 @@ impl Pool {
         if sizes.contains(&0) {
             return Err(PoolError::Empty);
         }
-        let padded = sizes.iter().map(|bytes| bytes.checked_next_multiple_of(ALIGN));
-        let wanted = padded.fold(Some(0u64), |sum, bytes| sum?.checked_add(bytes?));
+        let padded = sizes.iter().map(|bytes| bytes.checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX));
+        let wanted = padded.fold(0, u64::saturating_add);
         let mut free = self.lock();
-        let wanted = wanted.filter(|wanted| *wanted <= self.capacity());
-        let wanted = wanted.ok_or_else(|| {
-            self.exhausted(sizes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)), &free)
-        })?;
+        if wanted > self.capacity() {
+            return Err(self.exhausted(wanted, &free));
+        }
         let ticket = free.next_ticket;
         free.next_ticket += 1;
         free.queue.push_back(ticket);
@@ -436,7 +435,7 @@ mod tests {
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             // The second one would fit at once, and the first one's small part, too.
-            for (at, sizes) in [[64, 3000], [64, 64]].into_iter().enumerate() {
+            for (at, sizes) in [[64, 3500], [64, 512]].into_iter().enumerate() {
                 let (pool, tell) = (&pool, tell.clone());
                 scope.spawn(move || tell.send((at, pool.allocate_all(&sizes, PATIENCE).unwrap())).unwrap());
                 wait_for_waiters(pool, at + 1);
@@ -445,7 +444,9 @@ mod tests {
             drop(b);
             drop(a);
             let (first, all) = told.recv().unwrap();
-            assert_eq!((first, all.iter().map(|buffer| buffer.len()).collect()), (0, vec![64, 3000]));
+            assert_eq!((first, all.iter().map(|buffer| buffer.len()).collect()), (0, vec![64, 3500]));
+            // Then it fits no more: it has to wait for the first one's.
+            drop(all);
             assert_eq!(told.recv().unwrap().0, 1);
         });
         assert_eq!(pool.used_bytes(), 0);

@@ -8,7 +8,10 @@ use gradwire_worker::OpError;
 use gradwire_worker::engine::{
     Command, Commands, EngineConfig, LaneEngine, PartBlock, PartSpec, ResultContext, Submit,
 };
-use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Count, Kept, Landing, Notice, OpKind, Reading, SlotGrant, Status};
+use proto_common::batch::{
+    BatchHeader, BatchKind, Block, BlockData, Count, Kept, Landing, Notice, OpKind, Reading, SlotGrant,
+    Status,
+};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Incarnation, Lane, Operation, Rank};
 use proto_common::plan::Placement;

@@ -32,8 +32,8 @@ use proto_common::ids::{Incarnation, Operation, Rank};
 use proto_common::message::WaitCause;
 use proto_common::table::table_of;
 
-/// A worker whose reply waits for room asks again at once, or says that it gives up. Where it does neither, its reply is kept
-/// so long.
+/// A worker whose reply waits for room asks again when it has room, before the call's deadline, or says that it gives up. Where it
+/// does neither, its reply is kept so long, and at least until that deadline.
 const ROOM_WITHIN_MS: u64 = 30_000;
 
 /// What the rest of the lane lends for one input: where workers are told, events are counted and commands go.
@@ -451,7 +451,8 @@ impl Calls {
         let mut late = Vec::new();
         let entries = self.lines.values_mut().flat_map(|line| &mut line.entries);
         for entry in entries.filter(|entry| entry.awaits_room) {
-            if *entry.room_until_ms.get_or_insert(now_ms.saturating_add(ROOM_WITHIN_MS)) <= now_ms {
+            let until_ms = now_ms.saturating_add(ROOM_WITHIN_MS).max(entry.deadline_ms);
+            if *entry.room_until_ms.get_or_insert(until_ms) <= now_ms {
                 late.push(entry.id);
             }
         }

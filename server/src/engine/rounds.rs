@@ -180,7 +180,7 @@ impl Rounds {
         matches!(self.stage, Stage::Verdict { .. })
     }
 
-    /// Is the initial value being read, or to be read again? Nothing is reduced, and nobody answered, before it is there.
+    /// Is the initial value being read, or to come (again)? Nothing is reduced, and nobody answered, before it is there.
     pub(super) fn is_initialising(&self) -> bool {
         self.held.has_initial() || self.order.awaits_initial()
     }
@@ -235,7 +235,7 @@ impl Rounds {
         self.initialised || self.held.has_initial()
     }
 
-    /// The initial value has come. Is it to be set? An error where the round has used the zeros already: a round that is complete is
+    /// Is an initial value to be set? An error where the round has used the zeros already: a round that is complete is
     /// under way to the buffers, whatever it still waits for.
     pub(super) fn takes_initial(&self) -> Result<bool, Status> {
         if self.has_initial() {

@@ -41,6 +41,7 @@ over_each!(
     a_reply_without_room_is_told,
     more_than_is_kept_goes_through_in_turns,
     more_than_the_pool_has_goes_through_in_turns,
+    announced_replies_have_room_where_their_requests_were,
     a_full_pool_that_nothing_comes_back_to_is_told,
     a_server_that_ends_ends_its_calls,
     a_handler_that_does_not_return_holds_up_nobody_s_end,
@@ -265,6 +266,21 @@ fn more_than_the_pool_has_goes_through_in_turns(driver: Driver) {
     bed.end();
 }
 
+/// Requests that travel in their frames fill the pool, and each waits for its reply.
+fn announced_replies_have_room_where_their_requests_were(driver: Driver) {
+    let bed = Bed::new(driver, (1, 1), |settings| settings.memory.pool_bytes = 1 << 20);
+    let (hold, held) = channel();
+    bed.servers[0].register(5, move |call: Call| hold.send(call.reply).unwrap()).unwrap();
+    let call = |_| bed.clients[0].call(5, 0, request(b"", vec![1; 20_000])).unwrap();
+    let calls: Vec<_> = (0..52).map(call).collect();
+    let replies: Vec<_> = calls.iter().map(|_| held.recv_timeout(PATIENCE).unwrap()).collect();
+    replies.into_iter().for_each(|reply| reply.send(b"", vec![2; 20_000]).unwrap());
+    for call in calls {
+        assert_eq!(call.wait().unwrap().body.len(), 20_000);
+    }
+    bed.end();
+}
+
 fn a_full_pool_that_nothing_comes_back_to_is_told(driver: Driver) {
     let bed = Bed::new(driver, (1, 1), |settings| settings.memory.pool_bytes = 1 << 20);
     let client = &bed.clients[0];
@@ -284,6 +300,15 @@ fn a_full_pool_that_nothing_comes_back_to_is_told(driver: Driver) {
     waiting.wait().unwrap();
     let whole = client.call(ECHO, 0, request(b"", vec![1; 500_000])).unwrap().wait().unwrap();
     assert_eq!(whole.body.len(), 500_000);
+    drop(whole);
+    // An announced reply waits until the call's deadline.
+    bed.servers[0].register(6, |call: Call| call.reply.send(b"", vec![1; 200_000]).unwrap()).unwrap();
+    let call = || CallRequest { timeout: Some(Duration::from_secs(3)), ..request(b"", vec![]) };
+    let held = client.allocate(900_000).unwrap();
+    let error = client.call(6, 0, call()).unwrap().wait().unwrap_err();
+    assert_eq!(fault(error), CallFault::NoRoom { bytes: 200_000 });
+    drop(held);
+    assert_eq!(client.call(6, 0, call()).unwrap().wait().unwrap().body.len(), 200_000);
     bed.end();
 }
 

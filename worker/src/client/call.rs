@@ -339,11 +339,14 @@ struct Of {
 }
 
 impl Of {
-    fn error(&self, error: OpError) -> OpError {
+    /// `roomless`: bytes of the reply, if that waited for room at the end.
+    fn error(&self, error: OpError, roomless: Option<u64>) -> OpError {
         let Self { app, server, started, bytes, .. } = self;
         let waited_ms = started.elapsed().as_millis() as u64;
         let fault = match error {
-            OpError::NoAnswer { .. } | OpError::Deadline { .. } => CallFault::NoAnswer,
+            OpError::NoAnswer { .. } | OpError::Deadline { .. } => {
+                roomless.map_or(CallFault::NoAnswer, |bytes| CallFault::NoRoom { bytes })
+            }
             OpError::Refused { status, .. } => match status {
                 Status::DeadlineWaiting => CallFault::Deadline,
                 Status::NoHandler => CallFault::NoHandler,
@@ -359,7 +362,7 @@ impl Of {
 
     /// The reply, once the call has ended.
     fn reply(&self, state: &OpState, result: Result<Version, OpError>) -> Result<CallReply, OpError> {
-        result.map_err(|error| self.error(error))?;
+        result.map_err(|error| self.error(error, state.roomless_bytes()))?;
         let OpBuffers { landed: target, call, .. } = state.take_buffers().unwrap_or_default();
         let mut parts = call.map(|call| *call).unwrap_or_default();
         let RawReply { mut inline, landed_bytes } = parts.reply.take().unwrap_or_default();

@@ -45,7 +45,7 @@ pub(super) fn room_bytes(expected: u64) -> u64 {
 impl Cut {
     /// Short bodies, and short pieces, go into the frame, as far as `inline_max` bytes reach.
     pub(super) fn new(head: &[u8], body: Vec<Piece>, inline_max: u64) -> Self {
-        let total_bytes = body.iter().map(|piece| piece.len() as u64).sum();
+        let total_bytes: u64 = body.iter().map(|piece| piece.len() as u64).sum();
         let (is_short, mut inline_bytes) = (total_bytes <= inline_max, 0);
         let way = |piece: &Piece| {
             let bytes = piece.len() as u64;

@@ -92,6 +92,11 @@ impl Chunk {
         !self.held && !self.asked && self.waiting.front() == Some(&part)
     }
 
+    /// Parts that wait, in order.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = u32> + '_ {
+        self.waiting.iter().copied()
+    }
+
     /// Takes the queued part back out of the queue.
     pub(super) fn dequeue(&mut self) {
         self.queued = false;

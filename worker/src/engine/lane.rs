@@ -30,7 +30,6 @@ use super::stats::{LaneStats, Traffic};
 use crate::error::OpError;
 use proto_common::batch::{BatchHeader, Block, Notice, SlotGrant};
 use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Rank};
-use proto_common::message::WaitCause;
 use std::cmp::Reverse;
 
 /// Parts of at most this many bytes may wait for more of them, so that they share the cost of a batch. When this many wait,
@@ -234,14 +233,17 @@ impl LaneEngine {
     /// Time passes: deadlines, repeats, idle credits.
     pub fn tick(&mut self, now_ms: u64, out: &mut Commands) {
         self.now_ms = now_ms;
-        let overdue = self.ops.iter().filter(|(_, op)| op.is_overdue(now_ms));
-        for index in overdue.map(|(index, _)| index).collect::<Vec<_>>() {
+        let is_overdue = |op: &Op| op.is_overdue(now_ms);
+        let overdue = self.ops.iter().filter(|(_, op)| is_overdue(op));
+        let mut overdue: Vec<(u64, u32)> = overdue.map(|(index, op)| (op.submit.op, index)).collect();
+        // In the order of submission: an operation may give those that wait behind it new time.
+        overdue.sort_unstable();
+        for (_, index) in overdue {
             let owing = self.owing(index);
-            let awaited = self.ops.get(index).filter(|_| owing.all_told).and_then(Op::awaited);
-            if awaited.is_some_and(|on| self.wait_on(index, (WaitCause::Contributions, on), out)) {
+            if owing.all_told && self.keeps_asking(index, out) {
                 continue;
             }
-            if let Some(op) = self.ops.get_mut(index) {
+            if let Some(op) = self.ops.get_mut(index).filter(|op| is_overdue(op)) {
                 let error = op.overdue(owing, now_ms);
                 op.fail(error, &mut self.stats, out);
             }

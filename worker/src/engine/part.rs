@@ -102,7 +102,16 @@ pub(super) struct Part {
 
 impl Part {
     pub(super) fn new(op: u32, spec: PartSpec, order: u64) -> Self {
-        Self { op, spec, order, state: State::Queued, told_ms: None, is_announced: false, corrupt: 0, brings_initial: false }
+        Self {
+            op,
+            spec,
+            order,
+            state: State::Queued,
+            told_ms: None,
+            is_announced: false,
+            corrupt: 0,
+            brings_initial: false,
+        }
     }
 
     /// It is sent again with the initial value.

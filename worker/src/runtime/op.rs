@@ -21,7 +21,7 @@ pub(crate) type Callback = Box<dyn FnOnce(Result<Version, OpError>) + Send>;
 /// The buffers that an operation owns until it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct OpBuffers {
-    /// The gradient, or the copy of one of the trainer's own.
+    /// The gradient, or the copy of one of the trainer's own; of a call, its frame.
     pub(crate) source: Option<Exclusive>,
     /// The trainer's own gradient; sent from there where there is no copy.
     pub(crate) user: Option<UserBuffer>,
@@ -56,20 +56,26 @@ pub(crate) struct CallParts {
     pub(crate) lent: Vec<Span>,
     /// What came back.
     pub(crate) reply: Option<RawReply>,
+    /// Bytes of the reply that was announced, while there is no room for it.
+    pub(crate) roomless: Option<u64>,
     /// Its place among the calls that may be sent.
     pub(crate) place: Option<Place>,
     /// Where its reply lands, if that is not the call's own.
     pub(crate) into: Option<LentMemory>,
 }
 
-impl CallParts {
-    /// The server has read the request: what was copied for it is free. The caller's own pieces stay.
+impl OpBuffers {
+    /// A call's server has read the request: its frame and what was copied for it are free. The caller's own pieces stay.
     fn forget_request(&mut self) {
-        self.copies.clear();
-        self.lent.clear();
-        self.pieces.retain(|piece| !matches!(piece, Piece::Lent(_)));
+        let Some(call) = &mut self.call else { return };
+        call.copies.clear();
+        call.lent.clear();
+        self.source = None;
+        call.pieces.retain(|piece| !matches!(piece, Piece::Lent(_)));
     }
+}
 
+impl CallParts {
     /// Has somebody else some of its memory, too?
     fn shares(&self) -> bool {
         self.into.is_some() || self.pieces.iter().any(|piece| matches!(piece, Piece::Lent(_)))
@@ -237,14 +243,28 @@ impl OpState {
 
     /// A call's server has read the request.
     pub(crate) fn forget_request(&self) {
+        self.lock().buffers.forget_request();
+    }
+
+    /// A call's reply of so many bytes was announced, and has no room yet.
+    pub(crate) fn announced(&self, bytes: u64) {
         if let Some(call) = &mut self.lock().buffers.call {
-            call.forget_request();
+            call.roomless = Some(bytes);
         }
     }
 
     /// Room for a call's reply that had too little.
     pub(crate) fn make_room(&self, room: PeerWritable) {
-        self.lock().buffers.target = Some(room);
+        let mut progress = self.lock();
+        progress.buffers.target = Some(room);
+        if let Some(call) = &mut progress.buffers.call {
+            call.roomless = None;
+        }
+    }
+
+    /// Bytes of a call's reply that waits for room.
+    pub(crate) fn roomless_bytes(&self) -> Option<u64> {
+        self.lock().buffers.call.as_ref().and_then(|call| call.roomless)
     }
 
     /// What the server of a call reads where it lies.
@@ -285,11 +305,10 @@ impl OpState {
         if progress.ended {
             let target = progress.buffers.target.take();
             progress.buffers.landed = target.map(|target| target.take_back(fenced));
+            // Others may wait for it, and the caller may take the reply much later.
+            progress.buffers.forget_request();
             if let Some(call) = &mut progress.buffers.call {
-                // Others may wait for it, and the caller may take the reply much later.
-                call.forget_request();
                 drop(call.place.take());
-                progress.buffers.source = None;
             }
         }
         let result = outcome(&progress);

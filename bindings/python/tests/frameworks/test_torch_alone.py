@@ -245,7 +245,8 @@ class Odd(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.count += 1
         self.phase *= inputs.mean().sign() * 1j
-        return (inputs * self.turn * 1j).abs() + self.empty.sum()
+        # The gradient of what is conjugated is a conjugate view.
+        return (inputs * self.turn.conj() * 1j).abs() + self.empty.sum()
 
 
 def lbfgs(run: Run) -> nn.Module:

@@ -136,6 +136,29 @@ def test_training_goes_on_after_a_backward_that_failed() -> None:
         assert_same(net, expected)
 
 
+def test_of_several_models_one_worker_s_backward_may_fail() -> None:
+    def work(client: Client) -> list[Any]:
+        nets = [gt.DistributedDataParallel(nn.Linear(2, 1, bias=False), client=client, prefix=f"{at}.") for at in range(2)]
+        seen: list[Any] = []
+        for step in range(3):
+            for net in nets:
+                net.zero_grad(set_to_none=True)
+                fails = (step, client.rank) == (1, 1) and net is nets[0]
+                # The weight's gradient is on its way when that of the input fails.
+                data = Fails.apply(torch.ones(1, 2, requires_grad=True)) if fails else torch.ones(1, 2)
+                try:
+                    net(data).sum().backward()
+                except ArithmeticError:
+                    net(torch.ones(1, 2))
+                seen.append(None if fails else net.module.weight.grad.tolist())
+        return seen
+
+    first, second = on_each(work)
+    # In the round that failed, the gradient was on its way.
+    assert first == [[[1.0, 1.0]]] * 6
+    assert second == [*[[[1.0, 1.0]]] * 2, None, *[[[1.0, 1.0]]] * 3]
+
+
 def test_what_a_wrapped_optimizer_has_the_wrapper_has() -> None:
     with gradwire.launch() as cluster, cluster.connect() as client:
         net = model()

@@ -302,6 +302,31 @@ def test_sparse_gradients_are_averaged(kind: str) -> None:
         assert_same(net, expected)
 
 
+def test_a_worker_may_use_an_embedding_in_some_steps_only() -> None:
+    """A dense gradient cannot be added to the momentum of sparse ones."""
+
+    def train(net: nn.Embedding, optimizer: Any, ranks: range) -> nn.Embedding:
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=True)
+            for rank in ranks:
+                # Rank 1 uses no row in step 1.
+                if (step, rank) != (1, 1):
+                    (net(torch.tensor([1, 2 + rank])).sum() / len(ranks)).backward()
+            optimizer.step()
+        return net
+
+    def work(client: Client) -> nn.Module:
+        net = seeded(0, lambda: nn.Embedding(10, 4, sparse=True))
+        inner = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        optimizer = gt.DistributedOptimizer(inner, net.named_parameters(), client=client)
+        return train(net, optimizer, range(client.rank, client.rank + 1))
+
+    expected = seeded(0, lambda: nn.Embedding(10, 4, sparse=True))
+    train(expected, torch.optim.SGD(expected.parameters(), 0.1, momentum=0.9), range(2))
+    for net in on_each(work):
+        assert_same(net, expected)
+
+
 STATES: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=np.float32(0.1), momentum=0.9),  # type: ignore[arg-type]
     "adam": lambda p: torch.optim.Adam(p, lr=torch.tensor(1e-3), amsgrad=True),

@@ -132,14 +132,14 @@ impl LaneEngine {
             Ok(Taken::Waits { version }) => {
                 self.chunks[index as usize].rounds.order.mark_taken(peer, block.operation);
                 self.wait_for(index, Waiter::new(peer, block, version, now_ms), fresh);
-                self.advance(index, out);
+                self.go_on_after(index, block.op, out);
             }
             // Not taken: it is to come in a slot, or with a payload.
             Err(status @ (Status::Granted | Status::Unset)) => {
                 self.peers.send_back(peer, block, status, Vec::new());
             }
             Err(Status::Retry) => {
-                let awaited = self.awaited_first(index);
+                let awaited = self.awaited_first(index, block.op);
                 self.retry(peer, block, awaited);
             }
             Err(status) => {
@@ -149,10 +149,18 @@ impl LaneEngine {
                 rounds.count_refused(peer, block);
                 self.refuse(peer, block, status);
                 // It may be what others waited for.
-                self.advance(index, out);
+                self.go_on_after(index, block.op, out);
             }
         }
         true
+    }
+
+    /// An operation was taken, or refused for good. A round may have waited for nothing but the initial value.
+    fn go_on_after(&mut self, index: u32, op: OpKind, out: &mut Commands) {
+        if op == OpKind::Init {
+            self.end_short(index, out);
+        }
+        self.advance(index, out);
     }
 
     /// Counts an operation that will be answered; false when the worker has too many, which costs it its channel.

@@ -55,7 +55,10 @@ impl LaneEngine {
         let Some(state) = self.chunks.get_mut(chunk as usize) else { return };
         let from = Source::Spill(spill);
         match (state.rounds.arrive(peer, from), state.is_served()) {
-            (Some(0), true) => self.initialise(chunk, peer, from, out),
+            (Some(0), true) => {
+                self.initialise(chunk, peer, from, out);
+                self.end_short(chunk, out);
+            }
             (Some(0), false) => return self.release(chunk, peer, from),
             (Some(_), true) => {}
             (Some(_), false) => return self.release_held(chunk),

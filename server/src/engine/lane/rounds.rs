@@ -84,21 +84,22 @@ impl LaneEngine {
     /// setting it, a worker is asked for its own.
     fn init(&mut self, asked: Asked<'_>, from: Payload, out: &mut Commands) -> Result<(), Status> {
         let Asked { chunk, peer, block } = asked;
-        let rounds = &self.chunks[chunk as usize].rounds;
-        match (rounds.has_initial(), self.roster.setter() == peer, block.bytes > 0) {
-            (false, true, false) => return Err(Status::Unset),
-            (_, _, false) => return Ok(()),
+        let is_setter = self.roster.setter() == peer;
+        let rounds = &mut self.chunks[chunk as usize].rounds;
+        match (rounds.takes_initial()?, block.bytes > 0, from) {
+            (true, false, _) if is_setter => {
+                rounds.order.ask_initial(peer, block.operation);
+                return Err(Status::Unset);
+            }
+            (_, false, _) => {}
             // One of the two has not heard yet who has come or left.
-            (false, false, true) => return Err(Status::Retry),
-            _ => {}
-        }
-        match (rounds.takes_initial()?, from) {
-            (false, _) => self.pass_over(chunk, peer, from),
-            (true, Payload::Here(source)) => {
+            (true, true, _) if !is_setter => return Err(Status::Retry),
+            (false, true, _) => self.pass_over(chunk, peer, from),
+            (true, true, Payload::Here(source)) => {
                 self.fill(chunk, peer, source);
                 self.initialise(chunk, peer, source, out);
             }
-            (true, Payload::There { region, offset }) => {
+            (true, true, Payload::There { region, offset }) => {
                 return self.fetch(Turn::Now, asked, (region, offset), out);
             }
         }
@@ -269,6 +270,14 @@ impl LaneEngine {
 
 /// The end of a round.
 impl LaneEngine {
+    /// If nothing is missing of a round any more, it ends: workers that it waited for have gone, or an initial value has come since.
+    pub(super) fn end_short(&mut self, index: u32, out: &mut Commands) {
+        if self.chunks[index as usize].rounds.is_short() {
+            self.fold_first(index, |_| true, out);
+            self.complete(index, None, out);
+        }
+    }
+
     /// All that a round needs is here: it ends.
     pub(super) fn complete(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
         if !self.chunks[index as usize].has_copies() {

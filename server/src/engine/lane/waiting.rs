@@ -35,7 +35,7 @@ impl LaneEngine {
                 return (Status::DeadlineCopies, servers);
             }
         }
-        if waiter.op == OpKind::Init {
+        if waiter.op == OpKind::Init || chunk.rounds.is_initialising() {
             return (Status::DeadlineWaiting, vec![self.roster.setter()]);
         }
         if let Some(late) = chunk.rounds.waits_singly(waiter, || chunk.weights.views.reading()) {
@@ -77,8 +77,12 @@ impl LaneEngine {
         }
     }
 
-    /// Whose contributions come before one that has to be tried again; where nothing is begun, who is to count.
-    pub(super) fn awaited_first(&self, index: u32) -> Vec<Rank> {
+    /// Whose contributions come before one that has to be tried again; where nothing is begun, who is to count. An initial value has to
+    /// be tried again while another worker is to set it.
+    pub(super) fn awaited_first(&self, index: u32, op: OpKind) -> Vec<Rank> {
+        if op == OpKind::Init {
+            return vec![self.roster.setter()];
+        }
         let rounds = &self.chunks[index as usize].rounds;
         if rounds.is_barred() {
             return self.roster.comers().take(RANKS_LISTED_MAX).collect();

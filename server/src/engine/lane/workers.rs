@@ -117,10 +117,7 @@ impl LaneEngine {
                 continue;
             }
             self.ask_for_initial(index);
-            if self.chunks[index as usize].rounds.is_short() {
-                self.fold_first(index, |_| true, out);
-                self.complete(index, None, out);
-            }
+            self.end_short(index, out);
             self.advance(index, out);
         }
     }
@@ -133,6 +130,7 @@ impl LaneEngine {
         while !rounds.has_initial()
             && let Some(waiter) = waiters.take(|waiter| waiter.op == OpKind::Init && waiter.rank == setter)
         {
+            rounds.order.ask_initial(setter, waiter.operation);
             peers.tell(setter, answer_block(spec, &waiter, Status::Unset, rounds.version()), Vec::new());
         }
     }

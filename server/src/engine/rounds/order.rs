@@ -25,8 +25,8 @@ pub(in crate::engine) enum Number {
     Early,
 }
 
-/// An operation that was taken, and then lost with the channel that its payload was read over: when it comes again it
-/// is new.
+/// An operation that was taken, and then lost with the channel that its payload was read over, or that came without the initial
+/// value that its worker was asked for since: when it comes again it is new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reopened {
     rank: Rank,
@@ -80,7 +80,16 @@ impl Order {
         self.reopened.push(Reopened { rank, operation, round });
     }
 
-    /// Is the initial value to come again?
+    /// A worker is asked for its initial value, which it did not send with this operation: the operation is to come again. Nothing is
+    /// reduced before, or a round could be made of zeros.
+    pub(in crate::engine) fn ask_initial(&mut self, rank: Rank, operation: Operation) {
+        let asked = Reopened { rank, operation, round: 0 };
+        if !self.reopened.contains(&asked) {
+            self.reopened.push(asked);
+        }
+    }
+
+    /// Is the initial value to come, or to come again?
     pub(super) fn awaits_initial(&self) -> bool {
         self.reopened.iter().any(|open| open.round == 0)
     }

@@ -196,9 +196,6 @@ impl Rounds {
         if self.has_rounds() {
             return None;
         }
-        if self.is_initialising() {
-            return Some((Status::DeadlineWaiting, vec![Rank(0)]));
-        }
         if self.has_under_way(waiter.rank, waiter.operation) {
             // Its own contribution is being read still, where nobody reads what it would be written over.
             let reading = if self.stage == Stage::Buffer { reading() } else { Vec::new() };

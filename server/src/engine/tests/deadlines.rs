@@ -29,6 +29,28 @@ fn the_contribution_counts_although_its_operation_was_late() {
 }
 
 #[test]
+fn an_operation_that_was_late_may_be_sent_again_and_counts_once() {
+    let mut rig = Rig::new(config(2));
+    rig.send(0, &[push_pull(1, 1)]);
+    assert_eq!(rig.tick(1_000), [late(0, 1, 0, &[1])]);
+    assert_eq!(rig.send(0, &[push_pull(1, 1)]), [], "it was reduced");
+    let commands = rig.send(1, &[push(1, 1)]);
+    assert!(
+        matches!(commands[..], [Command::Finish { contributors: 2, .. }, Command::Land { .. }]),
+        "{commands:?}"
+    );
+    assert_eq!(rig.flush(), [done(0, 1, 1), done(1, 1, 1)]);
+    rig.landed(0, 1);
+    // Its round may have ended meanwhile.
+    rig.send(0, &[push_pull(2, 2)]);
+    assert_eq!(rig.tick(1_000), [late(0, 2, 1, &[1])]);
+    assert!(matches!(rig.send(1, &[push(2, 2)])[..], [Command::Finish { contributors: 2, .. }]));
+    assert_eq!(rig.flush(), [done(1, 2, 2)]);
+    assert_eq!(rig.send(0, &[push_pull(2, 2)]), [land(0, 0)]);
+    assert_eq!(rig.flush(), [done(0, 2, 2)]);
+}
+
+#[test]
 fn a_timeout_of_zero_is_answered_at_the_next_tick() {
     let mut rig = Rig::new(config(2));
     rig.send(0, &[Block { timeout_ms: 0, ..pull(1, 1) }]);

@@ -279,12 +279,34 @@ fn a_worker_that_begins_after_the_lower_ranks_have_left_is_asked_for_its_value_a
     rig.down(Rank(0));
     rig.roster(2, &[1, 2], &[0]);
     rig.send(2, &[init(1, BYTES)]);
-    assert_eq!(rig.flush(), [Answer { missing: vec![1, 2], ..answer(2, 1, Status::Retry, 0) }]);
+    assert_eq!(rig.flush(), [Answer { missing: vec![1], ..answer(2, 1, Status::Retry, 0) }]);
     rig.send(1, &[init(1, 0)]);
     assert_eq!(rig.flush(), [answer(1, 1, Status::Unset, 0)]);
     assert!(matches!(rig.send(1, &[init(1, BYTES)])[..], [Command::Init { chunk: 0, .. }]));
     rig.send(2, &[init(1, 0)]);
     assert_eq!(rig.flush(), [done(1, 1, 0), done(2, 1, 0)]);
+}
+
+#[test]
+fn no_round_ends_before_the_initial_value_that_a_worker_was_asked_for() {
+    let mut rig = Rig::new(config(2));
+    rig.roster(1, &[0, 1], &[]);
+    let commands = rig.send(1, &[init(1, 0), push(2, 1)]);
+    assert!(matches!(commands[..], [Command::Reduce { .. }]), "{commands:?}");
+    rig.down(Rank(0));
+    assert_eq!(rig.roster(2, &[1], &[0]), [], "the update would be of zeros");
+    assert_eq!(rig.flush(), [answer(1, 1, Status::Unset, 0)]);
+    assert_eq!(rig.tick(1_000), [Answer { missing: vec![1], ..answer(1, 2, Status::DeadlineWaiting, 0) }]);
+    // The value may travel in each way, although the operation was taken before.
+    let announced = Block { data: BlockData::Announced { keep: false }, ..init(1, BYTES) };
+    assert_eq!(rig.send(1, &[announced]), []);
+    assert_eq!(rig.flush(), [answer(1, 1, Status::Granted, 0)]);
+    let commands = rig.send(1, &[Block { data: BlockData::Placed, ..init(1, BYTES) }]);
+    assert!(
+        matches!(commands[..], [Command::Init { .. }, Command::Finish { round: 1, contributors: 1, .. }]),
+        "{commands:?}"
+    );
+    assert_eq!((rig.flush(), rig.version()), (vec![done(1, 1, 1)], 1));
 }
 
 #[test]

@@ -10,12 +10,17 @@
 //! An operation that is sent again counts once. If a worker that is waited for is silent or fails, the scheduler decides: the job ends,
 //! rounds go on without it, or it may rejoin within `deadlines.rejoin_ms` (`cluster.worker_loss`). So `busy_ms` is a bound for workers
 //! that are alive. Without this rule, a worker that evaluates for a minute would end the training of all others.
+//!
+//! Operations that wait in this lane behind such an operation, on the same chunk, get the new time, too. No server has received them, so
+//! none can answer at their deadline.
 
 use super::LaneEngine;
+use crate::engine::chunk::Chunk;
 use crate::engine::command::{Command, Commands};
+use crate::engine::op::Op;
 use crate::engine::part::Part;
 use proto_common::batch::Status;
-use proto_common::ids::Rank;
+use proto_common::ids::{ChunkId, Rank};
 use proto_common::message::WaitCause;
 
 impl LaneEngine {
@@ -37,17 +42,36 @@ impl LaneEngine {
         if waits {
             self.requeue(index, part);
             self.enqueue(part.spec.id);
+            self.extend_behind(part.spec.id);
         }
         waits
     }
 
+    /// A server could not take an operation within its time. True if the operation has more time, because the servers of all of its parts
+    /// wait for other workers.
+    pub(super) fn keeps_asking(&mut self, index: u32, out: &mut Commands) -> bool {
+        let Some(on) = self.ops.get(index).and_then(Op::awaited) else { return false };
+        let waits = self.wait_on(index, (WaitCause::Contributions, on), out);
+        if waits {
+            let parts = self.parts.iter().filter(|(_, part)| part.op == index);
+            let chunks: Vec<ChunkId> = parts.map(|(_, part)| part.spec.id).collect();
+            chunks.into_iter().for_each(|id| self.extend_behind(id));
+        }
+        waits
+    }
+
+    /// Operations with parts that wait on this chunk get new time.
+    fn extend_behind(&mut self, id: ChunkId) {
+        let Self { chunks, parts, ops, now_ms, .. } = self;
+        for part in chunks.of.get(&id).into_iter().flat_map(Chunk::waiting) {
+            if let Some(op) = parts.get(part).and_then(|part| ops.get_mut(part.op)) {
+                op.extend(*now_ms);
+            }
+        }
+    }
+
     /// The time of an operation is over, and it waits for these workers. True if it has more.
-    pub(super) fn wait_on(
-        &mut self,
-        index: u32,
-        (cause, on): (WaitCause, Vec<Rank>),
-        out: &mut Commands,
-    ) -> bool {
+    fn wait_on(&mut self, index: u32, (cause, on): (WaitCause, Vec<Rank>), out: &mut Commands) -> bool {
         let (rank, now_ms) = (self.config.rank, self.now_ms);
         let Some(op) = self.ops.get_mut(index) else { return false };
         let waits = on.iter().any(|other| *other != rank) && op.extend(now_ms);

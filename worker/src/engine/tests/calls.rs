@@ -113,7 +113,11 @@ fn a_reply_that_waits_for_room_is_announced_again_over_a_new_channel() {
     rig.engine.has_room(op, 500);
     rig.up(0, 4);
     let again = rig.sent()[0].blocks[0];
-    assert_eq!((again.bytes, again.landing.map(|landing| landing.bytes)), (0, Some(0)), "the server has the request");
+    assert_eq!(
+        (again.bytes, again.landing.map(|landing| landing.bytes)),
+        (0, Some(0)),
+        "the server has the request"
+    );
     let told = rig.results(0, &[reply(&again, Status::ReplyRoom, 500)], &[]);
     assert_eq!(told, [Command::Room { op, bytes: 500 }]);
     rig.engine.has_room(op, 500);

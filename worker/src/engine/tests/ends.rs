@@ -397,6 +397,29 @@ fn servers_this_worker_and_nobody_are_not_waited_for_again() {
 }
 
 #[test]
+fn operations_that_wait_behind_it_on_their_chunk_get_the_new_time_too() {
+    let mut rig = Rig::new(8);
+    for operation in 3..8 {
+        rig.submit_as(Submit { busy_ms: 60_000, ..submit(OpKind::Push, operation) }, &[part(1, 0)]);
+    }
+    let blocks = rig.sent()[0].blocks.clone();
+    assert_eq!(blocks.len(), 4, "the fifth waits here");
+    rig.now_ms += 5_000;
+    let late = |block: &Block| Block { bytes: 4, ..reply(block, Status::DeadlineWaiting, 2) };
+    let late: Vec<Block> = blocks.iter().map(late).collect();
+    let slot = rig.inbox[0][0];
+    let told = rig.deliver(0, slot, &Rig::header(0), &late, &[], &3u32.to_le_bytes());
+    let waits = told.iter().filter(|command| matches!(command, Command::Waits { waited_ms: 5_000, .. }));
+    assert_eq!((waits.count(), told.len()), (4, 4));
+    assert_eq!(rig.sent()[0].blocks.len(), 4);
+    assert_eq!(failures(rig.tick(5_999)), [], "no server could answer for the fifth");
+    let failed = failures(rig.tick(1));
+    let no_answer =
+        |command: &&Command| matches!(command, Command::Failed { error: OpError::NoAnswer { .. }, .. });
+    assert_eq!(failed.iter().filter(no_answer).count(), 5, "{failed:?}");
+}
+
+#[test]
 fn an_operation_that_has_no_room_at_its_server_before_others_come_is_waited_for_too() {
     let (mut rig, op) = patient(12_000);
     rig.now_ms += 5_990;

@@ -82,6 +82,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// waits to make a request. Otherwise requests could take all that comes back, while the server holds up their line for this
     /// reply.
     pub(super) fn make_room(&mut self, op: u64, bytes: u64) {
+        self.tell(op, |state| state.announced(bytes));
         let is_known = self.rooms.waiting.iter().any(|(other, _)| *other == op);
         if !is_known {
             self.rooms.waiting.push_back((op, bytes));
@@ -115,9 +116,11 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     }
 
     /// The server has read all of a request. A server that was stopped in the middle of reading it over an earlier channel may
-    /// still do so.
+    /// still do so. Requests in frames are released, too. Otherwise announced calls whose frames fill the pool would wait for each
+    /// other.
     fn forget_request(&mut self, op: u64) {
-        let Some(live) = self.live.get(&op).filter(|live| live.fences.is_empty()) else { return };
+        let Some(live) = self.live.get_mut(&op).filter(|live| live.fences.is_empty()) else { return };
+        live.source = None;
         let state = live.state.clone();
         for piece in state.lent() {
             self.end_grants(op, &piece);

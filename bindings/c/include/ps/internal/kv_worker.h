@@ -239,6 +239,15 @@ class KVWorker : public SimpleApp {
   }
 
   void Call(const std::shared_ptr<Operation> &operation, size_t server, const KVPairs<Val> &slice, int priority) {
+    const SArray<Val> place = PlaceOf(*operation, slice);
+    {
+      std::lock_guard<std::mutex> lock(operation->mutex);
+      // Another server has failed it already: then there are no answers any more.
+      if (operation->failed) return;
+      Answer &answer = operation->answers[server];
+      answer.place = place;
+      if (!operation->borrowed) answer.keys = slice.keys;
+    }
     detail::KVRequestHead head;
     head.cmd = operation->cmd;
     head.customer_id = this->obj_->customer_id();
@@ -262,14 +271,7 @@ class KVWorker : public SimpleApp {
     call.pieces = pieces;
     call.piece_count = count;
     call.priority = priority;
-    const SArray<Val> place = PlaceOf(*operation, slice);
     call.reply_bytes = ExpectedBytes(*operation, slice, place);
-    {
-      std::lock_guard<std::mutex> lock(operation->mutex);
-      Answer &answer = operation->answers[server];
-      answer.place = place;
-      if (!operation->borrowed) answer.keys = slice.keys;
-    }
     auto landing = std::unique_ptr<Landing>(new Landing());
     landing->operation = operation;
     landing->server = server;
@@ -399,9 +401,9 @@ class KVWorker : public SimpleApp {
   /// Puts what the servers answered where the caller wants it, in the order of the keys.
   template <typename Vals, typename Lens>
   static void Fill(Operation *operation, Vals *vals, Lens *lens) {
-    std::vector<const Answer *> answers;
+    std::vector<Answer *> answers;
     size_t keys = 0, values = 0;
-    for (const Answer &answer : operation->answers) {
+    for (Answer &answer : operation->answers) {
       if (!answer.has_come) continue;
       if (!answer.keys.empty()) {
         const Range asked = FindRange(operation->keys, answer.keys.front(), static_cast<Key>(answer.keys.back() + 1));
@@ -420,6 +422,16 @@ class KVWorker : public SimpleApp {
     CHECK_EQ(vals->size(), values) << "the values pulled do not fit what is to hold them";
     if (lens && lens->empty()) lens->resize(keys);
     CHECK(!lens || lens->size() == keys) << "the lengths pulled do not fit what is to hold them";
+    // Where keys have different numbers of values, an answer may have been kept in a place that is another server's.
+    const Val *at = vals->data();
+    for (Answer *answer : answers) {
+      if (answer->vals.data() == answer->place.data() && answer->vals.data() != at) {
+        SArray<Val> own;
+        own.CopyFrom(answer->vals);
+        answer->vals = own;
+      }
+      at += answer->vals.size();
+    }
     Val *to = vals->data();
     int *to_length = lens ? lens->data() : nullptr;
     for (const Answer *answer : answers) {

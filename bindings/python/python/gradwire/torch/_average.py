@@ -115,7 +115,8 @@ class Averager:
         if hasattr(parameter, "register_post_accumulate_grad_hook"):
             return parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
         # Before torch 2.1: the node that adds to `.grad` calls back behind itself. It goes with whoever has it last.
-        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        with torch.enable_grad():
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
         self._nodes.append(node)
         return node.register_hook(lambda *_: self._ready(parameter))
 
@@ -178,7 +179,10 @@ class Averager:
 
     def _take(self, parameter: torch.Tensor, exchange: Exchange) -> None:
         gradient = parameter.grad
-        is_sparse = parameter in self.sparse or (gradient is not None and gradient.is_sparse)
+        if gradient is not None and gradient.is_sparse:
+            # What an optimizer keeps of sparse gradients, no dense one can be added to, if this worker does not use it in a later step.
+            self.sparse.add(parameter)
+        is_sparse = parameter in self.sparse
         if gradient is None or is_sparse:
             gradient = torch.empty_like(parameter)
         exchange.copy_to(gradient)
@@ -205,7 +209,8 @@ class Averager:
         """Ends a round in which any gradients were sent, and discards its results. The others count as zeros."""
         if self._sent:
             self._round(PRESENT, {p: sent.gradient for p, sent in self._sent.items()})
-            self._again()
+        # Backward passes that have not been enough to send anything count no more, either.
+        self._again()
         self.is_synchronized = False
 
     def shadow(self) -> bool:

@@ -34,6 +34,8 @@ def broadcast_parameters(
 def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int) -> None:
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < client.workers:
         raise InputError(f"invalid root_rank {root!r}: pass a worker's rank from 0 to {client.workers - 1}", "root_rank")
+    if not named:
+        return
     declarations, memories = [], []
     for name, one in named:
         refuse_shard(name, one)
@@ -48,7 +50,9 @@ def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int)
     # What was declared stays so, and an initial value, once set: a repeated broadcast is a round, to which the others
     # contribute zeros.
     known: dict[Declaration, Declared] = vars(client).setdefault("_broadcast", {})
-    new = [one for one in declarations if one not in known]
+    # Of its own: threads may broadcast at the same time, each from another root.
+    roots = Declaration(f"{named[0][0]}.roots", 1, "int32", Assign(), mode="sync", backup_workers=0)
+    new = [one for one in [*declarations, roots] if one not in known]
     known.update(zip(new, client.declare_all(new)))
     first = set() if root else set(new)
     handles: list[Handle] = []
@@ -60,22 +64,18 @@ def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int)
             handles.append(client.push(known[declaration], mine))
     # A pull that overtook an initial value would bring zeros.
     wait_all(handles)
-    _check_root(client, root)
+    _check_root(client, root, known[roots])
     wait_all([client.pull(known[one], out=memory) for one, memory in zip(declarations, memories)])
     with torch.no_grad():
         for (_, one), memory in zip(named, memories):
             one.copy_(memory.view(torch.uint8).view(one.dtype).view(one.shape))
 
 
-def _check_root(client: Client, root: int) -> None:
+def _check_root(client: Client, root: int, roots: Declared) -> None:
     """Raises an error if `root` has not sent the values of this broadcast. If a worker leaves, the others continue without it, and would
     take zeros, or values of their own, for those of the root. The root calls this after its values have been received."""
-    one = Declaration("broadcast.roots", 1, "int32", Assign(), mode="sync", backup_workers=0)
-    known: dict[Declaration, Declared] = vars(client).setdefault("_broadcast", {})
-    if one not in known:
-        known[one] = client.declare_all([one])[0]
-    roots = client.push_pull(known[one], torch.tensor([int(client.rank == root)], dtype=torch.int32)).wait()
-    if not roots.tolist()[0]:
+    count = client.push_pull(roots, torch.tensor([int(client.rank == root)], dtype=torch.int32)).wait()
+    if not count.tolist()[0]:
         raise OperationError(f"broadcast from rank {root} failed: worker {root} has left the job before it sent its values", "root_left")
 
 

@@ -96,7 +96,7 @@ def _refusal(tensor: Any, client: Client, root: Any) -> str:
     """Why the arguments of this worker are refused, or nothing."""
     if not isinstance(tensor, torch.Tensor):
         return f"a {type(tensor).__name__} is not a tensor"
-    if tensor.is_sparse:
+    if tensor.layout != torch.strided:
         return "sparse tensors are not supported: pass tensor.to_dense()"
     if tensor.device.type not in ("cpu", "cuda"):
         return f"unsupported device {tensor.device}: move the tensor to the CPU"

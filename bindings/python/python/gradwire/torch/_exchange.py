@@ -77,11 +77,11 @@ class Exchange:
             return
         with torch.no_grad():
             mean = self.buffer if self._into is None else self._into.detach()
-            into = plain(into)
-            mean = mean.view(into.shape)
             if self.pinned is not None:
                 self.pinned.copy_(self.buffer)
-                mean = self.pinned.view(into.shape)
+                mean = self.pinned
+            # Not into real numbers of `into`: those of a conjugate view, as gradients may be, would be a copy.
+            mean = torch.view_as_complex(mean.view(*into.shape, 2)) if into.is_complex() else mean.view(into.shape)
             into.copy_(mean, non_blocking=self.pinned is not None)
             if self.pinned is not None:
                 # The staging memory is written again by the next round.

@@ -69,8 +69,9 @@ class DistributedDataParallel(nn.Module, Uneven):
         if _in_backward():
             return
         if self._is_told:
-            # A backward failed midway. The other workers wait for the missing gradients.
+            # A backward failed midway. The other workers wait for the missing gradients, and before that for the number of this model.
             self._is_told = False
+            self._order.check(self._number)
             self._averager.forget()
         if not (self._averager.is_on and torch.is_grad_enabled()):
             return

@@ -21,10 +21,10 @@ class Roll:
 
     def begin(self, code: int, counts: Iterable[int] = ()) -> None:
         """Contributes a code and counts."""
-        self._numbers[:] = 0
+        workers = self._client.workers
+        self._numbers[:workers] = 0
         self._numbers[self._client.rank] = code
-        for at, count in enumerate(counts, self._client.workers):
-            self._numbers[at] = count
+        self._numbers[workers:] = list(counts)
         self._handle = self._client.push_pull(self._declared, self._numbers, out=self._numbers)
 
     def end(self) -> tuple[list[int], list[int]]:

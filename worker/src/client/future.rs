@@ -11,8 +11,8 @@ use std::task::{Context, Poll, Waker};
 /// A handle that is awaited. It is ready when the operation has ended, and returns what the handle's `wait` returns.
 /// Dropping it does not cancel the operation.
 ///
-/// Operations end within their deadlines (`deadlines.operation_ms`). The data threads enforce the deadlines, and the future
-/// has no timer of its own.
+/// Operations end within their deadlines (`deadlines.operation_ms`, or `deadlines.busy_ms` while workers that are alive are
+/// waited for). The data threads enforce the deadlines, and the future has no timer of its own.
 pub struct OpFuture<T> {
     signal: Arc<Signal>,
     /// Takes the result of the ended operation, which does not wait. Taken with the result.

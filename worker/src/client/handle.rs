@@ -129,9 +129,10 @@ impl Handle {
         Instant::now() >= self.deadline
     }
 
-    /// Waits until it has ended. Every operation ends within its deadline (`deadlines.operation_ms`), and the error
-    /// names the processes that were waited for. After an error the buffers stay with the operation until no server
-    /// can write them any more; then a clone of a [`UserBuffer`] can be changed again.
+    /// Waits until it has ended. Every operation ends within its deadline (`deadlines.operation_ms`; `deadlines.busy_ms`
+    /// while workers that are alive are waited for), and the error names the processes that were waited for. After an error
+    /// the buffers stay with the operation until no server can write them any more; then a clone of a [`UserBuffer`] can be
+    /// changed again.
     pub fn wait(self) -> Result<Ended, ClientError> {
         let ended = self.is_done_by(self.deadline);
         let result = if ended { self.state.poll() } else { None };

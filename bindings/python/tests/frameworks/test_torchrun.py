@@ -12,7 +12,7 @@ import pytest
 
 from conftest import PATIENCE_S
 from gradwire.launching import _clean_environ, program
-from gradwire.torch import _process
+from gradwire.torch import _torchrun
 
 SCRIPT = """
 import os
@@ -26,27 +26,34 @@ print("rank", gw.rank(), "of", gw.size(), "mean", mean.item(), flush=True)
 """
 
 
+def torchrun(script: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(path for path in sys.path if path)
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *words, str(script)],
+        env={**environ(), "PYTHONPATH": path, **variables},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def environ() -> dict[str, str]:
+    return {name: value for name, value in _clean_environ().items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
+
+
 def test_ranks_are_those_of_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environ = {name: value for name, value in _clean_environ().items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
-    path = os.pathsep.join(path for path in sys.path if path)
     launch = [program("gradwire"), "launch", "-n", "0", "-s", "2", "--set", "cluster.workers=2"]
     # The default port may be another test's.
     cluster = subprocess.Popen(
-        [*launch, "--scheduler-port", str(_free_port())], env=environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [*launch, "--scheduler-port", str(_free_port())], env=environ(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
     try:
         assert cluster.stderr is not None
         line = next(line for line in cluster.stderr if "for workers with " in line)
         named = dict(pair.split("=", 1) for pair in line.split("for workers with ")[1].split())
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
-            env={**environ, "PYTHONPATH": path, "GRADWIRE_SCHEDULER__PORT": named["GRADWIRE_SCHEDULER__PORT"]},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+        done = torchrun(script, "--standalone", GRADWIRE_SCHEDULER__PORT=named["GRADWIRE_SCHEDULER__PORT"])
         assert done.returncode == 0, done.stderr[-4000:]
         assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2 mean 0.5" for rank in range(2)], done.stdout
         cluster.communicate(timeout=PATIENCE_S)
@@ -54,6 +61,48 @@ def test_ranks_are_those_of_torchrun(tmp_path: Path) -> None:
     finally:
         cluster.send_signal(signal.SIGTERM)
         cluster.wait(PATIENCE_S)
+
+
+# The usual port may be that of another test's scheduler.
+ALONE = """
+from gradwire.torch import _torchrun
+import os
+_torchrun.PORT = int(os.environ["FREE_PORT"])
+"""
+
+LATER = """
+if gw.rank() == 1:
+    # Rank 0 takes no part, so this ends when rank 0 has left.
+    print("later", gw.push_pull(torch.tensor([7.0]), name="later").item(), flush=True)
+"""
+
+FAILS_ONCE = """
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["RANK"] == os.environ["FAILS"]:
+        os._exit(3)
+    gw.push_pull(torch.ones(1), name="never")
+"""
+
+
+def test_without_a_cluster_rank_0_starts_one_that_ends_after_the_last_worker(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    # Rank 1 still needs the cluster when rank 0 has ended.
+    script.write_text(ALONE + SCRIPT + LATER)
+    done = torchrun(script, "--master-port", str(_free_port()), FREE_PORT=str(_free_port()), GRADWIRE_CLUSTER__SERVERS="2")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert sorted(done.stdout.splitlines()) == ["later 7.0"] + [f"rank {rank} of 2 mean 0.5" for rank in range(2)], done.stdout
+    assert "rank 0 has started a cluster for this job, a scheduler at 127.0.0.1:" in done.stderr
+
+
+@pytest.mark.parametrize("fails", ["0", "1"])
+def test_a_restart_by_torchrun_begins_a_new_cluster(tmp_path: Path, fails: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ALONE + SCRIPT + FAILS_ONCE + 'print("ended", gw.rank(), flush=True)')
+    words = ["--master-port", str(_free_port()), "--max-restarts", "1", "--monitor-interval", "0.1"]
+    done = torchrun(script, *words, FREE_PORT=str(_free_port()), FAILS=fails)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert sorted(line for line in done.stdout.splitlines() if "ended" in line) == ["ended 0", "ended 1"], done.stdout
+    assert done.stderr.count("rank 0 has started a cluster") == 2, done.stderr[-4000:]
 
 
 def _free_port() -> int:
@@ -84,11 +133,11 @@ def test_own_settings_precede_those_of_torchrun(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: dict[str, str | None], given: dict[str, str], taken: dict[str, object]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in [*_process._OWN_RANKS, *_process._OWN_HOSTS]:
+    for name in [*_torchrun.OWN_RANKS, *_torchrun.OWN_HOSTS]:
         monkeypatch.delenv(name, raising=False)
     for name, value in {**TORCHRUN, **more}.items():
         if value is None:
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    assert _process._of_torchrun(given) == taken
+    assert _torchrun.settings(given) == taken

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import PATIENCE_S
-from gradwire.launching import _clean_environ, program
+from gradwire.launching import PROGRAMS_VARIABLE, _clean_environ, program
 from gradwire.torch import _torchrun
 
 SCRIPT = """
@@ -30,7 +30,7 @@ def torchrun(script: Path, *words: str, **variables: str) -> subprocess.Complete
     path = os.pathsep.join(path for path in sys.path if path)
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *words, str(script)],
-        env={**environ(), "PYTHONPATH": path, **variables},
+        env={**environ(), PROGRAMS_VARIABLE: os.path.dirname(program("gradwire-scheduler")), "PYTHONPATH": path, **variables},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -156,7 +156,7 @@ class _Buffers:
         self._roll.begin(code)
         # Workers that come to this round know who came to the last one.
         broadcast_parameters(named, self._present[0], self._prefix, client=self._client)
-        codes, _ = self._roll.end()
+        codes = self._roll.end().codes
         self._present = [rank for rank, one in enumerate(codes) if one] or self._present
         return any(codes)
 
@@ -193,7 +193,7 @@ class _Order:
         if self._roll is None:
             self._roll = Roll(self._client, "model.order")
         self._roll.begin(number)
-        return set(self._roll.end()[0]) - {0}
+        return set(self._roll.end().codes) - {0}
 
 
 def _in_reentrant_checkpoint() -> bool:

@@ -125,9 +125,10 @@ class DistributedOptimizer(torch.optim.Optimizer, Uneven):
         def average() -> Any:
             with torch.enable_grad():
                 loss = closure()
+            averager.is_within_step = True
             if not (averager.is_synchronized or self._skips):
                 averager.synchronize()
-            averager.is_synchronized = False
+            averager.is_synchronized = averager.is_within_step = False
             return averager.mean_of(loss)
 
         return average

@@ -1,0 +1,59 @@
+"""Training that continues after a worker has failed: the worker that replaces it gets the state of training from another worker, and
+takes part in the step that the others are in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import InputError
+from ._broadcast import broadcast, broadcast_value
+from ._optimizer import DistributedOptimizer
+
+
+def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
+    """Gives all workers the same state, and returns the number of the first step. All workers call it once, before the first step. `state`:
+    the model, and other objects with `state_dict` and `load_state_dict`, such as learning rate schedulers and a GradScaler.
+
+    In a new job all get the state of rank 0, and the result is 0. A worker that was restarted, or that is one more
+    (`cluster.worker_loss` "wait" or "continue"), gets the state that another worker has before the step that it is in, and the
+    result is the number of calls of `synchronize` that were before it; `step` calls it once. With "wait" the others repeat this step with
+    the new worker, so that the weights are those of an undisturbed training.
+
+        optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+        for step in range(gw.resume(optimizer, model), steps):
+            ...
+    """
+    averager = optimizer._averager if isinstance(optimizer, DistributedOptimizer) else None
+    if averager is None:
+        raise InputError("resume needs a DistributedOptimizer in mode sync", "resume")
+    client, prefix = optimizer.client, f"{averager.prefix}state."
+    modules = {at: one for at, one in enumerate(state) if isinstance(one, nn.Module)}
+    others = [one for one in state if not isinstance(one, nn.Module)]
+
+    def copy(root: int, takes: bool, initial: bool = False) -> None:
+        of_modules = [(f"{at}.{name}", one) for at, module in modules.items() for name, one in module.state_dict(keep_vars=True).items()]
+        named = {name: one for name, one in of_modules if isinstance(one, torch.Tensor)}
+        seen = {id(one) for one in named.values()}
+        named.update((name, p) for name, p in averager.names.items() if id(p) not in seen)
+        # Autograd has seen the tensors of a worker that has the state already.
+        tensors = [(prefix + name, one if takes else one.detach().clone()) for name, one in named.items() if one.numel()]
+        broadcast(tensors, client, root, initial)
+        mine = None
+        if client.rank == root:
+            mine = [averager.steps, optimizer.state_dict(), [one.state_dict() for one in others]]
+        got = broadcast_value(mine, root, f"{prefix}value.", client, "the state of training", initial)
+        if takes and client.rank != root:
+            averager.steps, of_optimizer, of_others = got
+            optimizer.load_state_dict(of_optimizer)
+            for one, values in zip(others, of_others):
+                one.load_state_dict(values)
+
+    averager.transfer = copy
+    if client._has_rejoined and client.resume(averager.tensors()):
+        averager.receive()
+    else:
+        copy(0, True, True)
+    return averager.steps

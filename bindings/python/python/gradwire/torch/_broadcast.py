@@ -13,7 +13,7 @@ from ..client import Client, Declaration, wait_all
 from ..errors import InputError, OperationError
 from ..optimizers import Assign
 from ._encoding import decode, encode, tensors_of
-from ._exchange import Named, refuse_shard
+from ._exchange import Named, follow, refuse_shard
 from ._process import client_or_default
 
 
@@ -26,14 +26,19 @@ def broadcast_parameters(
 ) -> None:
     """Copies the tensors of `root_rank` to every worker, in place: `model.state_dict()`, or `model.named_parameters()`. Every
     worker must call it with the same names. Every bit is kept."""
+    broadcast(tensors_in(parameters, prefix), client_or_default(client), root_rank)
+
+
+def tensors_in(parameters: Mapping[str, torch.Tensor] | Named, prefix: str) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that have elements, by their full names."""
     pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
     named = {name: one for name, one in pairs if isinstance(one, torch.Tensor) and one.numel()}
-    broadcast([(prefix + name, one) for name, one in named.items()], client_or_default(client), root_rank)
+    return [(prefix + name, one) for name, one in named.items()]
 
 
 def broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int, initial: bool = True) -> None:
     """Copies the tensors of `root` to all workers, in place. `initial`: the first one sets initial values. Otherwise all are rounds, in
-    which workers that have rejoined can take part."""
+    which workers that were restarted can take part."""
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < client.workers:
         raise InputError(f"invalid root_rank {root!r}: pass a worker's rank from 0 to {client.workers - 1}", "root_rank")
     if not named:
@@ -56,11 +61,10 @@ def broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int, 
     roots = Declaration(f"{named[0][0]}.roots", 1, "int32", Assign(), mode="sync", backup_workers=0)
     new = [one for one in [*declarations, roots] if one not in known]
     known.update(zip(new, client.declare_all(new)))
-    if not initial and client._has_rejoined:
-        # The others may have had rounds of these tensors before.
-        for one in new:
-            client.resume([known[one]])
-    first = set(new) if initial and root == 0 else set()
+    # Of a worker that was restarted, the first broadcast need not be that of the others.
+    rounds = [follow(client, known[one]) for one in new]
+    is_first = initial and root == 0 and not any(rounds)
+    first = set(new) if is_first else set()
     handles: list[Handle] = []
     for declaration, memory in zip(declarations, memories):
         if declaration in first:

@@ -16,7 +16,7 @@ from ..client import Client
 from ..codecs import Codec
 from ..errors import InputError
 from ._average import Averager
-from ._broadcast import broadcast_parameters
+from ._broadcast import broadcast, broadcast_parameters, tensors_in
 from ._compression import codec_of
 from ._join import Join, Uneven
 from ._process import client_or_default
@@ -106,7 +106,7 @@ class DistributedDataParallel(nn.Module, Uneven):
 
     def align(self, root: int) -> None:
         """Copies parameters and buffers from a worker that took the last step to all workers."""
-        broadcast_parameters(self.module.state_dict(), root, self._averager.prefix + "joined.", client=self._client)
+        broadcast(tensors_in(self.module.state_dict(), self._averager.prefix + "joined."), self._client, root, initial=False)
         self._averager.contributors = list(range(self._client.workers))
 
     @property

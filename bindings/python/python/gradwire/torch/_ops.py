@@ -14,7 +14,7 @@ from ..client import Client
 from ..errors import InputError
 from ..optimizers import Assign
 from ._compression import Compression
-from ._exchange import MEAN, Exchange
+from ._exchange import MEAN, Exchange, follow
 from ._process import client_or_default
 
 # Operations without a name take turns with names: so many for each length and dtype, or as many as this many bytes hold, but two.
@@ -181,6 +181,7 @@ def _begin(
             declared = client.declare(
                 "push_pull." + full + name, tensor.numel(), tensor.dtype, rule, None, "sync", -order, backup_workers=0
             )
+            follow(client, declared)
             exchange = names.exchanges[name, average] = Exchange(client, declared, tensor)
         if exchange.buffer.numel() != tensor.numel() or exchange.buffer.dtype != tensor.dtype:
             raise InputError(

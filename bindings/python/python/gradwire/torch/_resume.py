@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..errors import InputError
-from ._broadcast import broadcast, broadcast_value
+from ._broadcast import broadcast, broadcast_value, tensors_in
 from ._optimizer import DistributedOptimizer
 
 
@@ -35,12 +34,10 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
 
     def copy(root: int, takes: bool, initial: bool = False) -> None:
         of_modules = [(f"{at}.{name}", one) for at, module in modules.items() for name, one in module.state_dict(keep_vars=True).items()]
-        named = {name: one for name, one in of_modules if isinstance(one, torch.Tensor)}
-        seen = {id(one) for one in named.values()}
-        named.update((name, p) for name, p in averager.names.items() if id(p) not in seen)
+        seen = {id(one) for _, one in of_modules}
+        named = [*of_modules, *((name, p) for name, p in averager.names.items() if id(p) not in seen)]
         # Autograd has seen the tensors of a worker that has the state already.
-        tensors = [(prefix + name, one if takes else one.detach().clone()) for name, one in named.items() if one.numel()]
-        broadcast(tensors, client, root, initial)
+        broadcast([(name, one if takes else one.detach().clone()) for name, one in tensors_in(named, prefix)], client, root, initial)
         mine = None
         if client.rank == root:
             mine = [averager.steps, optimizer.state_dict(), [one.state_dict() for one in others]]
@@ -53,6 +50,7 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
 
     averager.transfer = copy
     if client._has_rejoined and client.resume(averager.tensors()):
+        vars(client)["_follows"] = True
         averager.receive()
     else:
         copy(0, True, True)

@@ -61,10 +61,9 @@ def broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int, 
     roots = Declaration(f"{named[0][0]}.roots", 1, "int32", Assign(), mode="sync", backup_workers=0)
     new = [one for one in [*declarations, roots] if one not in known]
     known.update(zip(new, client.declare_all(new)))
-    # Of a worker that was restarted, the first broadcast need not be that of the others.
-    rounds = [follow(client, known[one]) for one in new]
-    is_first = initial and root == 0 and not any(rounds)
-    first = set(new) if is_first else set()
+    # The first broadcast of a worker that was restarted need not be that of the others, who then have had rounds of `roots`.
+    rounds = {one: follow(client, known[one]) for one in new}
+    first = set(new) if initial and root == 0 and rounds.get(roots) == 0 else set()
     handles: list[Handle] = []
     for declaration, memory in zip(declarations, memories):
         if declaration in first:

@@ -297,6 +297,12 @@ impl Client {
         Ok(self.inner.get()?.client.coming() != Coming::Start)
     }
 
+    /// Whether rounds wait for this worker, because it replaces one that failed.
+    #[getter]
+    fn _is_awaited(&self) -> PyResult<bool> {
+        Ok(self.inner.get()?.client.coming() == Coming::Again)
+    }
+
     /// Returns the round that every worker has completed for these tensors, to resume training there.
     fn _resume(&self, py: Python<'_>, tensors: Vec<PyRef<'_, Tensor>>) -> PyResult<u64> {
         let client = self.inner.get()?.client.clone();

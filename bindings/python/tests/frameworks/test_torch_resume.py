@@ -17,11 +17,11 @@ import gradwire.torch as gt
 from conftest import PATIENCE_S, together
 from gradwire.client import Client
 from gradwire.launching import PROGRAMS_VARIABLE, _clean_environ, program
-from test_torch import assert_same, loss_of, model
+from test_torch import assert_same, loss_of, model, on_each
 
-# Rank 1 fails before a backward, rank 0 after one, then a server.
+# Rank 1 fails before a backward, and in a step to which it has contributed everything; rank 0 after a backward; then a server.
 SCRIPT = """
-import hashlib, os, signal, sys
+import hashlib, os, signal, sys, threading, time
 from pathlib import Path
 
 import gradwire.torch as gw
@@ -38,6 +38,19 @@ def once(what):
     return is_first
 
 
+def wait_for(what):
+    ends = time.monotonic() + 60
+    while not (directory / what).exists() and time.monotonic() < ends:
+        time.sleep(0.02)
+
+
+def fail_within():
+    # By then all gradients of this step are complete.
+    wait_for("late")
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def kill_a_server():
     children = Path(f"/proc/{os.getppid()}/task").glob("*/children")
     pids = [int(pid) for file in children for pid in file.read_text().split()]
@@ -51,16 +64,24 @@ torch.manual_seed(rank)
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
 optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), model.named_parameters())
 rates = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+if rank == 1 and (directory / "within").exists():
+    once("again")
 begin = gw.resume(optimizer, model, rates)
 for step in range(begin, 12):
     if (rank, step) == (1, 3) and once("before"):
         os.kill(os.getpid(), signal.SIGKILL)
+    if (rank, step) == (1, 5) and once("within"):
+        threading.Thread(target=fail_within).start()
     optimizer.zero_grad()
     inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(100 * step + rank))
     model(inputs).pow(2).mean().backward()
-    if (rank, step) == (0, 6) and once("after"):
+    if (rank, step) == (0, 5) and once("late"):
+        # The process that replaces rank 1 is in this round, too, which ends with what the one before it had contributed.
+        wait_for("again")
+        time.sleep(1)
+    if (rank, step) == (0, 8) and once("after"):
         os.kill(os.getpid(), signal.SIGKILL)
-    if (rank, step) == (0, 9) and once("server"):
+    if (rank, step) == (0, 10) and once("server"):
         kill_a_server()
     optimizer.step()
     rates.step()
@@ -94,9 +115,30 @@ def test_workers_that_are_restarted_train_as_if_they_had_not_failed(tmp_path: Pa
     script.write_text(SCRIPT)
     (tmp_path / "marks").mkdir()
     undisturbed, disturbed = run(script, "undisturbed"), run(script, str(tmp_path / "marks"))
-    assert sorted(one.name for one in (tmp_path / "marks").iterdir()) == ["after", "before", "server"]
-    assert [line[3] for line in undisturbed] == ["0", "0"] and [line[3] for line in disturbed] == ["6", "3"]
+    assert sorted(one.name for one in (tmp_path / "marks").iterdir()) == ["after", "again", "before", "late", "server", "within"]
+    assert [line[3] for line in undisturbed] == ["0", "0"] and [line[3] for line in disturbed] == ["8", "6"]
     assert len({tuple(line[4:]) for line in undisturbed + disturbed}) == 1, disturbed
+
+
+def test_a_worker_is_in_the_roll_of_a_round_after_its_gradients() -> None:
+    # If it were in the roll and failed before its last gradient, the others would take zeros for that gradient.
+    def work(client: Client) -> nn.Module:
+        net = model()
+        optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=client)
+        assert gt.resume(optimizer, net) == 0
+        assert optimizer._averager is not None
+        roll, *gradients = optimizer._averager.tensors()
+        if client.rank == 1:
+            for one in gradients:
+                while client._missing(one, 0.1) != [1]:
+                    pass
+            assert client._missing(roll, 1.0) == [0, 1]
+        loss_of(net, 0, client.rank).backward()
+        optimizer.step()
+        return net
+
+    one, other = on_each(work)
+    assert_same(one, other)
 
 
 def test_means_are_over_the_workers_that_have_not_left() -> None:
@@ -134,3 +176,11 @@ def test_it_needs_an_optimizer_that_averages(one: Client) -> None:
     optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=one, mode="async")
     with pytest.raises(gradwire.InputError, match="in mode sync"):
         gt.resume(optimizer, net)
+
+
+def test_it_is_called_once(one: Client) -> None:
+    nets = [model(), model()]
+    first, second = (gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=one) for net in nets)
+    assert gt.resume(first, nets[0]) == 0
+    with pytest.raises(gradwire.InputError, match="resume was called before"):
+        gt.resume(second, nets[1])

@@ -175,10 +175,14 @@ class Averager:
         """In a worker that was restarted: ends the round that the others wait in, without contributing to it, and gets the state that they
         had before it. The others send their gradients again, and this worker's next round is the same one."""
         assert self._roll is not None
-        for exchange in self._exchanges.values():
-            exchange.begin(None)
-        self._roll.begin(NEEDS_STATE, [0] * len(self._exchanges))
-        self._pass_on(self._ended().codes, True)
+        codes: list[int] = []
+        # If the process that failed had contributed all of a round, the others end that round and go on to the next one.
+        while NEEDS_STATE not in codes:
+            for exchange in self._exchanges.values():
+                exchange.begin(None)
+            self._roll.begin(NEEDS_STATE, [0] * len(self._exchanges))
+            codes = self._ended().codes
+        self._pass_on(codes, True)
 
     def _ended(self) -> Called:
         """Waits for a round; raises InputError if a worker cannot take part."""
@@ -195,13 +199,18 @@ class Averager:
         """The state of training goes to workers that were restarted."""
         needy = codes.index(NEEDS_STATE)
         givers = [rank for rank, one in enumerate(codes) if one in (PRESENT, FORGETS, SENDS_AGAIN)]
+        if takes and self._client.rank in givers:
+            # This is the code of the process that failed. If the others take this worker for the giver, nobody sends the state, and all
+            # workers get an error.
+            givers.remove(self._client.rank)
         if not givers:
             raise OperationError(f"rank {needy} was restarted, and no worker is left that has the state of training", "no_state")
         if len({codes[rank] == FORGETS for rank in givers}) > 1:
             # Some workers are in a step that is over for the others.
             raise OperationError(f"rank {needy} was restarted in a round that some workers discard", "no_state")
         if self.transfer is None or self.is_within_step:
-            reason = "within a step with a closure" if self.is_within_step else "without gradwire.torch.resume(), which all workers must call"
+            missing = "without gradwire.torch.resume(), which all workers must call"
+            reason = "within a step with a closure" if self.is_within_step else missing
             raise InputError(f"rank {needy} was restarted, and cannot get the state of training {reason}", "no_state")
         self.transfer(givers[0], takes)
 
@@ -211,14 +220,19 @@ class Averager:
         assert self._roll is not None
         if self._client._has_rejoined and self.transfer is None:
             raise InputError(
-                "this worker replaces one that failed, and has not the state of training: call gradwire.torch.resume(optimizer, model) before "
-                "the first step, with a DistributedOptimizer",
+                "this worker replaces one that failed, and does not have the state of training: call "
+                "gradwire.torch.resume(optimizer, model) before the first step, with a DistributedOptimizer",
                 "not_resumed",
             )
         while True:
             for parameter, exchange in self._exchanges.items():
                 if exchange.handle is None:
                     exchange.begin(gradients.get(parameter))
+            if self.transfer is not None:
+                # If this worker were in the roll and failed before its last gradient was sent, the others would take the zeros of the
+                # process that replaces it for that gradient.
+                for exchange in self._exchanges.values():
+                    exchange.wait()
             self._roll.begin(code, (gradients.get(p) is not None for p in self._exchanges))
             codes, present, used = self._ended()
             self.contributors = [rank for rank, one in enumerate(codes) if one] or self.contributors

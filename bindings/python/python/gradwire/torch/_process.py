@@ -112,7 +112,7 @@ def _place(workers: int) -> _Local | None:
     tasks = [count for count in map(number, _TASKS) if count is not None]
     of_tasks = [_OF_TASKS] if number("OMPI_COMM_WORLD_SIZE") == workers else []
     for rank_name, size_name in [*_PLACES, *of_tasks]:
-        number, count = number(rank_name), number(size_name)
-        if number is not None:
-            return _Local(number, number + 1 if count is None else count)
+        place, count = number(rank_name), number(size_name)
+        if place is not None:
+            return _Local(place, place + 1 if count is None else count)
     return None if workers > 1 and any(count > 1 for count in tasks) else _Local(0, 1)

@@ -16,10 +16,9 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
     """Gives all workers the same state, and returns the number of the first step. All workers call it once, before the first step. `state`:
     the model, and other objects with `state_dict` and `load_state_dict`, such as learning rate schedulers and a GradScaler.
 
-    In a new job all get the state of rank 0, and the result is 0. A worker that was restarted, or that is one more
-    (`cluster.worker_loss` "wait" or "continue"), gets the state that another worker has before the step that it is in, and the
-    result is the number of calls of `synchronize` that were before it; `step` calls it once. With "wait" the others repeat this step with
-    the new worker, so that the weights are those of an undisturbed training.
+    In a new job all get the state of rank 0, and the result is 0. A worker that was restarted (`cluster.worker_loss` "wait") gets the state
+    that another worker has before the step that it is in, and the result is the number of calls of `synchronize` that were before it;
+    `step` calls it once. The others repeat this step with the new worker, so that the weights are those of an undisturbed training.
 
         optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
         for step in range(gw.resume(optimizer, model), steps):
@@ -29,6 +28,13 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
     if averager is None:
         raise InputError("resume needs a DistributedOptimizer in mode sync", "resume")
     client, prefix = optimizer.client, f"{averager.prefix}state."
+    if vars(client).get("_resumes"):
+        # A worker that was restarted would wait in the first optimizer's round, and the others in that of another one.
+        raise InputError("resume was called before: call it once, with the one DistributedOptimizer of the script", "resume")
+    if client._has_rejoined and not client._is_awaited:
+        # It counts from a round on that may be another one for each tensor, and a step needs the same round of all of them.
+        raise InputError('resume cannot continue a training with cluster.worker_loss "continue": set "wait"', "resume")
+    vars(client)["_resumes"] = True
     modules = {at: one for at, one in enumerate(state) if isinstance(one, nn.Module)}
     others = [one for one in state if not isinstance(one, nn.Module)]
 

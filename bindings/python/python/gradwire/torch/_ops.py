@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .._native import Handle
+from .._native import Tensor as Declared
 from ..client import Client
 from ..errors import InputError
 from ..optimizers import Assign
@@ -47,6 +48,11 @@ class _Names:
 def _names_of(client: Client) -> _Names:
     names: _Names = vars(client).setdefault("_named", _Names())
     return names
+
+
+def declared_of(client: Client) -> list[Declared]:
+    """The tensors of all names that were used with a client."""
+    return [exchange.declared for exchange in _names_of(client).exchanges.values()]
 
 
 class Operation:

@@ -9,6 +9,8 @@ from torch import nn
 
 from ..errors import InputError
 from ._broadcast import broadcast, broadcast_value, tensors_in
+from ._exchange import follow
+from ._ops import declared_of
 from ._optimizer import DistributedOptimizer
 
 
@@ -57,6 +59,9 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
     averager.transfer = copy
     if client._has_rejoined and client.resume(averager.tensors()):
         vars(client)["_follows"] = True
+        # Those that the script has used before this call, and those that it uses later.
+        for one in [*vars(client).get("_broadcast", {}).values(), *declared_of(client)]:
+            follow(client, one)
         averager.receive()
     else:
         copy(0, True, True)

@@ -10,12 +10,10 @@ use crate::writer::{BLOCK_BYTES, KEYS, TABLES};
 use proto_common::ids::{ChunkId, ChunkIndex, Key};
 use proto_common::table::TableSpec;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Bytes of data that are read at once: an object store needs a request for each, which takes as long as many blocks do.
 const RUN_BYTES: u64 = 32 * BLOCK_BYTES;
-/// Stretches of a part that are kept: as many lanes of a server may each read on where they were.
-const WINDOWS_MAX: usize = 4;
 /// Bytes that a whole part is checked by at once.
 const STEP_BYTES: usize = 1 << 20;
 
@@ -35,29 +33,6 @@ pub struct Part {
     blocks: Vec<u32>,
     /// Bytes that the blocks are of.
     covered: u64,
-    /// What was read last, the newest at the end.
-    windows: Mutex<Vec<Window>>,
-}
-
-/// Whole blocks of the data that were read and checked. Chunks are read one by one, and mostly in the order in which they lie in the part.
-/// If each was read by itself, it would need a request of its own, and its block be read once for each chunk that it has.
-#[derive(Debug, Default)]
-struct Window {
-    at: u64,
-    bytes: Vec<u8>,
-    /// How much was read at once. It doubles with each stretch that is read on from here, so that little is read in vain elsewhere.
-    ahead: u64,
-}
-
-impl Window {
-    fn end(&self) -> u64 {
-        self.at + self.bytes.len() as u64
-    }
-
-    /// Its bytes from this offset on, if it has any.
-    fn from(&self, offset: u64) -> Option<&[u8]> {
-        self.bytes.get(offset.checked_sub(self.at)? as usize..).filter(|bytes| !bytes.is_empty())
-    }
 }
 
 impl Part {
@@ -100,8 +75,7 @@ impl Part {
             .chunks_exact(4)
             .map(|sum| sum.iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte)));
         let (blocks, name, record) = (blocks.collect(), name.to_owned(), record.clone());
-        let windows = Mutex::default();
-        Ok(Self { store, name, record, header, data_at, blocks, covered, windows })
+        Ok(Self { store, name, record, header, data_at, blocks, covered })
     }
 
     /// For errors.
@@ -186,47 +160,20 @@ impl Part {
         if end > self.covered {
             return Err(CheckpointError::corrupt(&self.path(), "an entry lies behind its end"));
         }
-        let mut window = self.take_window(offset);
-        let mut done = 0;
-        while done < into.len() {
-            let at = offset + done as u64;
-            if window.from(at).is_none() {
-                self.fill(&mut window, at, end)?;
-            }
-            let found = window.from(at).unwrap_or_default();
-            let count = found.len().min(into.len() - done);
-            into[done..done + count].copy_from_slice(&found[..count]);
+        let (mut at, mut done) = (offset - offset % BLOCK_BYTES, 0);
+        let behind = end.next_multiple_of(BLOCK_BYTES).min(self.covered);
+        let mut run = vec![0; RUN_BYTES.min(behind.saturating_sub(at)) as usize];
+        while at < end {
+            let run = &mut run[..RUN_BYTES.min(behind - at) as usize];
+            self.store.read(&self.name, &self.record.file, self.data_at + at, run)?;
+            self.check_blocks(at, run)?;
+            let from = offset.saturating_sub(at) as usize;
+            let count = (run.len() - from).min(into.len() - done);
+            into[done..done + count].copy_from_slice(&run[from..from + count]);
             done += count;
+            at += RUN_BYTES;
         }
-        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
-        if window.bytes.is_empty() {
-            return Ok(());
-        }
-        if windows.len() == WINDOWS_MAX {
-            windows.remove(0);
-        }
-        windows.push(window);
         Ok(())
-    }
-
-    /// The window that has this offset, or that ends there; otherwise a new one.
-    fn take_window(&self, offset: u64) -> Window {
-        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
-        let goes_on = |window: &Window| window.from(offset).is_some() || window.end() == offset;
-        windows.iter().position(goes_on).map(|at| windows.remove(at)).unwrap_or_default()
-    }
-
-    /// Reads the blocks from this offset on, which the window does not have, and at least up to `end` if a run has so many.
-    fn fill(&self, window: &mut Window, offset: u64, end: u64) -> Result<(), CheckpointError> {
-        let at = offset - offset % BLOCK_BYTES;
-        let needed = end.next_multiple_of(BLOCK_BYTES) - at;
-        let goes_on = !window.bytes.is_empty() && window.end() == at;
-        let ahead = if goes_on { 2 * window.ahead } else { 0 };
-        let count = needed.max(ahead).min(RUN_BYTES).min(self.covered - at);
-        (window.at, window.ahead) = (at, count);
-        window.bytes.resize(count as usize, 0);
-        self.store.read(&self.name, &self.record.file, self.data_at + at, &mut window.bytes)?;
-        self.check_blocks(at, &window.bytes)
     }
 
     /// Compares blocks of data that begin at this offset with their checksums.

@@ -474,48 +474,26 @@ fn only_parts_that_have_what_is_read_are_opened() {
     assert!(matches!(Checkpoint::open(&store, &manifest.name), Err(CheckpointError::Foreign { .. })));
 }
 
-/// A part with 12 MB of numbers, and the numbers' bytes.
-fn long_part(store: &Arc<dyn Store>) -> (Part, Vec<u8>) {
+/// Over a network each read is a request of many milliseconds.
+#[test]
+fn a_long_stretch_is_read_at_once_and_each_block_of_it_is_checked() {
+    const BLOCK: usize = 256 << 10;
+    let directory = tempfile::tempdir().unwrap();
+    let (counting, store) = counting(directory.path());
     let table = TableSpec::new(5, 1024, Optimizer::sum(), Initial::Constant(0.0));
     let plan = PartPlan { tables: vec![(table, 1)], ..PartPlan::default() };
     let mut writer = PartWriter::begin(store.clone(), "round-1", "part", &plan).unwrap();
     let (ids, numbers): (Vec<u64>, Vec<f32>) =
         ((0..3000).collect(), (0..3000 * 1024).map(|at| at as f32).collect());
     writer.rows(&RowsPiece { key: 5, pushes: ids.clone(), ids, numbers: numbers.clone() }).unwrap();
-    let part = Part::open(store.clone(), "round-1", &writer.finish().unwrap()).unwrap();
-    (part, numbers.iter().flat_map(|number| number.to_le_bytes()).collect())
-}
-
-/// Over a network each read is a request of many milliseconds.
-#[test]
-fn chunks_that_follow_each_other_share_reads_and_others_cost_little() {
-    let directory = tempfile::tempdir().unwrap();
-    let (counting, store) = counting(directory.path());
-    let (part, expected) = long_part(&store);
-    let reads = |at: &mut dyn Iterator<Item = usize>| {
-        let before = counting.reads.load(Ordering::Relaxed);
-        for at in at {
-            let mut read = vec![0; 100_000];
-            part.read((2 * 3000 * 8 + at) as u64, &mut read).unwrap();
-            assert!(read == expected[at..at + 100_000], "{at}");
-        }
-        counting.reads.load(Ordering::Relaxed) - before
-    };
-    assert_eq!(reads(&mut (0..120).map(|at| 100_000 * at)), 6, "0.25, 0.5, 1, 2, 4 MiB, the rest");
-    assert_eq!(reads(&mut (0..10).rev().map(|at| 1_000_000 * at)), 9, "one of them is there still");
-}
-
-#[test]
-fn a_long_stretch_is_read_at_once_and_each_block_of_it_is_checked() {
-    const BLOCK: usize = 256 << 10;
-    let directory = tempfile::tempdir().unwrap();
-    let (counting, store) = counting(directory.path());
-    let (part, expected) = long_part(&store);
+    let record = writer.finish().unwrap();
+    let part = Part::open(store.clone(), "round-1", &record).unwrap();
     let (offset, bytes) = (2 * 3000 * 8 + 4, 3000 * 1024 * 4 - 8);
     let before = counting.reads.load(Ordering::Relaxed);
     let mut read = vec![0; bytes];
     part.read(offset, &mut read).unwrap();
     assert_eq!(counting.reads.load(Ordering::Relaxed) - before, 2, "12 MB");
+    let expected: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     assert!(read == expected[4..4 + bytes]);
     let path = directory.path().join("round-1/part");
     let sound = std::fs::read(&path).unwrap();

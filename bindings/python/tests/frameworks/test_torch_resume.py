@@ -106,8 +106,9 @@ def run(script: Path, directory: str) -> list[list[str]]:
         timeout=2 * PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    lines = [line[line.index("rank ") :].split() for line in done.stdout.splitlines() if " from " in line]
-    return sorted(lines)
+    # The launcher passes on what rank 0 prints, and marks what others print.
+    lines = (done.stdout + done.stderr).splitlines()
+    return sorted(line[line.index("rank ") :].split() for line in lines if " from " in line and " rate " in line)
 
 
 def test_workers_that_are_restarted_train_as_if_they_had_not_failed(tmp_path: Path) -> None:

@@ -9,32 +9,62 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed
 
 from conftest import PATIENCE_S
 from gradwire.launching import PROGRAMS_VARIABLE, _clean_environ, program
 from gradwire.torch import _torchrun
 
 SCRIPT = """
-import os
+import os, sys
 import gradwire.torch as gw
 import torch
 gw.init()
 assert gw.rank() == int(os.environ["RANK"]) and gw.size() == int(os.environ["WORLD_SIZE"])
 assert gw.local_rank() == int(os.environ["LOCAL_RANK"])
 mean = gw.push_pull(torch.tensor([float(gw.rank())]), name="ranks")
-print("rank", gw.rank(), "of", gw.size(), "mean", mean.item(), flush=True)
+# In one write: torchrun's processes share a pipe, and their buffers are off.
+sys.stdout.write(f"rank {gw.rank()} of {gw.size()} mean {mean.item()}\\n")
 """
 
 
-def torchrun(script: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def torchrun(script: Path, *words: str, restarts: int = 0, **variables: str) -> tuple[int, str, str]:
+    """The exit code, and what two processes of torchrun print."""
     path = os.pathsep.join(path for path in sys.path if path)
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *words, str(script)],
-        env={**environ(), PROGRAMS_VARIABLE: os.path.dirname(program("gradwire-scheduler")), "PYTHONPATH": path, **variables},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    env = {**environ(), PROGRAMS_VARIABLE: os.path.dirname(program("gradwire-scheduler")), "PYTHONPATH": path, **variables}
+    if torch.__version__.startswith("1."):
+        return stand_in(script, restarts, env)
+    rest = ["--master_port", str(_free_port()), "--max_restarts", str(restarts), "--monitor_interval", "0.1", *words, str(script)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *rest]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    return done.returncode, done.stdout, done.stderr
+
+
+def stand_in(script: Path, restarts: int, env: dict[str, str]) -> tuple[int, str, str]:
+    """What torchrun does for its processes. Debian's own cannot start any."""
+    store = torch.distributed.TCPStore("127.0.0.1", _free_port(), is_master=True, wait_for_workers=False)
+    said = ["", ""]
+    for attempt in range(restarts + 1):
+        common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-u", str(script)],
+                env={**env, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        # One that fails is the end of the other as well.
+        for process in processes:
+            out, error = process.communicate(timeout=PATIENCE_S)
+            said = [said[0] + out, said[1] + error]
+        if not any(process.returncode for process in processes):
+            return 0, said[0], said[1]
+    return 1, said[0], said[1]
 
 
 def environ() -> dict[str, str]:
@@ -53,9 +83,9 @@ def test_ranks_are_those_of_torchrun(tmp_path: Path) -> None:
         assert cluster.stderr is not None
         line = next(line for line in cluster.stderr if "for workers with " in line)
         named = dict(pair.split("=", 1) for pair in line.split("for workers with ")[1].split())
-        done = torchrun(script, "--standalone", GRADWIRE_SCHEDULER__PORT=named["GRADWIRE_SCHEDULER__PORT"])
-        assert done.returncode == 0, done.stderr[-4000:]
-        assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2 mean 0.5" for rank in range(2)], done.stdout
+        code, out, error = torchrun(script, "--standalone", GRADWIRE_SCHEDULER__PORT=named["GRADWIRE_SCHEDULER__PORT"])
+        assert code == 0, error[-4000:]
+        assert sorted(out.splitlines()) == [f"rank {rank} of 2 mean 0.5" for rank in range(2)], out
         cluster.communicate(timeout=PATIENCE_S)
         assert cluster.returncode == 0, "it ends with its workers"
     finally:
@@ -73,7 +103,11 @@ _torchrun.PORT = int(os.environ["FREE_PORT"])
 LATER = """
 if gw.rank() == 1:
     # Rank 0 takes no part, so this ends when rank 0 has left.
-    print("later", gw.push_pull(torch.tensor([7.0]), name="later").item(), flush=True)
+    sys.stdout.write(f'later {gw.push_pull(torch.tensor([7.0]), name="later").item()}\\n')
+"""
+
+ENDED = """
+sys.stdout.write(f"ended {gw.rank()}\\n")
 """
 
 FAILS_ONCE = """
@@ -88,21 +122,20 @@ def test_without_a_cluster_rank_0_starts_one_that_ends_after_the_last_worker(tmp
     script = tmp_path / "script.py"
     # Rank 1 still needs the cluster when rank 0 has ended.
     script.write_text(ALONE + SCRIPT + LATER)
-    done = torchrun(script, "--master-port", str(_free_port()), FREE_PORT=str(_free_port()), GRADWIRE_CLUSTER__SERVERS="2")
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert sorted(done.stdout.splitlines()) == ["later 7.0"] + [f"rank {rank} of 2 mean 0.5" for rank in range(2)], done.stdout
-    assert "rank 0 has started a cluster for this job, a scheduler at 127.0.0.1:" in done.stderr
+    code, out, error = torchrun(script, FREE_PORT=str(_free_port()), GRADWIRE_CLUSTER__SERVERS="2")
+    assert code == 0, error[-4000:]
+    assert sorted(out.splitlines()) == ["later 7.0"] + [f"rank {rank} of 2 mean 0.5" for rank in range(2)], out
+    assert "rank 0 has started a cluster for this job, a scheduler at 127.0.0.1:" in error
 
 
 @pytest.mark.parametrize("fails", ["0", "1"])
 def test_a_restart_by_torchrun_begins_a_new_cluster(tmp_path: Path, fails: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(ALONE + SCRIPT + FAILS_ONCE + 'print("ended", gw.rank(), flush=True)')
-    words = ["--master-port", str(_free_port()), "--max-restarts", "1", "--monitor-interval", "0.1"]
-    done = torchrun(script, *words, FREE_PORT=str(_free_port()), FAILS=fails)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert sorted(line for line in done.stdout.splitlines() if "ended" in line) == ["ended 0", "ended 1"], done.stdout
-    assert done.stderr.count("rank 0 has started a cluster") == 2, done.stderr[-4000:]
+    script.write_text(ALONE + SCRIPT + FAILS_ONCE + ENDED)
+    code, out, error = torchrun(script, restarts=1, FREE_PORT=str(_free_port()), FAILS=fails)
+    assert code == 0, error[-4000:]
+    assert sorted(line for line in out.splitlines() if "ended" in line) == ["ended 0", "ended 1"], out
+    assert error.count("rank 0 has started a cluster") == 2, error[-4000:]
 
 
 def _free_port() -> int:

@@ -140,7 +140,7 @@ fn a_wrong_command_line_starts_nothing() {
     let cases: [(&[&str], &str); 3] = [
         (&["--set", "lanes"], "KEY=VALUE"),
         (&["--bin-dir", "/nonexistent"], "--bin-dir"),
-        (&["--workers", "0"], "not in 1.."),
+        (&["--workers", "0"], "--set cluster.workers=N"),
     ];
     for (flags, words) in cases {
         let mut command = Command::new(GRADWIRE);

@@ -224,7 +224,9 @@ impl Posts {
         on_answer: impl FnMut(PostAnswer) + Send + 'static,
     ) {
         let within = within.min(WITHIN_MAX);
-        let count = if matches!(to, PostTo::One(_)) { 1 } else { GROUP_COUNT };
+        let scheduler = NodeGroup { scheduler: true, servers: false, workers: false };
+        let has_one = matches!(to, PostTo::One(_)) || to == PostTo::Group(scheduler);
+        let count = if has_one { 1 } else { GROUP_COUNT };
         let place = self.0.asking.take(count, message.body.len());
         self.tell(Work::Ask { to, message, within, on_answer: Box::new(on_answer), place });
     }

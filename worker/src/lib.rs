@@ -4,6 +4,7 @@
 //! `client` is the surface, `engine` decides, `runtime` executes.
 #![forbid(unsafe_code)]
 
+mod call_fault;
 pub mod client;
 pub mod encoder;
 pub mod engine;
@@ -11,12 +12,13 @@ pub mod error;
 pub mod runtime;
 mod subject;
 
+pub use call_fault::CallFault;
 pub use client::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use client::{
     Client, Element, Ended, Handle, LentMemory, OpFuture, RegistrationStats, ReplyInto, SharedBuffer, Source, Target, Tensor,
     TensorBuffer, Weights,
 };
 pub use client::{RowsHandle, Table};
-pub use error::{CallFault, ClientError, OpError};
+pub use error::{ClientError, OpError};
 pub use fabric::{Number, Numbers, UserBuffer};
 pub use subject::Subject;

@@ -1259,7 +1259,8 @@ GradwireCode gradwire_messages_send(const GradwireMessages *messages,
  * milliseconds. Call it before `gradwire_messages_send`, except in handlers and callbacks, which must not wait for
  * messages: if members' handlers waited for each other, no message would be answered.
  */
-GradwireCode gradwire_messages_wait_for_room(const GradwireMessages *messages, uint64_t timeout_ms);
+GradwireCode gradwire_messages_wait_for_room(const GradwireMessages *messages,
+                                             uint64_t timeout_ms);
 
 /**
  * Registers a handler for messages with this number. Earlier messages have waited for it. The context must exist

@@ -15,7 +15,7 @@ use crate::settings;
 use crate::tensor::Tensor;
 use gradwire_worker::{CallRequest, ClientError, Piece, Source, Target, TensorBuffer, UserBuffer};
 use proto_common::element::Dtype;
-use proto_common::message::NodeGroup;
+use proto_common::message::{Coming, NodeGroup};
 use proto_common::optimizer::Optimizer;
 use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
@@ -289,6 +289,18 @@ impl Client {
         let (client, tensor) = (self.inner.get()?.client.clone(), tensor.inner.clone());
         let rule: Optimizer = parsed(rule)?;
         interruptible(py, move || Ok(client.change_rule(&tensor, rule)?))
+    }
+
+    /// Whether the job was already running when this worker joined it: it replaces one that failed, or is one more.
+    #[getter]
+    fn _has_rejoined(&self) -> PyResult<bool> {
+        Ok(self.inner.get()?.client.coming() != Coming::Start)
+    }
+
+    /// Whether rounds wait for this worker, because it replaces one that failed.
+    #[getter]
+    fn _is_awaited(&self) -> PyResult<bool> {
+        Ok(self.inner.get()?.client.coming() == Coming::Again)
     }
 
     /// Returns the round that every worker has completed for these tensors, to resume training there.

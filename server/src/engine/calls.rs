@@ -174,7 +174,7 @@ impl Calls {
         let Some(line) = self.line(peer, app) else { return };
         line.next += 1;
         line.entries.push_back(entry);
-        self.bytes += entry.bytes;
+        self.bytes = self.bytes.saturating_add(entry.bytes);
         self.by_id.insert(id, (peer, app, entry.operation));
         match refused {
             Some(status) => self.end(id, CallAnswer::failed(status), desk),

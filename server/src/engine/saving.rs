@@ -78,6 +78,8 @@ pub struct Savings {
     current: Option<Checkpoint>,
     /// No checkpoint of this round or an earlier one is begun by itself any more.
     last_round: u64,
+    /// The last one was of this round, and was given up: only the scheduler begins it once more.
+    dropped: Option<u64>,
     /// The job has tensors with rounds: checkpoints are of theirs.
     are_rounds_counted: bool,
     /// Chunks are all copied, and rows of tables are not.
@@ -93,6 +95,7 @@ impl Savings {
             begun: 0,
             current: None,
             last_round: 0,
+            dropped: None,
             are_rounds_counted: false,
             has_rows_left: false,
             news: VecDeque::new(),
@@ -123,12 +126,19 @@ impl Savings {
     /// Has a checkpoint of this round begun, or is it over? One of the moment (`now`) is over only while it is under way.
     pub(super) fn is_known(&self, round: u64, now: bool) -> bool {
         let is_current = self.current.as_ref().is_some_and(|current| current.round == round);
-        is_current || (!now && round <= self.last_round)
+        is_current || (!now && self.is_over(round))
+    }
+
+    /// If a round that was given up counted as over, a worker that asks for its checkpoint would get an error, because this lane had begun
+    /// it by itself while the scheduler had another one under way.
+    fn is_over(&self, round: u64) -> bool {
+        round <= self.last_round && self.dropped != Some(round)
     }
 
     /// A checkpoint of this round begins, or (`now`) of the moment. None is under way.
     pub(super) fn begin(&mut self, round: u64, now: bool, chunks: &mut [Chunk]) {
         self.last_round = self.last_round.max(round);
+        self.dropped = None;
         self.begun += 1;
         let (due, urgent) = Default::default();
         let mut current = Checkpoint { round, due, urgent, left: 0, is_passed: false };
@@ -155,7 +165,7 @@ impl Savings {
 
     /// Would a checkpoint of this round, not begun here, come too late? Then where training is.
     pub(super) fn is_past(&self, round: u64, chunks: &[Chunk]) -> Option<u64> {
-        let is_known = round <= self.last_round;
+        let is_known = self.is_over(round);
         let chunks = chunks.iter().filter(|chunk| chunk.is_served() && chunk.rounds.has_rounds());
         chunks.map(|chunk| chunk.rounds.version()).max().filter(|newest| !is_known && *newest > round)
     }
@@ -220,6 +230,7 @@ impl Savings {
         }
         // It may have been of a round far ahead: those before that are still to have theirs.
         self.last_round = self.last_round.min(self.newest_version(chunks));
+        self.dropped = Some(round);
         true
     }
 
@@ -305,5 +316,23 @@ mod tests {
         assert!(chunks[1].is_due());
         assert_eq!(savings.is_past(2, &chunks), Some(3));
         assert!(savings.drop(1, &chunks) && !savings.drop(1, &chunks));
+    }
+
+    #[test]
+    fn one_that_began_by_itself_and_was_given_up_begins_once_more_by_order_only() {
+        let (mut savings, mut chunks) = (Savings::new(2), [Chunk::sample(1), Chunk::sample(2)]);
+        savings.begin_every(1);
+        publish(&mut savings, 0, &mut chunks);
+        assert!(savings.is_known(1, false) && savings.drop(1, &chunks));
+        publish(&mut savings, 1, &mut chunks);
+        assert_eq!((savings.current(), savings.next_news()), (None, Some(SavingNews::Begun(1))));
+        assert_eq!((savings.is_known(1, false), savings.is_past(1, &chunks)), (false, None));
+        savings.begin(1, false, &mut chunks);
+        assert!(savings.is_known(1, false));
+        // It is too late where training has gone on.
+        assert!(savings.drop(1, &chunks));
+        savings.begin_every(0);
+        publish(&mut savings, 0, &mut chunks);
+        assert_eq!(savings.is_past(1, &chunks), Some(2));
     }
 }

@@ -263,8 +263,7 @@ impl Rig {
                     source: Some(source.span()),
                     target: Some(target.span()),
                 };
-                let (worker, _) = self.worker.as_mut().unwrap();
-                worker.submit(submission, now_ms);
+                self.worker.as_mut().unwrap().0.submit(submission, now_ms);
                 submitted = Some(state);
             }
             self.turn();

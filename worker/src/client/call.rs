@@ -4,8 +4,9 @@
 use super::buffer::{LentMemory, Piece, ReplyInto, TensorBuffer};
 use super::cut::{Cut, Filled, room_bytes};
 use super::state::Client;
+use crate::call_fault::CallFault;
 use crate::engine::{Coded, PartSpec, Submit};
-use crate::error::{CallFault, ClientError, OpError};
+use crate::error::{ClientError, OpError};
 use crate::runtime::{
     Blocked, LaneHandle, LaneMessage, Line, OpBuffers, OpState, OpStates, RawReply, Submission, drive_until,
 };

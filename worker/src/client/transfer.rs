@@ -300,7 +300,8 @@ impl Client {
         };
         let target = target.map(|target| buffers.keep_target(target));
         let tensor_lanes = coded.map_or(tensor.lanes(), |coded| &coded.lanes);
-        let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
+        let by_lane = self.0.lanes.iter().zip(tensor_lanes).enumerate();
+        let by_lane = by_lane.filter(|(_, (_, parts))| !parts.is_empty());
         let mut numbers = tensor.numbers();
         let ((operation, round), exact) = (numbers.next(kind, tensor.seen()), numbers.exactly(kind));
         let round = round + u64::from(probe.is_some());
@@ -308,7 +309,7 @@ impl Client {
         numbers.encode(round, &mut buffers);
         buffers.busy = Some(tensor.viewing().busy());
         let by_chunk = buffers.versions.is_some();
-        let state = self.0.states.take(lanes, buffers);
+        let state = self.0.states.take(by_lane.clone().count() as u32, buffers);
         let reading = tensor.viewing().reading(operation);
         if view {
             state.will_show(tensor.begin_view(operation));
@@ -330,10 +331,7 @@ impl Client {
             by_chunk,
         };
         let mut used = 0u64;
-        for (index, (lane, parts)) in self.0.lanes.iter().zip(tensor_lanes).enumerate() {
-            if parts.is_empty() {
-                continue;
-            }
+        for (index, (lane, parts)) in by_lane {
             used |= 1 << index;
             lane.submit(Submission {
                 state: state.clone(),

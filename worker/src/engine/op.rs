@@ -14,7 +14,8 @@
 use super::command::{Command, Commands};
 use super::part::Submit;
 use super::stats::LaneStats;
-use crate::error::{CallFault, OpError};
+use crate::call_fault::CallFault;
+use crate::error::OpError;
 use crate::subject::Subject;
 use proto_common::batch::OpKind;
 use proto_common::call::called;

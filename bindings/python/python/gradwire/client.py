@@ -292,7 +292,8 @@ _live: weakref.WeakSet[Client] = weakref.WeakSet()
 _pid = os.getpid()
 
 
-def _leave() -> None:
+def leave() -> None:
+    """All clients of this process leave, or report the exception that ends it."""
     if os.getpid() != _pid:
         return
     # Where somebody types, an error that was seen is not the program's end.
@@ -317,5 +318,5 @@ def _in_child() -> None:
     _live.clear()
 
 
-atexit.register(_leave)
+atexit.register(leave)
 os.register_at_fork(after_in_child=_in_child)

@@ -124,6 +124,14 @@ class Cluster:
         """Returns the log of a process of the cluster."""
         return (self.directory / f"{name}.log").read_text(errors="replace")
 
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until the job has ended, which it does when all workers have left. Returns whether it has."""
+        try:
+            self.process("scheduler").wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def close(self) -> None:
         """Ends all processes of the cluster. A second call does nothing."""
         for _, process in self._processes:

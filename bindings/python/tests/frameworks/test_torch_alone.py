@@ -33,12 +33,15 @@ class Run:
         self.way, self.client = way, client
         self.ranks = range(2) if client is None else [client.rank]
         self._wrapped: list[gt.DistributedOptimizer] = []
+        # Scripts keep their models, too: one that is gone takes part in no round.
+        self._models: list[nn.Module] = []
 
     def wrap(self, net: nn.Module, optimizer: Any) -> tuple[Any, Any]:
         if self.client is None:
             return net, optimizer
         if self.way == "model":
-            return gt.DistributedDataParallel(net, client=self.client), optimizer
+            self._models.append(gt.DistributedDataParallel(net, client=self.client))
+            return self._models[-1], optimizer
         self._wrapped.append(gt.DistributedOptimizer(optimizer, net.named_parameters(), client=self.client))
         return net, self._wrapped[-1]
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.fsdp
 from torch import nn
 
 import gradwire
@@ -236,8 +235,10 @@ def test_parameters_that_are_sharded_are_refused_with_the_reason(tmp_path: Path)
     flat = nn.Linear(4, 4)
     flat.weight._fsdp_flattened = True  # type: ignore[attr-defined]
     nets = [flat]
-    if hasattr(torch.distributed.fsdp, "fully_shard"):
-        fully_shard = torch.distributed.fsdp.fully_shard
+    # Since torch 2.6. Debian's cannot import the module with its own Python.
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6):
+        from torch.distributed.fsdp import fully_shard
+
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
         nets.append(fully_shard(nn.Linear(4, 4), mesh=dist.device_mesh.init_device_mesh("cpu", (1,))))
     try:

@@ -134,8 +134,8 @@ impl BatchReader {
 
         let (table, grant_bytes) = prefix[HEADER_BYTES..].split_at(blocks * BLOCK_BYTES);
         for (index, bytes) in table.chunks_exact(BLOCK_BYTES).enumerate() {
-            let raw = RawBlock::read_from_bytes(bytes).map_err(|_| BatchError::BadBlock { index })?;
-            let block = Block::from_raw(&raw).ok_or(BatchError::BadBlock { index })?;
+            let raw = RawBlock::ref_from_bytes(bytes).map_err(|_| BatchError::BadBlock { index })?;
+            let block = Block::from_raw(raw).ok_or(BatchError::BadBlock { index })?;
             if let BlockData::Inline { offset } = block.data {
                 let end = offset.checked_add(block.bytes);
                 if end.is_none_or(|end| end > header.payload_bytes) {

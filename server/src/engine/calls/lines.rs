@@ -183,7 +183,7 @@ impl Calls {
     /// full of requests could make no room for a reply, and the reply would keep the requests in that pool.
     fn roomless_bytes(&self) -> u64 {
         let entries = self.lines.values().flat_map(|line| &line.entries);
-        entries.filter(|entry| entry.awaits_room).map(|entry| entry.bytes).sum()
+        entries.filter(|entry| entry.awaits_room).fold(0, |sum, entry| sum.saturating_add(entry.bytes))
     }
 
     /// Makes room for so many bytes, by replies that workers most likely have. False where there is none.

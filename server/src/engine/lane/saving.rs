@@ -1,5 +1,5 @@
 //! Checkpoints, as the runtime asks for them: what they hold up is continued here. Which chunks are copied when is decided in
-//! [`Savings`](crate::engine::saving::Savings).
+//! [`Savings`].
 
 use super::LaneEngine;
 use crate::engine::chunk::{Chunk, Saving};

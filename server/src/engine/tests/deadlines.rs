@@ -46,7 +46,7 @@ fn an_operation_that_was_late_may_be_sent_again_and_counts_once() {
     assert_eq!(rig.tick(1_000), [late(0, 2, 1, &[1])]);
     assert!(matches!(rig.send(1, &[push(2, 2)])[..], [Command::Finish { contributors: 2, .. }]));
     assert_eq!(rig.flush(), [done(1, 2, 2)]);
-    assert_eq!(rig.send(0, &[push_pull(2, 2)]), [land(0, 0)]);
+    assert_eq!(rig.send(0, &[push_pull(2, 2)]), [land(0, 1)]);
     assert_eq!(rig.flush(), [done(0, 2, 2)]);
 }
 

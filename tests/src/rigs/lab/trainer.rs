@@ -239,8 +239,7 @@ impl Lab {
         *rounds += u64::from(kind.contributes());
         let asks = matches!(kind, OpKind::Init | OpKind::Release);
         // Who came in after all rounds counts from one on that nobody makes; others leave here only when it has its weights.
-        let round = (*rounds).min(self.shape.rounds);
-        let (operation, round) = (Operation(*operations), if asks { 0 } else { round });
+        let round = if asks { 0 } else { (*rounds).min(self.shape.rounds) };
         let values = match kind {
             OpKind::Init => Some(self.oracle.initial(tensor)),
             OpKind::PushPull if !self.shape.is_counted() => Some(self.oracle.gradient(tensor, rank.0, round)),
@@ -277,7 +276,7 @@ impl Lab {
             kind,
             dtype: Dtype::F32,
             placement,
-            operation,
+            operation: Operation(*operations),
             count: Count::Round(round),
             priority: trainer.rng.below(4) as i32,
             timeout_ms: OPERATION_MS,

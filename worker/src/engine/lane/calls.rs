@@ -1,9 +1,10 @@
 //! Calls on their way: how many of a line may be under way, and what their answers mean.
 
 use super::LaneEngine;
+use crate::call_fault::CallFault;
 use crate::engine::command::{Command, Commands};
 use crate::engine::part::{Coded, Part, PartSpec};
-use crate::error::{CallFault, OpError};
+use crate::error::OpError;
 use crate::subject::Subject;
 use proto_common::batch::{Block, BlockData, Status};
 use proto_common::call::called;

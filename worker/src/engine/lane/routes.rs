@@ -3,11 +3,12 @@
 //! the part's memory. Before that, no other part of the chunk is sent to the chunk's new server.
 
 use super::LaneEngine;
+use crate::call_fault::CallFault;
 use crate::engine::command::Commands;
 use crate::engine::link::Link;
 use crate::engine::op::{Op, Told};
 use crate::engine::part::{Part, State};
-use crate::error::{CallFault, OpError};
+use crate::error::OpError;
 use proto_common::call::called;
 use proto_common::ids::{ChunkId, Rank};
 use std::collections::BTreeSet;

@@ -1,7 +1,7 @@
 //! Calls on their way: windows, what servers are told of answers, replies with and without room.
 
 use super::*;
-use crate::error::CallFault;
+use crate::call_fault::CallFault;
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, call_id};
 
 /// Bytes of each frame.

@@ -2,7 +2,7 @@
 //! and nothing of the chunk goes out in between.
 
 use super::*;
-use crate::error::CallFault;
+use crate::call_fault::CallFault;
 use crate::subject::Subject;
 use proto_common::call::call_id;
 

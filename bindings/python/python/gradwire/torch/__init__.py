@@ -1,5 +1,5 @@
 """Gradwire for torch: an optimizer wrapper, a model wrapper that averages gradients, a communication hook for torch's own
-DistributedDataParallel, broadcasts, collective operations, and named tensors.
+DistributedDataParallel, broadcasts, collective operations, named tensors, and training that continues after failures.
 
 Servers average the gradients of all workers (rule `Assign(average=True)`). Gradients travel in registered memory; gradients
 on a CUDA device are staged through pinned memory.
@@ -35,6 +35,7 @@ from ._ops import (
 )
 from ._optimizer import DistributedOptimizer
 from ._process import init, initialized, local_rank, local_size, rank, shutdown, size
+from ._resume import resume
 
 __all__ = [
     "MEAN",
@@ -63,6 +64,7 @@ __all__ = [
     "push_pull_inplace",
     "rank",
     "reduce",
+    "resume",
     "shutdown",
     "size",
     "synchronize",

@@ -2,7 +2,7 @@
 contributed gradients, and their order. Optimizers and models decide when to wait.
 
 A round has a contribution of every worker to every tensor, and to the roll: who contributes, and to which parameters anyone does. Workers
-may therefore use different parameters, send a gradient again, or have joined (`shadow`)."""
+may therefore use different parameters, send a gradient again, have joined (`shadow`), or have been restarted (`receive`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any, Optional
 
 import torch
 
+from .._native import Tensor as Declared
 from ..client import Client, Declaration
 from ..codecs import Codec
-from ..errors import InputError
+from ..errors import InputError, OperationError
 from ..optimizers import Assign
 from ._exchange import MEAN, Exchange, Named, Taken, plain, unique
-from ._roll import Roll
+from ._roll import Called, Roll
 
 _CHANGED = (
     "gradients were modified after backward had contributed them, and the change would be lost: call synchronize() after "
@@ -24,7 +25,7 @@ _CHANGED = (
 )
 
 # What a worker is in a round: 0 if it has joined.
-PRESENT, SENDS_AGAIN, CANNOT = 1, 2, 3
+PRESENT, FORGETS, SENDS_AGAIN, CANNOT, NEEDS_STATE = 1, 2, 3, 4, 5
 _ROLL = "(round)"
 _SAMPLE = 16
 
@@ -76,8 +77,16 @@ class Averager:
         self._loss: Exchange | None = None
         # The workers of the last round that had any.
         self.contributors = list(range(client.workers))
+        # A mean over the workers that took part, times this, is one over the contributors.
+        self._share = 1.0
         # Whether nobody has contributed to the last round.
         self._is_over = False
+        # Rounds whose means were taken.
+        self.steps = 0
+        # Copies the state of training from a worker to those that need it; this one, if the second argument is true.
+        self.transfer: Callable[[int, bool], None] | None = None
+        # Whether the optimizer is within a step, where its state is none that another worker could continue with.
+        self.is_within_step = False
         self.is_on = True
         # Whether gradients are means, and no backward has begun since.
         self.is_synchronized = False
@@ -154,28 +163,87 @@ class Averager:
             if users:
                 self._take(parameter, exchange)
         self._again()
+        self.steps += 1
         self.is_synchronized = True
+
+    def tensors(self) -> list[Declared]:
+        """All that a round consists of."""
+        assert self._roll is not None
+        return [self._roll.declared, *(exchange.declared for exchange in self._exchanges.values())]
+
+    def receive(self) -> None:
+        """In a worker that was restarted: ends the round that the others wait in, without contributing to it, and gets the state that they
+        had before it. The others send their gradients again, and this worker's next round is the same one."""
+        assert self._roll is not None
+        codes: list[int] = []
+        # If the process that failed had contributed all of a round, the others end that round and go on to the next one.
+        while NEEDS_STATE not in codes:
+            for exchange in self._exchanges.values():
+                exchange.begin(None)
+            self._roll.begin(NEEDS_STATE, [0] * len(self._exchanges))
+            codes = self._ended().codes
+        self._pass_on(codes, True)
+
+    def _ended(self) -> Called:
+        """Waits for a round; raises InputError if a worker cannot take part."""
+        assert self._roll is not None
+        called = self._roll.end()
+        for exchange in self._exchanges.values():
+            exchange.wait()
+        if CANNOT in called.codes:
+            self._again()
+            raise InputError(f"rank {called.codes.index(CANNOT)}: {_CHANGED}", "changed_gradient")
+        return called
+
+    def _pass_on(self, codes: list[int], takes: bool) -> None:
+        """The state of training goes to workers that were restarted."""
+        needy = codes.index(NEEDS_STATE)
+        givers = [rank for rank, one in enumerate(codes) if one in (PRESENT, FORGETS, SENDS_AGAIN)]
+        if takes and self._client.rank in givers:
+            # This is the code of the process that failed. If the others take this worker for the giver, nobody sends the state, and all
+            # workers get an error.
+            givers.remove(self._client.rank)
+        if not givers:
+            raise OperationError(f"rank {needy} was restarted, and no worker is left that has the state of training", "no_state")
+        if len({codes[rank] == FORGETS for rank in givers}) > 1:
+            # Some workers are in a step that is over for the others.
+            raise OperationError(f"rank {needy} was restarted in a round that some workers discard", "no_state")
+        if self.transfer is None or self.is_within_step:
+            missing = "without gradwire.torch.resume(), which all workers must call"
+            reason = "within a step with a closure" if self.is_within_step else missing
+            raise InputError(f"rank {needy} was restarted, and cannot get the state of training {reason}", "no_state")
+        self.transfer(givers[0], takes)
 
     def _round(self, code: int, gradients: Gradients) -> list[int]:
         """Contributes what was not sent yet, waits, and returns how many workers have a gradient of each parameter. If a worker sends
         gradients again, all do: what was sent first is discarded."""
         assert self._roll is not None
+        if self._client._has_rejoined and self.transfer is None:
+            raise InputError(
+                "this worker replaces one that failed, and does not have the state of training: call "
+                "gradwire.torch.resume(optimizer, model) before the first step, with a DistributedOptimizer",
+                "not_resumed",
+            )
         while True:
             for parameter, exchange in self._exchanges.items():
                 if exchange.handle is None:
                     exchange.begin(gradients.get(parameter))
+            if self.transfer is not None:
+                # If this worker were in the roll and failed before its last gradient was sent, the others would take the zeros of the
+                # process that replaces it for that gradient.
+                for exchange in self._exchanges.values():
+                    exchange.wait()
             self._roll.begin(code, (gradients.get(p) is not None for p in self._exchanges))
-            codes, used = self._roll.end()
-            for exchange in self._exchanges.values():
-                exchange.wait()
+            codes, present, used = self._ended()
             self.contributors = [rank for rank, one in enumerate(codes) if one] or self.contributors
-            if CANNOT in codes:
-                self._again()
-                raise InputError(f"rank {codes.index(CANNOT)}: {_CHANGED}", "changed_gradient")
-            if SENDS_AGAIN not in codes:
+            self._share = present / len(self.contributors)
+            if NEEDS_STATE in codes:
+                self._pass_on(codes, False)
+            # A worker that gets the state takes part in the step that it belongs to, if there is one.
+            if SENDS_AGAIN not in codes and (NEEDS_STATE not in codes or FORGETS in codes):
                 self._is_over = not any(codes)
                 return used
-            code = min(code, PRESENT)
+            code = PRESENT if code == SENDS_AGAIN else code
 
     def _take(self, parameter: torch.Tensor, exchange: Exchange) -> None:
         gradient = parameter.grad
@@ -186,9 +254,9 @@ class Averager:
         if gradient is None or is_sparse:
             gradient = torch.empty_like(parameter)
         exchange.copy_to(gradient)
-        if len(self.contributors) < self._client.workers:
-            # Servers divide by the number of all workers.
-            gradient.mul_(self._client.workers / len(self.contributors))
+        if self._share != 1:
+            # Servers divide by the number of workers that took part, those that have joined included.
+            gradient.mul_(self._share)
         # The rows that any worker has used.
         parameter.grad = gradient.to_sparse(1) if is_sparse else gradient
 
@@ -208,7 +276,7 @@ class Averager:
     def forget(self) -> None:
         """Ends a round in which any gradients were sent, and discards its results. The others count as zeros."""
         if self._sent:
-            self._round(PRESENT, {p: sent.gradient for p, sent in self._sent.items()})
+            self._round(FORGETS, {p: sent.gradient for p, sent in self._sent.items()})
         # Backward passes that have not been enough to send anything count no more, either.
         self._again()
         self.is_synchronized = False

@@ -13,7 +13,7 @@ from ..client import Client, Declaration, wait_all
 from ..errors import InputError, OperationError
 from ..optimizers import Assign
 from ._encoding import decode, encode, tensors_of
-from ._exchange import Named, refuse_shard
+from ._exchange import Named, follow, refuse_shard
 from ._process import client_or_default
 
 
@@ -26,12 +26,19 @@ def broadcast_parameters(
 ) -> None:
     """Copies the tensors of `root_rank` to every worker, in place: `model.state_dict()`, or `model.named_parameters()`. Every
     worker must call it with the same names. Every bit is kept."""
+    broadcast(tensors_in(parameters, prefix), client_or_default(client), root_rank)
+
+
+def tensors_in(parameters: Mapping[str, torch.Tensor] | Named, prefix: str) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that have elements, by their full names."""
     pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
     named = {name: one for name, one in pairs if isinstance(one, torch.Tensor) and one.numel()}
-    _broadcast([(prefix + name, one) for name, one in named.items()], client_or_default(client), root_rank)
+    return [(prefix + name, one) for name, one in named.items()]
 
 
-def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int) -> None:
+def broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int, initial: bool = True) -> None:
+    """Copies the tensors of `root` to all workers, in place. `initial`: the first one sets initial values. Otherwise all are rounds, in
+    which workers that were restarted can take part."""
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < client.workers:
         raise InputError(f"invalid root_rank {root!r}: pass a worker's rank from 0 to {client.workers - 1}", "root_rank")
     if not named:
@@ -54,7 +61,9 @@ def _broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int)
     roots = Declaration(f"{named[0][0]}.roots", 1, "int32", Assign(), mode="sync", backup_workers=0)
     new = [one for one in [*declarations, roots] if one not in known]
     known.update(zip(new, client.declare_all(new)))
-    first = set() if root else set(new)
+    # The first broadcast of a worker that was restarted need not be that of the others, who then have had rounds of `roots`.
+    rounds = {one: follow(client, known[one]) for one in new}
+    first = set(new) if initial and root == 0 and rounds.get(roots) == 0 else set()
     handles: list[Handle] = []
     for declaration, memory in zip(declarations, memories):
         if declaration in first:
@@ -90,17 +99,18 @@ def broadcast_optimizer_state(
     types. If the state has something that does not travel (see `broadcast_object`), every worker gets the InputError."""
     client = client_or_default(client)
     mine = optimizer.state_dict() if client.rank == root_rank else None
-    optimizer.load_state_dict(_object(mine, root_rank, prefix, client, "the optimizer's state"))
+    optimizer.load_state_dict(broadcast_value(mine, root_rank, prefix, client, "the optimizer's state"))
 
 
 def broadcast_object(value: Any, root_rank: int = 0, name: str = "object", *, client: Client | None = None) -> Any:
     """Returns the value of `root_rank` on every worker, with its types: None, numbers, strings, bytes, lists, tuples, sets, dictionaries,
     tensors, and numbers and arrays of numpy, in any combination. Received data is never executed. If the value has something else in
     it, every worker gets the InputError."""
-    return _object(value, root_rank, f"{name}.", client_or_default(client), "the value")
+    return broadcast_value(value, root_rank, f"{name}.", client_or_default(client), "the value")
 
 
-def _object(value: Any, root: int, prefix: str, client: Client, what: str) -> Any:
+def broadcast_value(value: Any, root: int, prefix: str, client: Client, what: str, initial: bool = True) -> Any:
+    """The value of `root`. `what` names it in errors; `initial` as in `broadcast`."""
     is_root, tensors, refused = client.rank == root, [], ""
     text = b""
     if is_root:
@@ -111,18 +121,18 @@ def _object(value: Any, root: int, prefix: str, client: Client, what: str) -> An
             refused = str(error)
             text = refused.encode()
     length = torch.tensor([len(text), bool(refused)])
-    _broadcast([(prefix + "length", length)], client, root)
+    broadcast([(prefix + "length", length)], client, root, initial)
     size, is_refused = length.tolist()
     # Room is for powers of two, so that few tensors are declared for values whose length changes.
     room = torch.zeros(1 << max(6, size.bit_length()), dtype=torch.uint8)
     if is_root:
         room[:size] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    _broadcast([(prefix + "text", room)], client, root)
+    broadcast([(prefix + "text", room)], client, root, initial)
     received = room[:size].numpy().tobytes().decode()
     if is_refused:
         raise InputError(f"broadcast from rank {root}: {received}", "object")
     if not is_root:
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in tensors_of(received)]
     copies = [one.clone() for one in tensors]
-    _broadcast([(f"{prefix}{at}", one) for at, one in enumerate(copies) if one.numel()], client, root)
+    broadcast([(f"{prefix}{at}", one) for at, one in enumerate(copies) if one.numel()], client, root, initial)
     return decode(received, iter(copies))

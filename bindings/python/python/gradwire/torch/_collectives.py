@@ -13,7 +13,7 @@ from ..client import Client
 from ..dtypes import element_of
 from ..errors import InputError
 from ..optimizers import Assign
-from ._exchange import MEAN
+from ._exchange import MEAN, follow
 from ._ops import push_pull_async, synchronize
 from ._process import client_or_default
 
@@ -163,4 +163,5 @@ def _declared(client: Client, name: str, elements: int, dtype: Any, average: boo
     if name not in known:
         rule = MEAN if average else Assign()
         known[name] = client.declare(name, elements, dtype, rule, None, "sync", 0, dynamic, backup_workers=0)
+        follow(client, known[name])
     return known[name]

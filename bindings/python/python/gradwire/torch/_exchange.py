@@ -131,6 +131,12 @@ def wait_for_device(tensor: torch.Tensor) -> None:
     torch.cuda.current_stream(tensor.device).synchronize()
 
 
+def follow(client: Client, declared: Declared) -> int:
+    """In a worker that was restarted and has called `resume`: its rounds of this tensor continue after those of the others. Returns how
+    many those were, and elsewhere 0."""
+    return client.resume([declared]) if vars(client).get("_follows") else 0
+
+
 def unique(named: Named) -> dict[str, torch.Tensor]:
     """Returns the parameters by name; rejects duplicate names, and parts of parameters."""
     found: dict[str, torch.Tensor] = {}

@@ -16,7 +16,7 @@ from ..client import Client
 from ..codecs import Codec
 from ..errors import InputError
 from ._average import Averager
-from ._broadcast import broadcast_parameters
+from ._broadcast import broadcast, broadcast_parameters, tensors_in
 from ._compression import codec_of
 from ._join import Join, Uneven
 from ._process import client_or_default
@@ -106,7 +106,7 @@ class DistributedDataParallel(nn.Module, Uneven):
 
     def align(self, root: int) -> None:
         """Copies parameters and buffers from a worker that took the last step to all workers."""
-        broadcast_parameters(self.module.state_dict(), root, self._averager.prefix + "joined.", client=self._client)
+        broadcast(tensors_in(self.module.state_dict(), self._averager.prefix + "joined."), self._client, root, initial=False)
         self._averager.contributors = list(range(self._client.workers))
 
     @property
@@ -156,7 +156,7 @@ class _Buffers:
         self._roll.begin(code)
         # Workers that come to this round know who came to the last one.
         broadcast_parameters(named, self._present[0], self._prefix, client=self._client)
-        codes, _ = self._roll.end()
+        codes = self._roll.end().codes
         self._present = [rank for rank, one in enumerate(codes) if one] or self._present
         return any(codes)
 
@@ -193,7 +193,7 @@ class _Order:
         if self._roll is None:
             self._roll = Roll(self._client, "model.order")
         self._roll.begin(number)
-        return set(self._roll.end()[0]) - {0}
+        return set(self._roll.end().codes) - {0}
 
 
 def _in_reentrant_checkpoint() -> bool:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from .._native import Handle
+from .._native import Tensor as Declared
 from ..client import Client
 from ..errors import InputError
 from ..optimizers import Assign
 from ._compression import Compression
-from ._exchange import MEAN, Exchange
+from ._exchange import MEAN, Exchange, follow
 from ._process import client_or_default
 
 # Operations without a name take turns with names: so many for each length and dtype, or as many as this many bytes hold, but two.
@@ -47,6 +48,11 @@ class _Names:
 def _names_of(client: Client) -> _Names:
     names: _Names = vars(client).setdefault("_named", _Names())
     return names
+
+
+def declared_of(client: Client) -> list[Declared]:
+    """The tensors of all names that were used with a client."""
+    return [exchange.declared for exchange in _names_of(client).exchanges.values()]
 
 
 class Operation:
@@ -181,6 +187,7 @@ def _begin(
             declared = client.declare(
                 "push_pull." + full + name, tensor.numel(), tensor.dtype, rule, None, "sync", -order, backup_workers=0
             )
+            follow(client, declared)
             exchange = names.exchanges[name, average] = Exchange(client, declared, tensor)
         if exchange.buffer.numel() != tensor.numel() or exchange.buffer.dtype != tensor.dtype:
             raise InputError(

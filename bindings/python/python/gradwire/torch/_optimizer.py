@@ -12,7 +12,7 @@ from ..client import Client
 from ..codecs import Codec
 from ..errors import InputError
 from ._average import Averager
-from ._broadcast import broadcast_optimizer_state, broadcast_parameters
+from ._broadcast import broadcast, broadcast_value, tensors_in
 from ._compression import codec_of
 from ._exchange import Named
 from ._join import Join, Uneven
@@ -125,9 +125,10 @@ class DistributedOptimizer(torch.optim.Optimizer, Uneven):
         def average() -> Any:
             with torch.enable_grad():
                 loss = closure()
+            averager.is_within_step = True
             if not (averager.is_synchronized or self._skips):
                 averager.synchronize()
-            averager.is_synchronized = False
+            averager.is_synchronized = averager.is_within_step = False
             return averager.mean_of(loss)
 
         return average
@@ -244,8 +245,10 @@ class DistributedOptimizer(torch.optim.Optimizer, Uneven):
         """Copies parameters and the state of the optimizer from a worker that took the last step to all workers."""
         assert self._averager is not None
         prefix = f"{self._averager.prefix}joined."
-        broadcast_parameters(self._averager.names, root, prefix, client=self.client)
-        broadcast_optimizer_state(self.optimizer, root, f"{prefix}state.", client=self.client)
+        broadcast(tensors_in(self._averager.names, prefix), self.client, root, initial=False)
+        mine = self.optimizer.state_dict() if self.client.rank == root else None
+        state = broadcast_value(mine, root, f"{prefix}state.", self.client, "the optimizer's state", initial=False)
+        self.optimizer.load_state_dict(state)
         self._averager.contributors = list(range(self.client.workers))
 
     @property

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..client import Client, connect
 from ..errors import InputError, SettingError
+from . import _torchrun
+from ._torchrun import number
 
 
 class _Local(NamedTuple):
@@ -21,9 +22,6 @@ class _Local(NamedTuple):
 
 # Launchers set these variables to the position of a worker on its machine.
 _PLACES = (("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-# Variables of Gradwire and ps-lite that precede those of torchrun.
-_OWN_RANKS = ("GRADWIRE_NODE__RANK", "DMLC_WORKER_ID", "DMLC_RANK")
-_OWN_HOSTS = ("GRADWIRE_SCHEDULER__HOST", "DMLC_PS_ROOT_URI", "GRADWIRE_CONFIG")
 # Open MPI counts all of its tasks, so that this is a worker's place only where every task is a worker.
 _OF_TASKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 # How many tasks there are, as Open MPI, other MPIs and Slurm tell each.
@@ -38,21 +36,24 @@ _local: _Local | None = None
 
 def init(lazy: bool = True, **settings: Any) -> None:
     """Joins the cluster, as `gradwire.connect` does, and makes the client the client of the process. A process that torchrun has
-    started has the rank that torchrun gave it. A second call does nothing."""
+    started has the rank that torchrun gave it. If torchrun's processes are on one host and no scheduler listens there, rank 0 starts
+    a cluster. A second call does nothing."""
     global _client, _local
     with _lock:
         if _client is None:
-            _client = connect(**{**_of_torchrun(settings), **settings})
+            _client = connect(**{**_torchrun.settings(settings), **settings})
             _local = _place(_client.workers)
 
 
 def shutdown() -> None:
-    """Leaves the cluster. `init` may be called again afterwards."""
+    """Leaves the cluster. If this process has started it, waits until the other workers have left, and ends it. `init` may be called
+    again afterwards."""
     global _client
     with _lock:
         client, _client = _client, None
     if client is not None:
         client.close()
+        _torchrun.end()
 
 
 def initialized() -> bool:
@@ -105,33 +106,13 @@ def _known_place() -> _Local:
     return _local
 
 
-def _number(name: str) -> int | None:
-    text = os.environ.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() else None
-
-
-def _of_torchrun(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from the variables that torchrun, or a script for torch's own process group, has set: the rank, and on several hosts
-    the scheduler's host. Gradwire's own settings precede them."""
-    rank, size = _number("RANK"), _number("WORLD_SIZE")
-    if rank is None or size is None or "MASTER_ADDR" not in os.environ:
-        return {}
-    taken: dict[str, Any] = {}
-    if not any(name in os.environ for name in _OWN_RANKS) and "node.rank" not in given:
-        taken["node__rank"] = rank
-    has_host = any(name in os.environ for name in _OWN_HOSTS) or os.path.exists("gradwire.toml")
-    if not has_host and "scheduler" not in given and _number("LOCAL_WORLD_SIZE") != size:
-        taken["scheduler__host"] = os.environ["MASTER_ADDR"]
-    return taken
-
-
 def _place(workers: int) -> _Local | None:
     """The position from the environment, or None if it cannot be determined. If it were guessed wrongly, two workers would
     share a device without notice."""
-    tasks = [count for count in map(_number, _TASKS) if count is not None]
-    of_tasks = [_OF_TASKS] if _number("OMPI_COMM_WORLD_SIZE") == workers else []
+    tasks = [count for count in map(number, _TASKS) if count is not None]
+    of_tasks = [_OF_TASKS] if number("OMPI_COMM_WORLD_SIZE") == workers else []
     for rank_name, size_name in [*_PLACES, *of_tasks]:
-        number, count = _number(rank_name), _number(size_name)
-        if number is not None:
-            return _Local(number, number + 1 if count is None else count)
+        place, count = number(rank_name), number(size_name)
+        if place is not None:
+            return _Local(place, place + 1 if count is None else count)
     return None if workers > 1 and any(count > 1 for count in tasks) else _Local(0, 1)

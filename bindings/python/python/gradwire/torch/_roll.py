@@ -4,18 +4,29 @@ counts mean is its user's."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from .._native import Handle
 from ..client import Client
 from ..optimizers import Assign
 
 
+class Called(NamedTuple):
+    """A round of a roll."""
+
+    # By rank; 0 also for workers that have left.
+    codes: list[int]
+    # How many workers took part.
+    present: int
+    counts: list[int]
+
+
 class Roll:
     """A round of a code for each worker, and of counts that are summed over workers."""
 
     def __init__(self, client: Client, name: str, counts: int = 0) -> None:
-        self._client, length = client, client.workers + counts
-        self._declared = client.declare(name, length, "int32", Assign(), mode="sync", backup_workers=0)
+        self._client, length = client, client.workers + 1 + counts
+        self.declared = client.declare(name, length, "int32", Assign(), mode="sync", backup_workers=0)
         self._numbers = client.empty(length, "int32")
         self._handle: Handle | None = None
 
@@ -24,12 +35,12 @@ class Roll:
         workers = self._client.workers
         self._numbers[:workers] = 0
         self._numbers[self._client.rank] = code
-        self._numbers[workers:] = list(counts)
-        self._handle = self._client.push_pull(self._declared, self._numbers, out=self._numbers)
+        self._numbers[workers:] = [1, *counts]
+        self._handle = self._client.push_pull(self.declared, self._numbers, out=self._numbers)
 
-    def end(self) -> tuple[list[int], list[int]]:
-        """Waits, and returns the codes by rank, and the counts."""
+    def end(self) -> Called:
+        """Waits for the round."""
         assert self._handle is not None
         self._handle.wait()
-        numbers = self._numbers.tolist()
-        return numbers[: self._client.workers], numbers[self._client.workers :]
+        workers, numbers = self._client.workers, self._numbers.tolist()
+        return Called(numbers[:workers], numbers[workers], numbers[workers + 1 :])

@@ -1,0 +1,187 @@
+"""torch: workers that fail are restarted, get the state of the others, and the weights are those of an undisturbed training."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire
+import gradwire.torch as gt
+from conftest import PATIENCE_S, together
+from gradwire.client import Client
+from gradwire.launching import PROGRAMS_VARIABLE, _clean_environ, program
+from test_torch import assert_same, loss_of, model, on_each
+
+# Rank 1 fails before a backward, and in a step to which it has contributed everything; rank 0 after a backward; then a server.
+SCRIPT = """
+import hashlib, os, signal, sys, threading, time
+from pathlib import Path
+
+import gradwire.torch as gw
+import torch
+
+directory = Path(sys.argv[1])
+
+
+def once(what):
+    path = directory / what
+    is_first = directory != Path("undisturbed") and not path.exists()
+    if is_first:
+        path.touch()
+    return is_first
+
+
+def wait_for(what):
+    ends = time.monotonic() + 60
+    while not (directory / what).exists() and time.monotonic() < ends:
+        time.sleep(0.02)
+
+
+def fail_within():
+    # By then all gradients of this step are complete.
+    wait_for("late")
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_a_server():
+    children = Path(f"/proc/{os.getppid()}/task").glob("*/children")
+    pids = [int(pid) for file in children for pid in file.read_text().split()]
+    servers = [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == "gradwire-server"]
+    os.kill(servers[-1], signal.SIGKILL)
+
+
+gw.init()
+rank = gw.rank()
+torch.manual_seed(rank)
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), model.named_parameters())
+rates = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+if rank == 1 and (directory / "within").exists():
+    once("again")
+begin = gw.resume(optimizer, model, rates)
+for step in range(begin, 12):
+    if (rank, step) == (1, 3) and once("before"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (rank, step) == (1, 5) and once("within"):
+        threading.Thread(target=fail_within).start()
+    optimizer.zero_grad()
+    inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+    model(inputs).pow(2).mean().backward()
+    if (rank, step) == (0, 5) and once("late"):
+        # The process that replaces rank 1 is in this round, too, which ends with what the one before it had contributed.
+        wait_for("again")
+        time.sleep(1)
+    if (rank, step) == (0, 8) and once("after"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (rank, step) == (0, 10) and once("server"):
+        kill_a_server()
+    optimizer.step()
+    rates.step()
+bits = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+print("rank", rank, "from", begin, "rate", rates.get_last_lr()[0], bits, flush=True)
+"""
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+def run(script: Path, directory: str) -> list[list[str]]:
+    command = [program("gradwire"), "launch", "-n", "2", "-s", "2", "--restart"]
+    settings = ["--set", "cluster.worker_loss=wait", "--set", "cluster.replicas=1"]
+    environ = {**_clean_environ(), PROGRAMS_VARIABLE: os.path.dirname(program("gradwire-scheduler"))}
+    done = subprocess.run(
+        [*command, *settings, "--", sys.executable, str(script), directory],
+        env={**environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    # The launcher passes on what rank 0 prints, and marks what others print.
+    lines = (done.stdout + done.stderr).splitlines()
+    return sorted(line[line.index("rank ") :].split() for line in lines if " from " in line and " rate " in line)
+
+
+def test_workers_that_are_restarted_train_as_if_they_had_not_failed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    (tmp_path / "marks").mkdir()
+    undisturbed, disturbed = run(script, "undisturbed"), run(script, str(tmp_path / "marks"))
+    assert sorted(one.name for one in (tmp_path / "marks").iterdir()) == ["after", "again", "before", "late", "server", "within"]
+    assert [line[3] for line in undisturbed] == ["0", "0"] and [line[3] for line in disturbed] == ["8", "6"]
+    assert len({tuple(line[4:]) for line in undisturbed + disturbed}) == 1, disturbed
+
+
+def test_a_worker_is_in_the_roll_of_a_round_after_its_gradients() -> None:
+    # If it were in the roll and failed before its last gradient, the others would take zeros for that gradient.
+    def work(client: Client) -> nn.Module:
+        net = model()
+        optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=client)
+        assert gt.resume(optimizer, net) == 0
+        assert optimizer._averager is not None
+        roll, *gradients = optimizer._averager.tensors()
+        if client.rank == 1:
+            for one in gradients:
+                while client._missing(one, 0.1) != [1]:
+                    pass
+            assert client._missing(roll, 1.0) == [0, 1]
+        loss_of(net, 0, client.rank).backward()
+        optimizer.step()
+        return net
+
+    one, other = on_each(work)
+    assert_same(one, other)
+
+
+def test_means_are_over_the_workers_that_have_not_left() -> None:
+    def work(client: Client) -> nn.Module:
+        net = model()
+        optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=client)
+        for step in range(2 if client.rank == 2 else 5):
+            optimizer.zero_grad()
+            loss_of(net, step, client.rank).backward()
+            optimizer.step()
+        return net
+
+    with gradwire.launch(servers=2, workers=3) as cluster:
+
+        def of(rank: int) -> nn.Module:
+            with cluster.connect(node__rank=rank) as client:
+                return work(client)
+
+        ended = together([lambda rank=rank: of(rank) for rank in range(3)])
+    net = model()
+    optimizer = sgd(net.parameters())
+    for step in range(5):
+        ranks = range(3 if step < 2 else 2)
+        optimizer.zero_grad()
+        sum(loss_of(net, step, rank) / len(ranks) for rank in ranks).backward()
+        optimizer.step()
+    for one in ended[:2]:
+        assert_same(one, net)
+
+
+def test_it_needs_an_optimizer_that_averages(one: Client) -> None:
+    with pytest.raises(gradwire.InputError, match="resume needs a DistributedOptimizer in mode sync"):
+        gt.resume(torch.optim.SGD(model().parameters(), 0.1))  # type: ignore[arg-type]
+    net = model()
+    optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=one, mode="async")
+    with pytest.raises(gradwire.InputError, match="in mode sync"):
+        gt.resume(optimizer, net)
+
+
+def test_it_is_called_once(one: Client) -> None:
+    nets = [model(), model()]
+    first, second = (gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=one) for net in nets)
+    assert gt.resume(first, nets[0]) == 0
+    with pytest.raises(gradwire.InputError, match="resume was called before"):
+        gt.resume(second, nets[1])

@@ -170,8 +170,9 @@ pub extern "C" fn gradwire_call_wait(
 /// 1 if the call has ended, so that a wait returns at once; otherwise 0. 1 for null and after a wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_call_is_done(handle: Option<&GradwireCallHandle>) -> i32 {
-    let done =
-        guard_or(true, || Ok(lock(&object(handle, "handle")?.0).as_ref().is_none_or(|(call, _)| call.is_done())));
+    let done = guard_or(true, || {
+        Ok(lock(&object(handle, "handle")?.0).as_ref().is_none_or(|(call, _)| call.is_done()))
+    });
     i32::from(done)
 }
 

@@ -253,12 +253,11 @@ impl Client {
             ));
         }
         let foreign = |buffer: &TensorBuffer| !buffer.is_of(self.0.pool.region());
-        let pieces =
-            request.body.iter().any(|piece| match piece {
-                Piece::Buffer(buffer) => foreign(buffer),
-                Piece::Lent(memory) => !memory.is_of(self.0.pool.region()),
-                Piece::Bytes(_) | Piece::Adopted(_) => false,
-            });
+        let pieces = request.body.iter().any(|piece| match piece {
+            Piece::Buffer(buffer) => foreign(buffer),
+            Piece::Lent(memory) => !memory.is_of(self.0.pool.region()),
+            Piece::Bytes(_) | Piece::Adopted(_) => false,
+        });
         let foreign_room = |into: &ReplyInto| !into.is_of(self.0.pool.region());
         if pieces || request.reply_into.as_ref().is_some_and(foreign_room) {
             return bad(

@@ -41,7 +41,7 @@ struct Pending {
     is_held: bool,
 }
 
-/// What a receiver is told when it has room.
+/// A message for a receiver that has no room yet. It is sent when the receiver has answered others.
 #[derive(Debug)]
 struct Held {
     from: MemberId,

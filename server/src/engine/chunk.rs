@@ -284,7 +284,7 @@ mod sample {
 
     impl ChunkSpec {
         /// Chunk 0 of a key, of four numbers, in mode sync.
-        pub(in crate::engine) fn sample(key: u64) -> Self {
+        pub(crate) fn sample(key: u64) -> Self {
             Self {
                 id: ChunkId::new(key, 0),
                 bytes: 16,

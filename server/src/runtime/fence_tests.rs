@@ -13,13 +13,10 @@ use proto_common::batch::{
     BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Count, Notice, OpKind, SlotGrant,
     Status, prefix_bytes,
 };
-use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
 use proto_common::limits::{HEADER_BYTES, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
-use proto_common::mode::Mode;
-use proto_common::optimizer::Optimizer;
 use std::net::Ipv4Addr;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -282,16 +279,7 @@ impl Stopped {
 /// Two workers, two slots, and two spill blocks that may be granted.
 fn lane() -> DataLane<LaneQueue> {
     let mut lane = lane_over(LaneQueue::new(64).unwrap(), 0, (2, 2), CHUNK_BYTES);
-    let spec = |chunk| ChunkSpec {
-        id: ChunkId::new(1, chunk),
-        bytes: CHUNK_BYTES,
-        dynamic: false,
-        dtype: Dtype::F32,
-        codec: Codec::Plain,
-        optimizer: Optimizer::sum(),
-        mode: Mode::Sync,
-        backup_workers: 0,
-    };
+    let spec = |chunk| ChunkSpec { id: ChunkId::new(1, chunk), bytes: CHUNK_BYTES, ..ChunkSpec::sample(1) };
     lane.assign(Epoch { term: 1, counter: 1 }, &[spec(0), spec(1)]).unwrap();
     lane
 }

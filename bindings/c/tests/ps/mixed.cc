@@ -3,27 +3,9 @@
 #include <vector>
 
 #include "check.h"
+#include "sums.h"
 
 using namespace ps;
-
-/// Adds up what is pushed, and answers with what there is.
-struct Sums {
-  void operator()(const KVMeta &meta, const KVPairs<float> &data, KVServer<float> *server) {
-    SArray<float> &sum = sums[data.keys[0]];
-    if (meta.push) {
-      if (sum.empty()) sum.resize(data.vals.size(), 0);
-      for (size_t i = 0; i < data.vals.size(); ++i) sum.data()[i] += data.vals.data()[i];
-    }
-    KVPairs<float> answer;
-    if (meta.pull) {
-      answer.keys = data.keys;
-      // A copy: pushes that follow change the sum.
-      answer.vals.CopyFrom(sum);
-    }
-    server->Response(meta, answer);
-  }
-  std::map<Key, SArray<float>> sums;
-};
 
 static void Train() {
   KVWorker<float> kv(0, 0);

@@ -41,6 +41,7 @@ def once(what):
 def wait_for(what):
     ends = time.monotonic() + 60
     while not (directory / what).exists() and time.monotonic() < ends:
+        # Sleep: another process creates the file, and nobody reports that.
         time.sleep(0.02)
 
 

@@ -57,7 +57,7 @@ impl LaneEngine {
         }
     }
 
-    /// A call's server is asked again for the reply, which now has so much room, or is told (none) that nobody wants it. Until
+    /// Asks a call's server again for the reply, for which there is now so much room. No room: the server may drop the reply. Until
     /// then the part is under way: if the channel breaks meanwhile, it goes out again, and the server announces its reply again.
     fn ask_again(&mut self, index: u32, part: Part, room: Option<u64>) {
         let spec = PartSpec { bytes: room.unwrap_or(part.spec.bytes), coded: Some(NO_FRAME), ..part.spec };
@@ -92,7 +92,7 @@ impl LaneEngine {
         }
     }
 
-    /// There will be no room of so many bytes for a call's reply: it has failed, and its server is told to release that.
+    /// There will be no room of so many bytes for a call's reply: the call has failed, and its server may drop the reply.
     pub fn give_up(&mut self, op: u64, bytes: u64, out: &mut Commands) {
         let Some((index, part)) = self.announced(op) else { return };
         self.ask_again(index, part, None);

@@ -3,6 +3,7 @@
 
 mod args;
 mod attend;
+mod blame;
 mod child;
 mod dmlc;
 mod failed;

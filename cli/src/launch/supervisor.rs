@@ -2,6 +2,7 @@
 //! to exit, then SIGTERM, then SIGKILL.
 
 use super::args::LaunchArgs;
+use super::blame::Blame;
 use super::child::{self, Handle, Running, ending};
 use super::failed::Failed;
 use super::guard::{Guard, kill_group};
@@ -64,26 +65,6 @@ impl Member {
     /// Its host in a message, if it is another one.
     fn on(&self) -> String {
         self.spec.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default()
-    }
-}
-
-/// A failure that may be the first one.
-#[derive(Debug)]
-struct Blame {
-    id: MemberId,
-    /// Its host in a message, if it is another one.
-    on: String,
-    code: u8,
-    words: String,
-    /// Its last lines of output.
-    tail: Vec<String>,
-}
-
-impl Blame {
-    /// These codes report the failure of another process. Failures within a few milliseconds are observed in any order, so such a
-    /// process is blamed only if no other failure is found.
-    fn is_echo(&self) -> bool {
-        [ExitCode::MemberDied as u8, ExitCode::SchedulerUnreachable as u8].contains(&self.code)
     }
 }
 
@@ -380,7 +361,7 @@ impl Supervisor {
                 format!("{id}{on} ended: {words}; restarting it in {after} ms (restart {number} of {limit})");
             return self.printer.say(&text).await;
         }
-        self.not_again(Blame { id, on, code, words, tail }, goes_on).await;
+        self.not_again(Blame::new(id, on, code, words, tail), goes_on).await;
         let worker_left =
             self.restarts.awaits(Role::Worker) || self.members.keys().any(|id| id.role == Role::Worker);
         if id.role == Role::Worker && !worker_left && self.escalation.is_empty() {
@@ -438,7 +419,8 @@ impl Supervisor {
         let (member, why) = (self.members.get(&status.silent?)?, status.ending.as_deref()?);
         let words = format!("{}; it still runs, and was stopped or overloaded", why.split_once(": ")?.1);
         let code = ExitCode::MemberDied as u8;
-        Some(Blame { id: member.spec.id, on: member.on(), code, words, tail: member.tail.lines() })
+        let (id, on, tail) = (member.spec.id, member.on(), member.tail.lines());
+        Some(Blame { has_ended: false, ..Blame::new(id, on, code, words, tail) })
     }
 
     /// Do the settings and the remaining processes let the job continue without this one? If other launchers start the rest of the
@@ -474,7 +456,7 @@ impl Supervisor {
         for spec in self.restarts.take(Instant::now()) {
             if let Err(failure) = self.start(&spec).await {
                 let (id, code, words) = (spec.id, failure.code() as u8, failure.to_string());
-                self.failed(Blame { id, on: String::new(), code, words, tail: Vec::new() }).await;
+                self.failed(Blame::new(id, String::new(), code, words, Vec::new())).await;
             }
         }
     }
@@ -496,7 +478,7 @@ impl Supervisor {
         for (id, on, tail) in late {
             let words =
                 format!("it did not start within {seconds} s; check the host, or raise --start-timeout");
-            self.failed(Blame { id, on, code: ExitCode::Deadline as u8, words, tail }).await;
+            self.failed(Blame::new(id, on, ExitCode::Deadline as u8, words, tail)).await;
         }
     }
 

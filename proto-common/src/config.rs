@@ -219,7 +219,7 @@ pub struct MemorySettings {
     /// machine or control group, divided by the number of lanes. Allocated on demand.
     pub table_bytes: u64,
     /// Bytes of a worker's pool of registered buffers. While it is full, calls wait; it must hold the largest call with its
-    /// reply.
+    /// reply. A ps-lite program's arrays may take as much again.
     pub pool_bytes: u64,
     /// Upper limit of the bytes that this process registers with an RDMA device.
     pub registered_bytes: u64,

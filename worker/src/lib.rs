@@ -15,8 +15,8 @@ mod subject;
 pub use call_fault::CallFault;
 pub use client::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use client::{
-    Client, Element, Ended, Handle, OpFuture, RegistrationStats, SharedBuffer, Source, Target, Tensor,
-    TensorBuffer, Weights,
+    Client, Element, Ended, Handle, LentMemory, OpFuture, RegistrationStats, ReplyInto, SharedBuffer, Source,
+    Target, Tensor, TensorBuffer, Weights,
 };
 pub use client::{RowsHandle, Table};
 pub use error::{ClientError, OpError};

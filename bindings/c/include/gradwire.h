@@ -615,6 +615,12 @@ typedef struct {
      */
     uint64_t reply_bytes;
     /**
+     * Where the reply's body is to land, if this is memory of a buffer of the client (`gradwire_buffer_data`), the body is not
+     * longer, and it does not travel with the result. Otherwise it lands elsewhere. `gradwire_reply_body` says where it
+     * is. The memory is the call's until `release` is called; a failed call may be told later, when no server writes it.
+     */
+    GradwirePiece reply_into;
+    /**
      * Deadline in milliseconds; 0: `deadlines.operation_ms`.
      */
     uint64_t timeout_ms;
@@ -1036,6 +1042,13 @@ extern "C" {
 GradwireCode gradwire_buffer_allocate(const GradwireClient *client, uint64_t bytes, GradwireBuffer **buffer);
 
 /**
+ * As `gradwire_buffer_allocate`, for memory that the program keeps for long: it is no part of `memory.pool_bytes`, and at
+ * most as much again. Null if that is used up: use memory of the program's then.
+ */
+GradwireBuffer *gradwire_buffer_allocate_kept(const GradwireClient *client,
+                                              uint64_t bytes);
+
+/**
  * The address of the memory, which never changes. Null while an operation has it (see `GradwireBuffer`).
  */
 void *gradwire_buffer_data(const GradwireBuffer *buffer);
@@ -1091,9 +1104,10 @@ void gradwire_call_free(GradwireCallHandle *handle);
 const void *gradwire_reply_head(const GradwireReply *reply, uint64_t *bytes);
 
 /**
- * The reply's body, and its length in `bytes`, which may be null.
+ * The reply's body, and its length in `bytes`, which may be null. The address is that of `reply_into` if it landed there.
  */
-const void *gradwire_reply_body(const GradwireReply *reply, uint64_t *bytes);
+const void *gradwire_reply_body(const GradwireReply *reply,
+                                uint64_t *bytes);
 
 /**
  * Frees a reply. Null is allowed.

@@ -3,7 +3,7 @@
 use crate::border::{make, object};
 use crate::client::GradwireClient;
 use crate::error::{Failure, GradwireCode, free, guard, guard_or};
-use gradwire_worker::SharedBuffer;
+use gradwire_worker::{SharedBuffer, TensorBuffer};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -87,13 +87,23 @@ pub extern "C" fn gradwire_buffer_allocate(
     bytes: u64,
     buffer: Option<&mut MaybeUninit<Option<Box<GradwireBuffer>>>>,
 ) -> GradwireCode {
-    guard(|| {
-        make(buffer, "buffer", || {
-            let mut memory = object(client, "client")?.client().allocate(bytes)?;
-            let (start, is_taken) = (AtomicPtr::new(memory.as_mut_ptr()), AtomicBool::new(false));
-            Ok(GradwireBuffer(Arc::new(Cell { memory: memory.share(), start, is_taken })))
-        })
-    })
+    guard(|| make(buffer, "buffer", || Ok(made(object(client, "client")?.client().allocate(bytes)?))))
+}
+
+fn made(mut memory: TensorBuffer) -> GradwireBuffer {
+    let (start, is_taken) = (AtomicPtr::new(memory.as_mut_ptr()), AtomicBool::new(false));
+    GradwireBuffer(Arc::new(Cell { memory: memory.share(), start, is_taken }))
+}
+
+/// As `gradwire_buffer_allocate`, for memory that the program keeps for long: it is no part of `memory.pool_bytes`, and at
+/// most as much again. Null if that is used up: use memory of the program's then.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_buffer_allocate_kept(
+    client: Option<&GradwireClient>,
+    bytes: u64,
+) -> Option<Box<GradwireBuffer>> {
+    let client = client?.client();
+    guard_or(None, || Ok(client.allocate_kept(bytes)?.map(|memory| Box::new(made(memory)))))
 }
 
 /// The address of the memory, which never changes. Null while an operation has it (see `GradwireBuffer`).

@@ -1,10 +1,10 @@
 //! Calls of a worker to the handlers that servers' programs have registered, and their replies.
 
-use crate::border::{bytes, lock, make, object, shown, slice};
+use crate::border::{bytes, lock, make, object, put_if_wanted, shown, slice};
 use crate::client::GradwireClient;
 use crate::error::{Failure, GradwireCode, free, guard, guard_or, remember};
 use crate::piece::{GradwirePiece, Lent};
-use gradwire_worker::{CallHandle, CallReply, CallRequest, Client, OpError, Piece, TensorBuffer};
+use gradwire_worker::{CallHandle, CallReply, CallRequest, Client, OpError, ReplyInto, TensorBuffer};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Mutex;
@@ -34,6 +34,10 @@ pub struct GradwireCall {
     pub priority: i32,
     /// The expected size of the reply's body, so that a long one needs no second round trip. 0: unknown.
     pub reply_bytes: u64,
+    /// Where the reply's body is to land, if this is memory of a buffer of the client (`gradwire_buffer_data`), the body is not
+    /// longer, and it does not travel with the result. Otherwise it lands elsewhere. `gradwire_reply_body` says where it
+    /// is. The memory is the call's until `release` is called; a failed call may be told later, when no server writes it.
+    pub reply_into: GradwirePiece,
     /// Deadline in milliseconds; 0: `deadlines.operation_ms`.
     pub timeout_ms: u64,
 }
@@ -41,11 +45,14 @@ pub struct GradwireCall {
 /// A call in flight. It ends by itself, with a reply or an error, at its deadline at the latest. Free it with
 /// `gradwire_call_free`.
 #[derive(Debug)]
-pub struct GradwireCallHandle(Mutex<Option<CallHandle>>);
+pub struct GradwireCallHandle(Mutex<Option<(CallHandle, Place)>>);
+
+/// The address where a reply was to land.
+type Place = usize;
 
 /// A handler's reply. Free it with `gradwire_reply_free`; head and body are valid until then.
 #[derive(Debug)]
-pub struct GradwireReply(CallReply);
+pub struct GradwireReply(CallReply, Place);
 
 /// Called once when a call has ended. With `GRADWIRE_CODE_OK` the callee owns the reply and must free it; otherwise
 /// the reply is null, and `gradwire_last_error` returns the reason. The library calls it on one of its threads, or on
@@ -54,22 +61,27 @@ pub type GradwireOnReply =
     Option<extern "C" fn(context: *mut c_void, code: GradwireCode, reply: Option<Box<GradwireReply>>)>;
 
 /// A call whose pieces are taken over, which comes before everything else: whatever fails later, their owners are let go of.
-fn taken(call: Option<&GradwireCall>) -> Result<(&GradwireCall, Vec<Lent<'_>>), Failure> {
+fn taken(call: Option<&GradwireCall>) -> Result<(&GradwireCall, Vec<Lent<'_>>, Lent<'_>), Failure> {
     let call = object(call, "call")?;
-    Ok((call, Lent::take(slice(call.pieces, call.piece_count, "pieces")?)?))
+    let into = Lent::take(std::slice::from_ref(&call.reply_into));
+    let pieces = Lent::take(slice(call.pieces, call.piece_count, "pieces")?)?;
+    let into = into?.pop().unwrap_or(Lent::Borrowed(&[]));
+    Ok((call, pieces, into))
 }
 
 fn start(
     client: Option<&GradwireClient>,
-    (call, lent): (&GradwireCall, Vec<Lent<'_>>),
-) -> Result<CallHandle, Failure> {
+    (call, lent, into): (&GradwireCall, Vec<Lent<'_>>, Lent<'_>),
+) -> Result<(CallHandle, Place), Failure> {
     let client = object(client, "client")?.client();
     let head = bytes(call.head.cast(), call.head_bytes, "head")?.to_vec();
-    let body = lent.into_iter().map(|piece| Piece::Adopted(piece.for_call())).collect();
+    let body = lent.into_iter().map(|piece| piece.for_call(client)).collect();
+    let place = call.reply_into.data.expose_provenance();
+    let reply_into = into.room(client).map(ReplyInto::Lent);
     let timeout = (call.timeout_ms > 0).then(|| Duration::from_millis(call.timeout_ms));
     let (priority, reply_bytes) = (call.priority, call.reply_bytes);
-    let request = CallRequest { head, body, priority, reply_bytes, reply_into: None, timeout };
-    Ok(client.call(call.app, call.server, request)?)
+    let request = CallRequest { head, body, priority, reply_bytes, reply_into, timeout };
+    Ok((client.call(call.app, call.server, request)?, place))
 }
 
 /// A copy of plain memory in registered memory.
@@ -108,7 +120,8 @@ pub extern "C" fn gradwire_call_then(
         let call = taken(call)?;
         let call_back = callback.ok_or_else(|| Failure::null("callback"))?;
         let context = Context(context);
-        start(client, call)?.on_end(move |result| context.tell(call_back, result));
+        let (handle, place) = start(client, call)?;
+        handle.on_end(move |result| context.tell(call_back, result, place));
         Ok(())
     })
 }
@@ -125,9 +138,10 @@ impl Context {
         &self,
         callback: extern "C" fn(*mut c_void, GradwireCode, Option<Box<GradwireReply>>),
         result: Result<CallReply, OpError>,
+        place: Place,
     ) {
         match result {
-            Ok(reply) => callback(self.0, GradwireCode::Ok, Some(Box::new(GradwireReply(reply)))),
+            Ok(reply) => callback(self.0, GradwireCode::Ok, Some(Box::new(GradwireReply(reply, place)))),
             Err(error) => {
                 let failure = Failure::from(error);
                 remember(&failure);
@@ -147,8 +161,8 @@ pub extern "C" fn gradwire_call_wait(
         let text = "the call has already been waited for; wait once per call";
         let waited = || Failure::new(GradwireCode::AlreadyWaited, text);
         make(reply, "reply", || {
-            let call = lock(&object(handle, "handle")?.0).take().ok_or_else(waited)?;
-            Ok(GradwireReply(call.wait()?))
+            let (call, place) = lock(&object(handle, "handle")?.0).take().ok_or_else(waited)?;
+            Ok(GradwireReply(call.wait()?, place))
         })
     })
 }
@@ -156,8 +170,9 @@ pub extern "C" fn gradwire_call_wait(
 /// 1 if the call has ended, so that a wait returns at once; otherwise 0. 1 for null and after a wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_call_is_done(handle: Option<&GradwireCallHandle>) -> i32 {
-    let done =
-        guard_or(true, || Ok(lock(&object(handle, "handle")?.0).as_ref().is_none_or(CallHandle::is_done)));
+    let done = guard_or(true, || {
+        Ok(lock(&object(handle, "handle")?.0).as_ref().is_none_or(|(call, _)| call.is_done()))
+    });
     i32::from(done)
 }
 
@@ -176,13 +191,18 @@ pub extern "C" fn gradwire_reply_head(
     guard_or(std::ptr::null(), || Ok(shown(reply.map_or(&[], |reply| &reply.0.head), bytes)))
 }
 
-/// The reply's body, and its length in `bytes`, which may be null.
+/// The reply's body, and its length in `bytes`, which may be null. The address is that of `reply_into` if it landed there.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_reply_body(
     reply: Option<&GradwireReply>,
     bytes: Option<&mut MaybeUninit<u64>>,
 ) -> *const c_void {
-    guard_or(std::ptr::null(), || Ok(shown(reply.map_or(&[], |reply| &reply.0.body), bytes)))
+    guard_or(std::ptr::null(), || {
+        let Some(GradwireReply(reply, place)) = reply else { return Ok(shown(&[], bytes)) };
+        let Some(landed) = reply.body.in_place_bytes() else { return Ok(shown(&reply.body, bytes)) };
+        put_if_wanted(bytes, landed as u64);
+        Ok(std::ptr::with_exposed_provenance(*place))
+    })
 }
 
 /// Frees a reply. Null is allowed.

@@ -3,6 +3,7 @@
 use crate::border::bytes;
 use crate::error::Failure;
 use fabric::{Access, Region};
+use gradwire_worker::{Client, LentMemory, Piece};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
@@ -78,15 +79,27 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// The piece of a call, which copies it and releases it before it returns.
-    pub(crate) fn for_call(self) -> Region {
+    /// Room for a reply, if it is registered memory of this client; otherwise it is released.
+    pub(crate) fn room(self, client: &Client) -> Option<LentMemory> {
         match self {
-            Self::Kept(region) => region,
+            Self::Borrowed(_) => None,
+            Self::Kept(region) => client.lent(region).ok(),
+        }
+    }
+
+    /// The piece of a call. Registered memory of the client stays where it is until the server has read it. Other memory is copied
+    /// and released before the call returns.
+    pub(crate) fn for_call(self, client: &Client) -> Piece {
+        match self {
+            Self::Kept(region) => client.lent(region).map_or_else(Piece::Adopted, Piece::Lent),
             Self::Borrowed(data) => {
                 // SAFETY: the caller's memory stays readable and unchanged until the function that borrowed it returns, and
                 // `Client::call` drops its pieces of other owners before that. Needed so that it is copied once, when
                 // there is registered memory for all of the request.
-                unsafe { Region::adopt(NonNull::from(data).cast(), data.len(), Access::Read, Box::new(())) }
+                let region = unsafe {
+                    Region::adopt(NonNull::from(data).cast(), data.len(), Access::Read, Box::new(()))
+                };
+                Piece::Adopted(region)
             }
         }
     }

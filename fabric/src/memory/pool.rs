@@ -66,6 +66,11 @@ struct Taken {
 }
 
 impl Free {
+    fn new(offset: u64, bytes: u64) -> Self {
+        let by_offset = if bytes > 0 { BTreeMap::from([(offset, bytes)]) } else { BTreeMap::new() };
+        Self { by_offset, ..Self::default() }
+    }
+
     /// The first free stretch that is long enough.
     fn take(&mut self, bytes: u64) -> Option<Taken> {
         let padded = bytes.checked_next_multiple_of(ALIGN)?;
@@ -117,6 +122,9 @@ impl Free {
 struct Shared {
     region: Region,
     free: Mutex<Free>,
+    /// The region from `capacity` on: memory that is kept for long, so that the rest stays in one piece.
+    kept: Mutex<Free>,
+    capacity: u64,
     /// Told when the first thread of the queue may have its turn.
     changed: Condvar,
 }
@@ -133,24 +141,33 @@ impl Pool {
 
     /// A pool in pages of this kind ([`Region::allocate_with`]).
     pub fn with_pages(pages: Pages, bytes: u64, name: &str) -> Result<Self, FabricError> {
-        Self::of(bytes, |size| Region::allocate_with(pages, size, name))
+        Self::of((bytes, 0), |size| Region::allocate_with(pages, size, name))
+    }
+
+    /// As [`Pool::with_pages`], with `kept` more bytes for [`Pool::allocate_kept`].
+    pub fn with_kept(pages: Pages, (bytes, kept): (u64, u64), name: &str) -> Result<Self, FabricError> {
+        Self::of((bytes, kept), |size| Region::allocate_with(pages, size, name))
     }
 
     /// A pool that peers are let read only, of `bytes` rounded up to whole pages ([`Region::allocate_readable`]).
     pub fn readable(bytes: u64, name: &str) -> Result<Self, FabricError> {
-        Self::of(bytes, |size| Region::allocate_readable(size, name))
+        Self::of((bytes, 0), |size| Region::allocate_readable(size, name))
     }
 
     fn of(
-        bytes: u64,
+        (bytes, kept): (u64, u64),
         allocate: impl FnOnce(usize) -> Result<Region, FabricError>,
     ) -> Result<Self, FabricError> {
-        let size = usize::try_from(bytes.max(1).next_multiple_of(4096))
-            .map_err(|_| FabricError::Internal("pool larger than memory".into()))?;
-        let region = allocate(size)?;
-        let free = Free { by_offset: BTreeMap::from([(0, region.len() as u64)]), ..Free::default() };
-        let changed = Condvar::new();
-        Ok(Self(Arc::new(Shared { region, free: Mutex::new(free), changed })))
+        let too_large = || FabricError::Internal("pool larger than memory".into());
+        let capacity = bytes.max(1).checked_next_multiple_of(4096).ok_or_else(too_large)?;
+        let whole = capacity.checked_add(kept).and_then(|whole| whole.checked_next_multiple_of(4096));
+        let region = allocate(whole.and_then(|whole| usize::try_from(whole).ok()).ok_or_else(too_large)?)?;
+        // Huge pages round it up once more.
+        let kept = if kept > 0 { (region.len() as u64).saturating_sub(capacity) } else { 0 };
+        let capacity = region.len() as u64 - kept;
+        let (free, kept) = (Free::new(0, capacity), Free::new(capacity, kept));
+        let (free, kept, changed) = (Mutex::new(free), Mutex::new(kept), Condvar::new());
+        Ok(Self(Arc::new(Shared { region, free, kept, capacity, changed })))
     }
 
     /// The region behind all buffers.
@@ -159,7 +176,7 @@ impl Pool {
         &self.0.region
     }
 
-    /// Bytes in use, alignment included.
+    /// Bytes in use, alignment included, without those that are kept for long.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.lock().used
@@ -170,12 +187,12 @@ impl Pool {
         self.0.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn capacity(&self) -> u64 {
-        self.0.region.len() as u64
+    fn lock_kept(&self) -> MutexGuard<'_, Free> {
+        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn exhausted(&self, wanted: u64, free: &Free) -> PoolError {
-        PoolError::Exhausted { wanted, used: free.used, capacity: self.capacity() }
+        PoolError::Exhausted { wanted, used: free.used, capacity: self.0.capacity }
     }
 
     fn buffer(&self, bytes: u64, Taken { offset, padded, untouched_from }: Taken) -> Exclusive {
@@ -193,6 +210,14 @@ impl Pool {
         Ok(self.buffer(bytes, taken))
     }
 
+    /// As [`Pool::allocate`], for memory that the program keeps for long: from a part of the region of its own, as between such buffers
+    /// a long one would find no room. `None` if this part is used up.
+    #[must_use]
+    pub fn allocate_kept(&self, bytes: u64) -> Option<Exclusive> {
+        let taken = if bytes > 0 { self.lock_kept().take(bytes)? } else { return None };
+        Some(self.buffer(bytes, taken))
+    }
+
     /// A buffer for each of these sizes: all of them at once, so that two threads never wait for what the other one has. Waits in
     /// the order of the callers until there is room, as long as buffers come back: an error if none has for `patience`, and at once
     /// if the pool is too small for them.
@@ -203,7 +228,7 @@ impl Pool {
         let padded = sizes.iter().map(|bytes| bytes.checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX));
         let wanted = padded.fold(0, u64::saturating_add);
         let mut free = self.lock();
-        if wanted > self.capacity() {
+        if wanted > self.0.capacity {
             return Err(self.exhausted(wanted, &free));
         }
         let ticket = free.next_ticket;
@@ -246,6 +271,9 @@ impl Pool {
     }
 
     fn release(&self, offset: u64, padded: u64) {
+        if offset >= self.0.capacity {
+            return self.lock_kept().put_back(offset, padded);
+        }
         let mut free = self.lock();
         free.put_back(offset, padded);
         free.returned += 1;
@@ -369,6 +397,22 @@ impl Drop for Exclusive {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn what_is_kept_for_long_takes_no_room_from_the_rest() {
+        let pool = Pool::with_kept(Pages::Normal, (8192, 4096), "test").unwrap();
+        let mut kept = pool.allocate_kept(4000).unwrap();
+        assert!(pool.allocate_kept(128).is_none() && pool.allocate_kept(0).is_none());
+        let mut whole = pool.allocate(8192).unwrap();
+        kept.fill(7);
+        whole.fill(1);
+        assert!(pool.allocate(1).is_err_and(|error| error.to_string().contains("8192 of 8192")));
+        assert_eq!((pool.used_bytes(), kept[3999], whole[8191]), (8192, 7, 1));
+        drop((kept, whole));
+        assert_eq!(pool.used_bytes(), 0);
+        assert!(pool.allocate_kept(4096).is_some() && pool.allocate(8192).is_ok());
+        assert!(Pool::new(8192, "test").unwrap().allocate_kept(1).is_none());
+    }
 
     #[test]
     fn buffers_are_aligned_writable_and_come_back() {

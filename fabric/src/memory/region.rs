@@ -392,6 +392,13 @@ impl Region {
         Ok(Span { region: self.clone(), offset, bytes })
     }
 
+    /// The stretch of this region that `memory` was adopted from, if it was.
+    #[must_use]
+    pub fn stretch_of(&self, memory: &Self) -> Option<Span> {
+        let [start, other] = [self, memory].map(|region| region.mapping().start() as usize);
+        self.span(other.checked_sub(start)? as u64, memory.len() as u64).ok()
+    }
+
     /// All of it.
     #[must_use]
     pub fn all(&self) -> Span {

@@ -87,7 +87,7 @@ fn pieces_are_seen_as_one(driver: Driver) {
         let adopted = fabric::Region::of_bytes(bytes(large, 4));
         let body = vec![Piece::Bytes(bytes(small, 1)), Piece::Buffer(buffer), Piece::Adopted(adopted)];
         let into = client.allocate(1 << 24).unwrap();
-        let call = CallRequest { body, reply_into: Some(into), ..CallRequest::default() };
+        let call = CallRequest { body, reply_into: Some(into.into()), ..CallRequest::default() };
         let reply = client.call(ECHO, 0, call).unwrap().wait().unwrap();
         let want = [bytes(small, 1), bytes(large, 3), bytes(large, 4)].concat();
         assert!(*reply.body == *want);

@@ -132,6 +132,64 @@ impl SharedBuffer {
     }
 }
 
+/// Registered memory of a client that its program has as well. It is a call's until that has ended: until then nobody may write it, nor
+/// read it if a reply is to land there.
+#[derive(Debug)]
+pub struct LentMemory {
+    span: Span,
+    /// The same memory, adopted from the program.
+    memory: Region,
+}
+
+impl LentMemory {
+    pub(super) fn new(span: Span, memory: Region) -> Self {
+        Self { span, memory }
+    }
+
+    pub(super) fn span(&self) -> Span {
+        self.span.clone()
+    }
+
+    pub(super) fn is_of(&self, region: &Region) -> bool {
+        self.span.region().id() == region.id()
+    }
+
+    /// The program's side of it, to be copied.
+    pub(super) fn memory(&self) -> &Region {
+        &self.memory
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.span.len()
+    }
+}
+
+/// Where the body of a reply is to land.
+#[derive(Debug)]
+pub enum ReplyInto {
+    /// It is returned in the reply.
+    Buffer(TensorBuffer),
+    /// It stays there.
+    Lent(LentMemory),
+}
+
+impl ReplyInto {
+    pub(super) fn is_of(&self, region: &Region) -> bool {
+        match self {
+            Self::Buffer(buffer) => buffer.is_of(region),
+            Self::Lent(memory) => memory.is_of(region),
+        }
+    }
+}
+
+impl From<TensorBuffer> for ReplyInto {
+    fn from(buffer: TensorBuffer) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
 impl Deref for TensorBuffer {
     type Target = [u8];
 
@@ -161,6 +219,8 @@ pub enum Piece {
     Bytes(Vec<u8>),
     /// Memory of another owner ([`Region::adopt`]), copied once into registered memory.
     Adopted(Region),
+    /// Registered memory of this client that stays with its owner. A server reads a large piece in place.
+    Lent(LentMemory),
 }
 
 impl Piece {
@@ -171,6 +231,7 @@ impl Piece {
             Self::Buffer(buffer) => buffer.len(),
             Self::Bytes(bytes) => bytes.len(),
             Self::Adopted(region) => region.len(),
+            Self::Lent(memory) => memory.bytes() as usize,
         }
     }
 

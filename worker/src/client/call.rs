@@ -1,7 +1,7 @@
 //! Calls: requests to the handlers that a server's program registered, and their replies. What a request holds, and what
 //! comes back; how it travels is the engine's.
 
-use super::buffer::{Piece, TensorBuffer};
+use super::buffer::{LentMemory, Piece, ReplyInto, TensorBuffer};
 use super::cut::{Cut, Filled, room_bytes};
 use super::state::Client;
 use crate::call_fault::CallFault;
@@ -11,7 +11,7 @@ use crate::runtime::{
     Blocked, LaneHandle, LaneMessage, Line, OpBuffers, OpState, OpStates, RawReply, Submission, drive_until,
 };
 use crate::subject::Subject;
-use fabric::{Exclusive, PeerWritable, PoolError};
+use fabric::{Exclusive, PeerWritable, PoolError, Span};
 use proto_common::batch::{Count, OpKind, Reading, Status};
 use proto_common::call::{CALL_HEAD_BYTES_MAX, CALL_PIECES_MAX, call_id, inline_bytes_max};
 use proto_common::element::Dtype;
@@ -35,8 +35,9 @@ pub struct CallRequest {
     /// The expected size of the reply's body. This much room is granted with the request, so that the server can write
     /// the reply at once; a longer reply costs one more round trip, in which the server says its size. 0: unknown.
     pub reply_bytes: u64,
-    /// The destination of the reply's body, unless it travels with the result. It is returned in [`CallReply::body`].
-    pub reply_into: Option<TensorBuffer>,
+    /// The destination of the reply's body, unless it travels with the result. A buffer must have `reply_bytes` bytes, and is returned
+    /// in [`CallReply::body`]. A body that is longer than lent memory lands elsewhere.
+    pub reply_into: Option<ReplyInto>,
     /// Its time limit; `deadlines.operation_ms` if `None`. If the pool is full, the call waits before that, as long as memory comes
     /// back to the pool within this time.
     pub timeout: Option<Duration>,
@@ -61,6 +62,7 @@ pub struct ReplyBody(Body);
 enum Body {
     Inline { bytes: Vec<u8>, from: usize },
     Landed { buffer: TensorBuffer, bytes: usize },
+    InPlace { bytes: usize },
 }
 
 impl Default for Body {
@@ -76,6 +78,7 @@ impl Deref for ReplyBody {
         match &self.0 {
             Body::Inline { bytes, from } => bytes.get(*from..).unwrap_or_default(),
             Body::Landed { buffer, bytes } => buffer.get(..*bytes).unwrap_or_default(),
+            Body::InPlace { .. } => &[],
         }
     }
 }
@@ -86,8 +89,17 @@ impl ReplyBody {
     #[must_use]
     pub fn into_buffer(self) -> Option<TensorBuffer> {
         match self.0 {
-            Body::Inline { .. } => None,
+            Body::Inline { .. } | Body::InPlace { .. } => None,
             Body::Landed { buffer, .. } => Some(buffer),
+        }
+    }
+
+    /// The size of a body that landed in memory of another owner ([`ReplyInto::Lent`]), which this does not dereference to.
+    #[must_use]
+    pub fn in_place_bytes(&self) -> Option<usize> {
+        match self.0 {
+            Body::InPlace { bytes } => Some(bytes),
+            Body::Inline { .. } | Body::Landed { .. } => None,
         }
     }
 }
@@ -143,8 +155,15 @@ impl Client {
         let CallRequest { head, body, priority, reply_bytes, reply_into, timeout } = request;
         let timeout = timeout.unwrap_or(Duration::from_millis(self.0.settings.deadlines.operation_ms));
         let cut = Cut::new(&head, body, inline_bytes_max(self.0.shape.chunk_bytes));
-        let target = reply_into.filter(|into| into.len() as u64 >= reply_bytes).map(TensorBuffer::into_inner);
-        let room_bytes = if target.is_none() { room_bytes(reply_bytes) } else { 0 };
+        let (target, into) = match reply_into {
+            Some(ReplyInto::Buffer(buffer)) if buffer.len() as u64 >= reply_bytes => {
+                (Some(buffer.into_inner()), None)
+            }
+            Some(ReplyInto::Lent(memory)) => (None, Some(memory)),
+            Some(ReplyInto::Buffer(_)) | None => (None, None),
+        };
+        let has_room = target.is_some() || into.is_some();
+        let room_bytes = if has_room { 0 } else { room_bytes(reply_bytes) };
         let line = self.line(app, server);
         let mut next = line.turn();
         self.wait_for_turn(&line, *next, timeout, (app, server))?;
@@ -153,8 +172,9 @@ impl Client {
         parts.place = Some(line.enter());
         let (source, frame_bytes) = (Some(frame.span()), frame.len() as u64);
         let target = target.or(room).map(Exclusive::lend);
-        let room_bytes = target.as_ref().map_or(0, |target| target.len() as u64);
-        let target_span = target.as_ref().map(PeerWritable::all);
+        let target_span = target.as_ref().map(PeerWritable::all).or(into.as_ref().map(LentMemory::span));
+        let room_bytes = target_span.as_ref().map_or(0, Span::len);
+        parts.into = into;
         let part = PartSpec {
             id: call_id(app, server),
             server,
@@ -233,9 +253,13 @@ impl Client {
             ));
         }
         let foreign = |buffer: &TensorBuffer| !buffer.is_of(self.0.pool.region());
-        let pieces =
-            request.body.iter().any(|piece| matches!(piece, Piece::Buffer(buffer) if foreign(buffer)));
-        if pieces || request.reply_into.as_ref().is_some_and(foreign) {
+        let pieces = request.body.iter().any(|piece| match piece {
+            Piece::Buffer(buffer) => foreign(buffer),
+            Piece::Lent(memory) => !memory.is_of(self.0.pool.region()),
+            Piece::Bytes(_) | Piece::Adopted(_) => false,
+        });
+        let foreign_room = |into: &ReplyInto| !into.is_of(self.0.pool.region());
+        if pieces || request.reply_into.as_ref().is_some_and(foreign_room) {
             return bad(
                 "a buffer belongs to another client; pass one that `allocate` of this client returned".into(),
             );
@@ -355,6 +379,9 @@ impl Of {
             (Some(bytes), Some(buffer)) => {
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(buffer.len());
                 Body::Landed { buffer: TensorBuffer::new(buffer), bytes }
+            }
+            (Some(bytes), None) if parts.into.is_some() => {
+                Body::InPlace { bytes: usize::try_from(bytes).unwrap_or(usize::MAX) }
             }
             _ => Body::Inline { bytes: std::mem::take(&mut inline), from },
         };

@@ -234,7 +234,8 @@ fn join(
     let shape = roster.welcome.shape;
     daemon::devices::settle(settings, &mut devices, &mut offer, shape.lanes)?;
     let pages = if settings.memory.huge_pages { fabric::Pages::Huge } else { fabric::Pages::Normal };
-    let pool = Pool::with_pages(pages, pool_bytes(settings.memory.pool_bytes), "gradwire-buffers")?;
+    let pool_bytes = pool_bytes(settings.memory.pool_bytes);
+    let pool = Pool::with_kept(pages, (pool_bytes, pool_bytes), "gradwire-buffers")?;
     let (mut lanes, mut queues, mut threads) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..shape.lanes {
         let (handle, queue, thread) =
@@ -261,10 +262,10 @@ fn join(
     Ok(Joined { pool, lanes, threads })
 }
 
-/// What the pool reserves: as much as is set, or an eighth of the address space that `ulimit -v` leaves: servers on this host, under the
-/// same limit, map the pools of all workers, once for each lane.
+/// What the pool reserves, and as much again for memory that is kept for long: as much as is set, or a sixteenth of the address space
+/// that `ulimit -v` leaves: servers on this host, under the same limit, map the pools of all workers, once for each lane.
 fn pool_bytes(set_bytes: u64) -> u64 {
-    let bytes = fabric::address_space::left_bytes().map_or(set_bytes, |left| set_bytes.min(left / 8));
+    let bytes = fabric::address_space::left_bytes().map_or(set_bytes, |left| set_bytes.min(left / 16));
     if bytes < set_bytes {
         tracing::warn!(
             pool_bytes = bytes,

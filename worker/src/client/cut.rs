@@ -54,7 +54,7 @@ impl Cut {
                 inline_bytes += bytes;
                 return Way::InFrame;
             }
-            if matches!(piece, Piece::Buffer(_)) { Way::InPlace } else { Way::Copied }
+            if matches!(piece, Piece::Buffer(_) | Piece::Lent(_)) { Way::InPlace } else { Way::Copied }
         };
         let ways: Vec<Way> = body.iter().map(way).collect();
         let shape =
@@ -77,12 +77,14 @@ impl Cut {
             let span = match (way, piece) {
                 (Way::InFrame, _) => None,
                 (Way::InPlace, Piece::Buffer(buffer)) => Some(buffer.span()),
+                (Way::InPlace, Piece::Lent(memory)) => Some(memory.span()),
                 (Way::InPlace | Way::Copied, piece) => {
                     let mut copy = memory.next().ok_or_else(broken)?;
                     match piece {
                         Piece::Adopted(region) => copy.copy_in_region(region),
                         Piece::Bytes(bytes) => copy.copy_in(bytes),
                         Piece::Buffer(buffer) => copy.copy_in(buffer),
+                        Piece::Lent(lent) => copy.copy_in_region(lent.memory()),
                     }
                     let span = copy.span();
                     parts.copies.push(copy);
@@ -100,8 +102,12 @@ impl Cut {
             piece.copy_to(to);
             rest = after;
         }
-        let pieces = self.pieces.into_iter().map(|(piece, _)| piece);
-        parts.pieces = pieces.filter(|piece| !matches!(piece, Piece::Adopted(_))).collect();
+        let is_kept = |(piece, way): &(Piece, Way)| match piece {
+            Piece::Buffer(_) | Piece::Bytes(_) => true,
+            Piece::Lent(_) => *way == Way::InPlace,
+            Piece::Adopted(_) => false,
+        };
+        parts.pieces = self.pieces.into_iter().filter(is_kept).map(|(piece, _)| piece).collect();
         Ok(Filled { frame, parts, total_bytes: self.total_bytes })
     }
 }
@@ -112,6 +118,7 @@ impl Piece {
             Self::Buffer(buffer) => to.copy_from_slice(buffer),
             Self::Bytes(bytes) => to.copy_from_slice(bytes),
             Self::Adopted(region) => to.copy_from_slice(&region.contents()),
+            Self::Lent(lent) => to.copy_from_slice(&lent.memory().contents()),
         }
     }
 }

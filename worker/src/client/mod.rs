@@ -25,7 +25,7 @@ mod together;
 mod transfer;
 mod weights;
 
-pub use buffer::{Element, Piece, SharedBuffer, TensorBuffer};
+pub use buffer::{Element, LentMemory, Piece, ReplyInto, SharedBuffer, TensorBuffer};
 pub use call::{CallHandle, CallReply, CallRequest, ReplyBody};
 pub use future::OpFuture;
 pub use handle::{Ended, Handle};

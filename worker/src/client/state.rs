@@ -1,7 +1,7 @@
 //! What all clones of a client share, and what a client says of itself. Must not import files that declare, move or ask something:
 //! those import this one.
 
-use super::buffer::TensorBuffer;
+use super::buffer::{LentMemory, TensorBuffer};
 use super::home::Homes;
 use super::registrations::{RegistrationCache, RegistrationStats};
 use super::reported::Reported;
@@ -12,7 +12,7 @@ use crate::runtime::{
 };
 use daemon::lanes::Reports;
 use daemon::post::Posts;
-use fabric::{Devices, Pool, Span};
+use fabric::{Devices, Pool, Region, Span};
 use proto_common::config::{Settings, WorkerLoss};
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, Coming, NodeGroup, ToScheduler, WaitError};
@@ -130,6 +130,22 @@ impl Client {
         let buffer = self.0.pool.allocate(bytes)?;
         self.prepare(&buffer.span())?;
         Ok(TensorBuffer::new(buffer))
+    }
+
+    /// As [`Client::allocate`], for memory that the program keeps for long, which is no part of `memory.pool_bytes` and at most as much
+    /// again. `None` beyond that.
+    pub fn allocate_kept(&self, bytes: u64) -> Result<Option<TensorBuffer>, ClientError> {
+        let Some(buffer) = self.0.pool.allocate_kept(bytes) else { return Ok(None) };
+        self.prepare(&buffer.span())?;
+        Ok(Some(TensorBuffer::new(buffer)))
+    }
+
+    /// Adopted memory that is registered memory of this client; otherwise it is returned.
+    pub fn lent(&self, memory: Region) -> Result<LentMemory, Region> {
+        match self.0.pool.region().stretch_of(&memory) {
+            Some(span) => Ok(LentMemory::new(span, memory)),
+            None => Err(memory),
+        }
     }
 
     /// For a child process that was forked after this client connected: makes the memory of its buffers readable

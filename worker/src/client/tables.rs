@@ -357,8 +357,10 @@ impl Client {
                 }
                 false => None,
             };
-            let request =
-                CallRequest { reply_into: free, ..self.pull_request(table, part, (&parts, ids), &rows)? };
+            let request = CallRequest {
+                reply_into: free.map(Into::into),
+                ..self.pull_request(table, part, (&parts, ids), &rows)?
+            };
             asked.push_back((part, rows, self.ask_home(table.spec.key, &table.homes.parts[part], request)?));
         }
         asked.into_iter().try_for_each(|one| self.scatter(table, (&parts, ids), one, out).map(drop))

@@ -3,7 +3,7 @@
 use super::line::Place;
 use super::shown::{Busy, Shown};
 use super::spares::Spare;
-use crate::client::Piece;
+use crate::client::{LentMemory, Piece};
 use crate::engine::{PartSpec, Submit};
 use crate::error::OpError;
 use fabric::{Exclusive, Fenced, PeerWritable, Span, UserBuffer, View};
@@ -60,6 +60,8 @@ pub(crate) struct CallParts {
     pub(crate) roomless: Option<u64>,
     /// Its place among the calls that may be sent.
     pub(crate) place: Option<Place>,
+    /// Where its reply lands, if that is not the call's own.
+    pub(crate) into: Option<LentMemory>,
 }
 
 impl OpBuffers {
@@ -69,6 +71,14 @@ impl OpBuffers {
         call.copies.clear();
         call.lent.clear();
         self.source = None;
+        call.pieces.retain(|piece| !matches!(piece, Piece::Lent(_)));
+    }
+}
+
+impl CallParts {
+    /// Has somebody else some of its memory, too?
+    fn shares(&self) -> bool {
+        self.into.is_some() || self.pieces.iter().any(|piece| matches!(piece, Piece::Lent(_)))
     }
 }
 
@@ -96,6 +106,7 @@ impl Progress {
     /// Is some of the memory not the operation's own, but its caller's as well?
     fn shares(&self) -> bool {
         self.buffers.shared.iter().any(Option::is_some)
+            || self.buffers.call.as_ref().is_some_and(|call| call.shares())
     }
 }
 

@@ -13,12 +13,14 @@
 #include <type_traits>
 #include <vector>
 
+#include "ps/internal/memory.h"
 #include "ps/internal/utils.h"
 #include "ps/range.h"
 
 namespace ps {
 
-/// An array of plain values. Copies, segments and casts share the memory, which goes with the last of them.
+/// An array of plain values. Copies, segments and casts share the memory, which goes with the last of them. In a started worker a long
+/// array lies in the library's memory: what is pushed from it, and pulled into it, is not copied there.
 template <typename V>
 class SArray {
  public:
@@ -170,8 +172,16 @@ class SArray {
  private:
   /// New memory; its elements have no value yet.
   void allocate(size_t capacity) {
-    memory_.reset(capacity ? new V[capacity] : nullptr, [](V *memory) { delete[] memory; });
     capacity_ = capacity;
+    const size_t bytes = capacity * sizeof(V);
+    if (bytes >= detail::Memory::kLongBytes) {
+      const std::shared_ptr<void> shared = detail::Memory::Get()->Allocate(bytes);
+      if (shared) {
+        memory_ = std::shared_ptr<V>(shared, static_cast<V *>(shared.get()));
+        return;
+      }
+    }
+    memory_.reset(capacity ? new V[capacity] : nullptr, [](V *memory) { delete[] memory; });
   }
 
   size_t size_ = 0;

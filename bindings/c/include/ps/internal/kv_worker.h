@@ -121,6 +121,7 @@ class KVWorker : public SimpleApp {
     bool borrowed = false;
     /// What the caller has for the values; empty where it takes what comes.
     SArray<Val> room;
+    bool wants_lens = false;
     std::function<void(Operation *)> fill;
     Callback callback;
     std::shared_ptr<detail::Ledger> ledger;
@@ -132,6 +133,8 @@ class KVWorker : public SimpleApp {
   struct Landing {
     std::shared_ptr<Operation> operation;
     size_t server = 0;
+    /// Where its values are to be.
+    const void *place = nullptr;
     std::shared_ptr<GradwireReply> reply;
     std::string error;
   };
@@ -156,6 +159,7 @@ class KVWorker : public SimpleApp {
     pairs.priority = priority;
     const auto operation = NewOperation(detail::kPull, cmd, callback);
     operation->room = RoomOf(*vals);
+    operation->wants_lens = lens != nullptr;
     operation->fill = [vals, lens](Operation *done) { Fill(done, vals, lens); };
     return Send(operation, pairs);
   }
@@ -172,6 +176,7 @@ class KVWorker : public SimpleApp {
     pairs.priority = priority;
     const auto operation = NewOperation(detail::kPush | detail::kPull, cmd, callback);
     operation->room = RoomOf(*outs);
+    operation->wants_lens = lens != nullptr;
     operation->fill = [outs, lens](Operation *done) { Fill(done, outs, lens); };
     return Send(operation, pairs);
   }
@@ -270,6 +275,11 @@ class KVWorker : public SimpleApp {
     auto landing = std::unique_ptr<Landing>(new Landing());
     landing->operation = operation;
     landing->server = server;
+    landing->place = place.data();
+    // The library writes there if that is memory of its own. An answer that has lengths is longer.
+    if (call.reply_bytes && !place.empty() && !operation->wants_lens) {
+      call.reply_into = detail::Lend(place, place.data(), place.size() * sizeof(Val));
+    }
     const auto client = Postoffice::Get()->client(this->obj_->customer_id());
     if (gradwire_call_then(client.get(), &call, &KVWorker::OnReply, landing.get()) != GRADWIRE_CODE_OK) {
       return Failed(operation, gradwire_last_error());
@@ -285,9 +295,9 @@ class KVWorker : public SimpleApp {
     landing->reply = std::shared_ptr<GradwireReply>(reply, detail::Free());
     if (code != GRADWIRE_CODE_OK) landing->error = gradwire_last_error();
     uint64_t bytes = 0;
-    if (reply) gradwire_reply_body(reply, &bytes);
+    const void *body = reply ? gradwire_reply_body(reply, &bytes) : nullptr;
     const auto landings = landing->operation->landings;
-    if (bytes > kLongBytes) {
+    if (bytes > kLongBytes && body != landing->place) {
       landings->Add([landing] { Landed(landing.get()); });
     } else {
       landings->Run([&] { Landed(landing.get()); });
@@ -328,6 +338,8 @@ class KVWorker : public SimpleApp {
     answer.vals = detail::PartOf<Val>(reply, body + head.key_bytes, head.val_bytes);
     answer.lens = detail::PartOf<int>(reply, body + head.key_bytes + head.val_bytes, head.len_bytes);
     reply.reset();
+    // Its values are not where they are to be, but what has landed there has them.
+    if (static_cast<const void *>(body) == answer.place.data() && body_bytes != head.val_bytes) KeepAll(&answer);
     if (++operation->answered == operation->servers) {
       if (operation->fill) operation->fill(operation);
       operation->answers.clear();
@@ -340,20 +352,25 @@ class KVWorker : public SimpleApp {
 
   /// Copies an answer out of the library's memory.
   static void Keep(Answer *answer) {
-    SArray<Key> keys;
-    SArray<int> lens;
-    keys.CopyFrom(answer->keys);
-    lens.CopyFrom(answer->lens);
-    SArray<Val> vals;
-    if (answer->vals.size() == answer->place.size()) {
-      vals = answer->place;
-      Copy(answer->vals, vals.data());
-    } else {
-      vals.CopyFrom(answer->vals);
+    const SArray<Val> place = answer->place;
+    if (answer->vals.size() == place.size()) {
+      Copy(answer->vals, place.data());
+      answer->vals = place;
     }
-    answer->keys = keys;
-    answer->vals = vals;
-    answer->lens = lens;
+    KeepAll(answer);
+  }
+
+  static void KeepAll(Answer *answer) {
+    if (answer->vals.data() != answer->place.data()) KeepOne(&answer->vals);
+    KeepOne(&answer->keys);
+    KeepOne(&answer->lens);
+  }
+
+  template <typename V>
+  static void KeepOne(SArray<V> *array) {
+    SArray<V> copy;
+    copy.CopyFrom(*array);
+    *array = copy;
   }
 
   template <typename V>

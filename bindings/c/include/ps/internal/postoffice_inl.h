@@ -40,6 +40,7 @@ inline void Postoffice::Register(int customer_id) {
     detail::Must(gradwire_client_messages(made, &messages), "starting a worker");
     std::lock_guard<std::mutex> lock(mutex_);
     if (is_first) van_.node_.id = WorkerRankToID(static_cast<int>(gradwire_client_rank(made)));
+    if (is_first) detail::Memory::Get()->Use(client);
     clients_[customer_id] = client;
     messages_[customer_id] = detail::Share(messages);
     Count(gradwire_client_workers(made), gradwire_client_servers(made));

@@ -634,6 +634,16 @@ typedef struct {
 typedef void (*GradwireOnReply)(void *context, GradwireCode code, GradwireReply *reply);
 
 /**
+ * Returns nonzero when what a program waits for is over. It is called very often, and must not block.
+ */
+typedef int32_t (*GradwireIsOver)(void *context);
+
+/**
+ * Returns when what a program waits for is over.
+ */
+typedef void (*GradwireSleep)(void *context);
+
+/**
  * What a client has done so far. The counts never decrease.
  */
 typedef struct {
@@ -1138,6 +1148,16 @@ GradwireCode gradwire_client_close(const GradwireClient *client);
  * Leaves because the program failed. All other members are notified of the reason, and exit.
  */
 GradwireCode gradwire_client_fail(const GradwireClient *client, const char *reason);
+
+/**
+ * Waits for what only the program knows to be over, such as the callbacks of its calls. This thread works for the client
+ * meanwhile, which saves hand-overs between threads; callbacks run on it, too. When there has been nothing to do for
+ * `memory.spin_us`, `sleep` is called, once. No exception may leave the functions.
+ */
+GradwireCode gradwire_client_wait(const GradwireClient *client,
+                                  GradwireIsOver is_over,
+                                  GradwireSleep sleep,
+                                  void *context);
 
 /**
  * This worker's rank, from 0 to the number of workers minus one. `UINT32_MAX` for null.

@@ -1,12 +1,12 @@
 //! Clients: joining a cluster, asking about it, barriers, leaving.
 
 use crate::border::{make, object, put, text};
-use crate::error::{GradwireCode, guard, guard_or};
+use crate::error::{Failure, GradwireCode, guard, guard_or};
 use crate::message::{GradwireMessages, group_of, number_of};
 use crate::settings::{GradwireSettings, load};
 use gradwire_worker::{Client, OpError};
 use proto_common::ids::Role;
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_void};
 use std::mem::MaybeUninit;
 
 /// Value of the setting `node.rank`: the highest free rank, for members that must not take a rank that others ask for.
@@ -99,6 +99,30 @@ pub extern "C" fn gradwire_client_fail(
 ) -> GradwireCode {
     guard(|| {
         object(client, "client")?.client.fail(text(reason, "reason")?);
+        Ok(())
+    })
+}
+
+/// Returns nonzero when what a program waits for is over. It is called very often, and must not block.
+pub type GradwireIsOver = Option<extern "C" fn(context: *mut c_void) -> i32>;
+
+/// Returns when what a program waits for is over.
+pub type GradwireSleep = Option<extern "C" fn(context: *mut c_void)>;
+
+/// Waits for what only the program knows to be over, such as the callbacks of its calls. This thread works for the client
+/// meanwhile, which saves hand-overs between threads; callbacks run on it, too. When there has been nothing to do for
+/// `memory.spin_us`, `sleep` is called, once. No exception may leave the functions.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_client_wait(
+    client: Option<&GradwireClient>,
+    is_over: GradwireIsOver,
+    sleep: GradwireSleep,
+    context: *mut c_void,
+) -> GradwireCode {
+    guard(|| {
+        let is_over = is_over.ok_or_else(|| Failure::null("is_over"))?;
+        let sleep = sleep.ok_or_else(|| Failure::null("sleep"))?;
+        object(client, "client")?.client.wait_for(|| is_over(context) != 0, || sleep(context));
         Ok(())
     })
 }

@@ -1,10 +1,12 @@
 //! The interface for a program that runs a server: handlers for workers' calls. Each handler has its own thread, so
 //! that a slow one delays no rounds. The lanes' engines know what a call is and when it is answered.
 
+mod ahead;
 mod body;
 mod queue;
 mod reply;
 
+pub(crate) use ahead::{Ahead, Place};
 pub(crate) use body::AnswerBody;
 pub use body::{Body, CallBuffer, ReplyBody};
 pub(crate) use queue::Queue;

@@ -1,7 +1,7 @@
 //! The handlers of a server by number, and the calls that wait for each. Lanes bound them: they accept no more calls
 //! of a worker than its window, and remove those whose deadline passes.
 
-use super::{App, Call};
+use super::{App, Call, Place};
 use crate::runtime::HandlerNews;
 use fabric::oneshot;
 use proto_common::table::TABLE_APPS;
@@ -217,7 +217,7 @@ pub(crate) struct Queue {
 
 #[derive(Default)]
 struct Waiting {
-    calls: VecDeque<(u64, Call)>,
+    calls: VecDeque<(u64, Call, Option<Place>)>,
     /// Which handler has it; the next one counts on.
     life: u64,
     is_open: bool,
@@ -254,10 +254,10 @@ impl Queue {
         self.came.notify_all();
     }
 
-    /// A call comes; `id` is its lane's number for it.
-    pub(crate) fn push(&self, id: u64, call: Call) {
+    /// A call comes; `id` is its lane's number for it. Its place ahead of the handler is free when the handler takes it.
+    pub(crate) fn push(&self, id: u64, call: Call, place: Option<Place>) {
         let mut waiting = self.lock();
-        waiting.calls.push_back((id, call));
+        waiting.calls.push_back((id, call, place));
         self.count.fetch_add(1, Ordering::Release);
         let sleeps = std::mem::take(&mut waiting.sleeps);
         drop(waiting);
@@ -269,7 +269,7 @@ impl Queue {
     /// Takes back a call that nobody has begun.
     pub(crate) fn cancel(&self, from: (proto_common::ids::Rank, u64)) {
         let mut waiting = self.lock();
-        let at = waiting.calls.iter().position(|(id, call)| (call.from, *id) == from);
+        let at = waiting.calls.iter().position(|(id, call, _)| (call.from, *id) == from);
         let call = at.and_then(|at| waiting.calls.remove(at));
         drop(waiting);
         // Its end is told to its lane: without the lock.
@@ -284,7 +284,9 @@ impl Queue {
             if !waiting.is_open || waiting.life != life {
                 return None;
             }
-            if let Some((_, call)) = waiting.calls.pop_front() {
+            if let Some((_, call, place)) = waiting.calls.pop_front() {
+                drop(waiting);
+                drop(place);
                 return Some(call);
             }
             self.count.store(0, Ordering::Release);

@@ -8,7 +8,7 @@ use super::link::Post;
 use super::moving::{Move, Moves};
 use crate::app::{AnswerBody, Body, ReplyMemory};
 use crate::engine::{CallAnswer, CallTaken, Source};
-use fabric::{CompletionQueue, RemoteKey, RemoteSpan};
+use fabric::{CompletionQueue, RemoteKey, RemoteSpan, Waker};
 use proto_common::batch::{Landing, Status};
 use proto_common::call::{Frame, PieceAt};
 use proto_common::ids::Rank;
@@ -59,7 +59,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
     }
 
-    /// Copies a call's frame out of its slot, and starts reading what is not in it.
+    /// Copies a call's frame out of its slot. What is not in it is read when the handler is about to need it.
     pub(super) fn take_call(&mut self, taken: &CallTaken) -> Result<(), LaneError> {
         let Source::Slot { slot, offset } = taken.from else { return Ok(()) };
         let mut bytes = vec![0; taken.frame_bytes as usize];
@@ -68,45 +68,64 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.expel(taken.peer, "the frame of its call is cut short, or says more than it may");
             return Ok(());
         };
-        let CallTaken { call, peer, app, .. } = *taken;
-        let (head, mut unread_bytes) = (frame.head.to_vec(), 0);
+        let head = frame.head.to_vec();
         let is_whole = frame.pieces().all(|piece| matches!(piece, PieceAt::Frame { .. }));
-        let lies = self.lies(taken, &frame);
-        let body = if is_whole || taken.bytes == 0 {
+        if is_whole || taken.bytes == 0 {
             let from = bytes.len() - taken.bytes as usize;
-            Some(Body::plain(bytes, from))
-        } else if lies.is_some() {
-            None
+            self.calls.hold(taken, head, (Some(Body::plain(bytes, from)), None));
+        } else if let Some(lies) = self.lies(taken, &frame) {
+            self.calls.hold(taken, head, (None, Some(lies)));
         } else {
-            let mut buffer = match self.calls.memory.allocate(taken.bytes) {
-                Ok(buffer) => buffer,
-                Err(error) => {
-                    tracing::error!(worker = peer.0, app, %error, "no memory for the body of a call");
-                    self.engine.call_failed(call, &mut self.commands);
-                    return Ok(());
-                }
-            };
-            let mut at = 0;
-            for piece in frame.pieces() {
-                match piece {
-                    PieceAt::Frame { offset, bytes: length } => {
-                        let to = at as usize;
-                        buffer[to..to + length].copy_from_slice(&bytes[offset..offset + length]);
-                    }
-                    PieceAt::Worker { offset, bytes } => {
-                        let from = RemoteSpan { key: RemoteKey(taken.region), offset };
-                        self.queue_read(peer, (call, at), from, bytes);
-                        unread_bytes += bytes;
-                    }
-                }
-                at += piece.bytes();
-            }
-            Some(Body::of_pool(buffer))
-        };
-        self.calls.hold(taken, head, (body, lies), unread_bytes);
-        if unread_bytes == 0 {
-            self.engine.call_arrived(call, &mut self.commands);
+            self.calls.hold(taken, head, (None, None));
+            self.calls.wait(bytes, taken);
+            return self.read_ahead();
         }
+        self.engine.call_arrived(taken.call, &mut self.commands);
+        Ok(())
+    }
+
+    /// Who is woken when a handler has taken a body and others wait to be read.
+    pub(super) fn wake_by(&self, waker: Waker) {
+        self.calls.ahead.wake_by(waker);
+    }
+
+    /// Starts to read the bodies that may be read now.
+    pub(super) fn read_ahead(&mut self) -> Result<(), LaneError> {
+        while let Some((bytes, taken)) = self.calls.next_to_read() {
+            self.begin_body(&bytes, &taken)?;
+        }
+        Ok(())
+    }
+
+    /// Starts to read a body out of the worker's memory; parts of it are in the frame.
+    fn begin_body(&mut self, bytes: &[u8], taken: &CallTaken) -> Result<(), LaneError> {
+        let CallTaken { call, peer, app, .. } = *taken;
+        // It was read before.
+        let Ok(frame) = Frame::read(bytes, taken.bytes) else { return Ok(()) };
+        let mut buffer = match self.calls.memory.allocate(taken.bytes) {
+            Ok(buffer) => buffer,
+            Err(error) => {
+                tracing::error!(worker = peer.0, app, %error, "no memory for the body of a call");
+                self.engine.call_failed(call, &mut self.commands);
+                return Ok(());
+            }
+        };
+        let (mut at, mut unread_bytes) = (0, 0);
+        for piece in frame.pieces() {
+            match piece {
+                PieceAt::Frame { offset, bytes: length } => {
+                    let to = at as usize;
+                    buffer[to..to + length].copy_from_slice(&bytes[offset..offset + length]);
+                }
+                PieceAt::Worker { offset, bytes } => {
+                    let from = RemoteSpan { key: RemoteKey(taken.region), offset };
+                    self.queue_read(peer, (call, at), from, bytes);
+                    unread_bytes += bytes;
+                }
+            }
+            at += piece.bytes();
+        }
+        self.calls.begin(call, Body::of_pool(buffer), unread_bytes);
         self.read_on(peer)
     }
 

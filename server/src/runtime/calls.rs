@@ -1,7 +1,7 @@
 //! The bytes of the calls that a lane has: requests until handlers take them, and replies until they are written. Which of that
 //! happens, and when, is the engine's to decide.
 
-use crate::app::{AnswerBody, Body, ReplyMemory};
+use crate::app::{Ahead, AnswerBody, Body, Place, ReplyMemory};
 use crate::engine::CallTaken;
 use crate::space::Space;
 use fabric::{FabricError, OutOfBounds, Pages, Pool, RemoteSpan, Span};
@@ -15,7 +15,7 @@ const TIMES_KEPT: u64 = 4;
 #[derive(Debug)]
 pub(super) enum CallEvent {
     /// A call for it.
-    Deliver { call: u64, app: u32, from: Rank, head: Vec<u8>, body: Body },
+    Deliver { call: u64, app: u32, from: Rank, head: Vec<u8>, body: Body, place: Option<Place> },
     /// One that it need not begin.
     Cancel { call: u64, app: u32, from: Rank },
 }
@@ -26,6 +26,10 @@ struct Held {
     app: u32,
     head: Vec<u8>,
     body: Option<Body>,
+    /// The frame of a call whose body waits until it may be read.
+    frame: Option<(Vec<u8>, CallTaken)>,
+    /// Its place ahead of the handler, once its body is read.
+    place: Option<Place>,
     /// Where the worker has it, of a request that is executed from there.
     lies: Option<(RemoteSpan, u64)>,
     /// Bytes of the body that are still to come.
@@ -44,6 +48,7 @@ struct Held {
 #[derive(Debug)]
 pub(super) struct CallMemory {
     pub(super) memory: ReplyMemory,
+    pub(super) ahead: Ahead,
     held: HashMap<u64, Held>,
     events: VecDeque<CallEvent>,
 }
@@ -54,24 +59,25 @@ impl CallMemory {
         // Handlers read it, and no peer maps it.
         let pool = Pool::with_pages(Pages::Private, pool_bytes, "gradwire-calls")?;
         let memory = ReplyMemory { pool, most_bytes, is_registered: false };
-        Ok(Self { memory, held: HashMap::new(), events: VecDeque::new() })
+        Ok(Self { memory, ahead: Ahead::default(), held: HashMap::new(), events: VecDeque::new() })
     }
 
-    /// A call whose frame was read. So many bytes of its body are still to come.
+    /// A call whose frame was read, with its body if that was in it.
     pub(super) fn hold(
         &mut self,
         &CallTaken { call, peer, app, .. }: &CallTaken,
         head: Vec<u8>,
         (body, lies): (Option<Body>, Option<(RemoteSpan, u64)>),
-        unread_bytes: u64,
     ) {
         let held = Held {
             peer,
             app,
             head,
             body,
+            frame: None,
+            place: None,
             lies,
-            unread_bytes,
+            unread_bytes: 0,
             reads: 0,
             is_delivered: false,
             reply: None,
@@ -79,6 +85,31 @@ impl CallMemory {
             is_over: false,
         };
         self.held.insert(call, held);
+    }
+
+    /// The body of a call that is held waits until it may be read.
+    pub(super) fn wait(&mut self, frame: Vec<u8>, taken: &CallTaken) {
+        let Some(held) = self.held.get_mut(&taken.call) else { return };
+        held.frame = Some((frame, *taken));
+        self.ahead.wait((taken.peer, taken.app), taken.call, taken.bytes);
+    }
+
+    /// The next call whose body may be read, with its frame.
+    pub(super) fn next_to_read(&mut self) -> Option<(Vec<u8>, CallTaken)> {
+        while let Some((call, place)) = self.ahead.next() {
+            // One that is over gives its place back.
+            let Some(held) = self.held.get_mut(&call) else { continue };
+            let Some(frame) = held.frame.take() else { continue };
+            held.place = Some(place);
+            return Some(frame);
+        }
+        None
+    }
+
+    /// Memory for the body of a call that was waiting, of which so much is to be read.
+    pub(super) fn begin(&mut self, call: u64, body: Body, unread_bytes: u64) {
+        let Some(held) = self.held.get_mut(&call) else { return };
+        (held.body, held.unread_bytes) = (Some(body), unread_bytes);
     }
 
     /// A call is answered, or (none) its handler has let go of it. False where it is over.
@@ -163,6 +194,7 @@ impl CallMemory {
     pub(super) fn drop_call(&mut self, call: u64) {
         let Some(held) = self.held.get_mut(&call) else { return };
         held.is_over = true;
+        (held.frame, held.place) = (None, None);
         let waits = held.is_delivered && held.reply.is_none();
         let (app, from) = (held.app, held.peer);
         if waits {
@@ -180,7 +212,8 @@ impl CallMemory {
         let Some(held) = self.held.get_mut(&call) else { return };
         held.is_delivered = true;
         let (Some(body), head) = (held.body.take(), std::mem::take(&mut held.head)) else { return };
-        self.events.push_back(CallEvent::Deliver { call, app: held.app, from: held.peer, head, body });
+        let (app, from, place) = (held.app, held.peer, held.place.take());
+        self.events.push_back(CallEvent::Deliver { call, app, from, head, body, place });
     }
 
     /// The handler of a call.
@@ -192,6 +225,7 @@ impl CallMemory {
     pub(super) fn take_request(&mut self, call: u64) -> Option<Request> {
         let held = self.held.get_mut(&call)?;
         let (head, body, lies) = (std::mem::take(&mut held.head), held.body.take(), held.lies.take());
+        held.place = None;
         Some(Request { peer: held.peer, head, body, lies })
     }
 

@@ -31,7 +31,9 @@ pub(super) fn spawn_lane(
     news: impl Fn(LaneNews) + Send + 'static,
 ) -> std::io::Result<(Mailbox<LaneMessage>, JoinHandle<()>)> {
     let mut lane = lane;
-    let (mailbox, receiver) = Mailbox::new(lane.queue_mut().waker());
+    let waker = lane.queue_mut().waker();
+    lane.wake_by(waker.clone());
+    let (mailbox, receiver) = Mailbox::new(waker);
     let callers = Callers { apps, queues: HashMap::new(), answers: Answers(mailbox.clone()) };
     let news: Box<dyn Fn(LaneNews) + Send> = Box::new(news);
     let work = move || (Loop { lane, receiver, spin, start: Instant::now(), callers, news }).run();
@@ -78,9 +80,9 @@ impl Callers {
 
     fn tell(&mut self, event: CallEvent, memory: &ReplyMemory) {
         match event {
-            CallEvent::Deliver { call: id, app, from, head, body } => {
+            CallEvent::Deliver { call: id, app, from, head, body, place } => {
                 let reply = Reply::new(self.answers.clone(), id, memory.clone());
-                self.queue(app).push(id, Call { from, app, head, body, reply });
+                self.queue(app).push(id, Call { from, app, head, body, reply }, place);
             }
             CallEvent::Cancel { call, app, from } => self.queue(app).cancel((from, call)),
         }

@@ -45,6 +45,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.check()?;
         }
         self.completions = completions;
+        if self.calls.ahead.is_new() {
+            self.read_ahead()?;
+            self.execute();
+        }
         if now_ms >= self.next_tick_ms {
             self.next_tick_ms = now_ms + TICK_MS;
             self.engine.tick(now_ms, &mut self.commands);

@@ -184,6 +184,16 @@ impl ReplyInto {
     }
 }
 
+impl ReplyInto {
+    /// The room for a reply of so many bytes, by its owner. A buffer that is too short is none.
+    pub(super) fn split(self, bytes: u64) -> (Option<Exclusive>, Option<LentMemory>) {
+        match self {
+            Self::Buffer(buffer) => ((buffer.len() as u64 >= bytes).then(|| buffer.into_inner()), None),
+            Self::Lent(memory) => (None, Some(memory)),
+        }
+    }
+}
+
 impl From<TensorBuffer> for ReplyInto {
     fn from(buffer: TensorBuffer) -> Self {
         Self::Buffer(buffer)

@@ -155,13 +155,7 @@ impl Client {
         let CallRequest { head, body, priority, reply_bytes, reply_into, timeout } = request;
         let timeout = timeout.unwrap_or(Duration::from_millis(self.0.settings.deadlines.operation_ms));
         let cut = Cut::new(&head, body, inline_bytes_max(self.0.shape.chunk_bytes));
-        let (target, into) = match reply_into {
-            Some(ReplyInto::Buffer(buffer)) if buffer.len() as u64 >= reply_bytes => {
-                (Some(buffer.into_inner()), None)
-            }
-            Some(ReplyInto::Lent(memory)) => (None, Some(memory)),
-            Some(ReplyInto::Buffer(_)) | None => (None, None),
-        };
+        let (target, into) = reply_into.map_or((None, None), |into| into.split(reply_bytes));
         let has_room = target.is_some() || into.is_some();
         let room_bytes = if has_room { 0 } else { room_bytes(reply_bytes) };
         let line = self.line(app, server);

@@ -8,7 +8,8 @@ use super::reported::Reported;
 use super::tensor::Tensor;
 use crate::error::{ClientError, OpError};
 use crate::runtime::{
-    Control, LaneHandle, LaneMessage, LaneReport, Line, Links, Members, OpStates, Requests, waiting, warn,
+    Blocked, Control, LaneHandle, LaneMessage, LaneReport, Line, Links, Members, OpStates, Requests,
+    drive_until, waiting, warn,
 };
 use daemon::lanes::Reports;
 use daemon::post::Posts;
@@ -145,6 +146,23 @@ impl Client {
         match self.0.pool.region().stretch_of(&memory) {
             Some(span) => Ok(LentMemory::new(span, memory)),
             None => Err(memory),
+        }
+    }
+
+    /// Waits for what only the program knows to be over, such as calls that have callbacks. Works for the client meanwhile, which saves
+    /// hand-overs between threads. When there has been nothing to do for `memory.spin_us`, `sleep` is to wait for it.
+    pub fn wait_for(&self, is_over: impl Fn() -> bool, sleep: impl FnOnce()) {
+        let lanes = || self.0.lanes.iter();
+        lanes().for_each(LaneHandle::visit);
+        if is_over() {
+            return;
+        }
+        // It never sleeps on a lane: what it waits for may come from another thread.
+        drive_until(lanes(), Instant::now(), &is_over);
+        if !is_over() {
+            let blocked = Blocked::new(lanes());
+            sleep();
+            drop(blocked);
         }
     }
 

@@ -80,17 +80,26 @@ class Ledger {
  public:
   explicit Ledger(int app_id) : app_id_(app_id) {}
 
-  int NewRequest(int wanted) {
+  /// `is_short`: its answers are there so soon that whoever waits had better see to them than sleep.
+  int NewRequest(int wanted, bool is_short = false) {
     std::lock_guard<std::mutex> lock(mutex_);
     const int timestamp = next_++;
-    if (wanted) open_[timestamp] = Open{wanted, 0};
+    if (wanted) open_[timestamp] = Open{wanted, 0, is_short};
     return timestamp;
   }
 
-  /// Waits until it has all its answers. Throws where it failed, each time, with the reason.
-  void Wait(int timestamp) {
+  /// Waits until it has all its answers. Throws where it failed, each time, with the reason. For a short request this thread works
+  /// for the client meanwhile.
+  void Wait(int timestamp, const GradwireClient *client = nullptr) {
     std::unique_lock<std::mutex> lock(mutex_);
     CHECK(timestamp >= 0 && timestamp < next_) << "timestamp " << timestamp << " is none of this customer's requests";
+    const auto open = open_.find(timestamp);
+    if (client && open != open_.end() && open->second.is_short) {
+      lock.unlock();
+      Waiter waiter{this, timestamp};
+      gradwire_client_wait(client, &Waiter::IsOver, &Waiter::Sleep, &waiter);
+      lock.lock();
+    }
     // The library ends every request within its deadline.
     changed_.wait(lock, [this, timestamp] { return open_.count(timestamp) == 0; });
     const auto reason = reasons_.find(timestamp);
@@ -139,6 +148,21 @@ class Ledger {
   struct Open {
     int wanted;
     int had;
+    bool is_short;
+  };
+  struct Waiter {
+    Ledger *ledger;
+    int timestamp;
+
+    static int IsOver(void *context) {
+      const auto *self = static_cast<Waiter *>(context);
+      return self->ledger->IsOpen(self->timestamp) ? 0 : 1;
+    }
+    static void Sleep(void *context) {
+      const auto *self = static_cast<Waiter *>(context);
+      std::unique_lock<std::mutex> lock(self->ledger->mutex_);
+      self->ledger->changed_.wait(lock, [self] { return self->ledger->open_.count(self->timestamp) == 0; });
+    }
   };
 
   bool HasFailed(int timestamp) const {
@@ -212,16 +236,11 @@ class Customer {
   int app_id() const { return runner_->app_id; }
   int customer_id() const { return customer_id_; }
 
-  /// A new request to a node or group.
-  int NewRequest(int receiver);
+  /// A new request to a node or group; a short one is answered soon.
+  int NewRequest(int receiver, bool is_short = false);
 
   /// Waits until it has all its answers. Throws where it failed, with the reason.
-  void WaitRequest(int timestamp) {
-    CHECK(!IsOwnThread() || !ledger_->IsOpen(timestamp))
-        << "request " << timestamp << " is waited for in a callback or handle, on the thread that callbacks run on; "
-        << "wait elsewhere, or give the request a callback";
-    ledger_->Wait(timestamp);
-  }
+  void WaitRequest(int timestamp);
 
   /// Answers so far; all of them where it has ended.
   int NumResponse(int timestamp) { return ledger_->Answers(timestamp); }

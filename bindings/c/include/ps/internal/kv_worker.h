@@ -191,7 +191,8 @@ class KVWorker : public SimpleApp {
     CHECK(sliced.size() == ranges.size()) << "a slicer gave " << sliced.size() << " parts for " << ranges.size() << " servers";
     // A push needs no keys later, and borrowed ones are not there any more.
     if (!operation->borrowed) operation->keys = pairs.keys;
-    operation->timestamp = this->obj_->NewRequest(kServerGroup);
+    const size_t values = pairs.vals.size() + operation->room.size();
+    operation->timestamp = this->obj_->NewRequest(kServerGroup, values * sizeof(Val) <= kLongBytes);
     operation->servers = sliced.size();
     operation->answers.resize(sliced.size());
     size_t skipped = 0;

@@ -100,11 +100,17 @@ class Postoffice {
 
   /// The library's client for a customer: its own where it was started, else the first customer's.
   std::shared_ptr<GradwireClient> client(int customer_id) const {
+    const auto found = FindClient(customer_id);
+    CHECK(found) << "this process is no started worker: call Start first, with DMLC_ROLE=worker";
+    return found;
+  }
+
+  /// As `client`; null in a process that is no started worker.
+  std::shared_ptr<GradwireClient> FindClient(int customer_id) const {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto own = clients_.find(customer_id);
     if (own != clients_.end()) return own->second;
-    CHECK(!clients_.empty()) << "this process is no started worker: call Start first, with DMLC_ROLE=worker";
-    return clients_.begin()->second;
+    return clients_.empty() ? nullptr : clients_.begin()->second;
   }
 
   /// The library's messages of the member that a customer belongs to.

@@ -215,8 +215,17 @@ inline Customer::~Customer() {
   }
 }
 
-inline int Customer::NewRequest(int receiver) {
-  return ledger_->NewRequest(static_cast<int>(Postoffice::Get()->GetNodeIDs(receiver).size()));
+inline int Customer::NewRequest(int receiver, bool is_short) {
+  return ledger_->NewRequest(static_cast<int>(Postoffice::Get()->GetNodeIDs(receiver).size()), is_short);
+}
+
+inline void Customer::WaitRequest(int timestamp) {
+  CHECK(!IsOwnThread() || !ledger_->IsOpen(timestamp))
+      << "request " << timestamp << " is waited for in a callback or handle, on the thread that callbacks run on; "
+      << "wait elsewhere, or give the request a callback";
+  // It stays for as long as this thread waits, though another one may close it.
+  const auto client = Postoffice::Get()->FindClient(customer_id_);
+  ledger_->Wait(timestamp, client.get());
 }
 
 }  // namespace ps

@@ -89,6 +89,58 @@ static void on_reply(void *context, GradwireCode code, GradwireReply *reply) {
     pthread_mutex_unlock(&told->mutex);
 }
 
+static int is_told(void *context) {
+    struct told *told = context;
+    pthread_mutex_lock(&told->mutex);
+    const int count = told->count;
+    pthread_mutex_unlock(&told->mutex);
+    return count;
+}
+
+static void sleeps(void *context) {
+    struct told *told = context;
+    pthread_mutex_lock(&told->mutex);
+    while (told->count == 0) pthread_cond_wait(&told->changed, &told->mutex);
+    pthread_mutex_unlock(&told->mutex);
+}
+
+static void gives_back(void *context) {
+    (void)context;
+    atomic_fetch_add(&released, 1);
+}
+
+/* A reply to what lies in memory of the client lands in memory of the client, if there is room for it. */
+static void in_place(const GradwireClient *client, uint64_t room, int lands) {
+    const uint64_t bytes = 300000;
+    GradwireBuffer *from = gradwire_buffer_allocate_kept(client, bytes);
+    GradwireBuffer *into = gradwire_buffer_allocate_kept(client, room);
+    struct told told = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, NULL};
+    GradwireCall call;
+    uint64_t count = 0;
+    const int before = atomic_load(&released);
+    REQUIRE(from != NULL && into != NULL);
+    unsigned char *data = gradwire_buffer_data(from), *place = gradwire_buffer_data(into);
+    for (uint64_t i = 0; i < bytes; i++) data[i] = (unsigned char)(i * 3);
+    GradwirePiece piece = {data, bytes, gives_back, NULL};
+    GradwirePiece landing = {place, room, gives_back, NULL};
+    memset(&call, 0, sizeof(call));
+    call.app = ECHO;
+    call.pieces = &piece;
+    call.piece_count = 1;
+    call.reply_bytes = bytes;
+    call.reply_into = landing;
+    WORKS(gradwire_call_then(client, &call, on_reply, &told));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "sleep", gradwire_client_wait(client, is_told, NULL, &told));
+    WORKS(gradwire_client_wait(client, is_told, sleeps, &told));
+    const unsigned char *body = gradwire_reply_body(told.reply, &count);
+    REQUIRE(count == bytes && (body == place) == lands);
+    for (uint64_t i = 0; i < bytes; i++) REQUIRE(body[i] == (unsigned char)(i * 3 + 1));
+    gradwire_reply_free(told.reply);
+    REQUIRE(atomic_load(&released) >= before + 2);
+    gradwire_buffer_free(from);
+    gradwire_buffer_free(into);
+}
+
 static GradwireCall no_server(GradwireCall call) {
     call.server = 5;
     return call;
@@ -239,6 +291,9 @@ int main(int count, char **arguments) {
     WORKS(gradwire_server_register(server, LATE, keeps, NULL));
     const uint64_t sizes[] = {0, 1, 4000, 5000, 40000, BIG};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) round_trip(client, sizes[i]);
+    in_place(client, 300000, 1);
+    in_place(client, 299999, 0);
+    REQUIRE(gradwire_buffer_allocate_kept(client, UINT64_MAX / 2) == NULL);
     errors(client);
     messages(scheduler, server, client);
     /* Answered later, from another thread than the handler's. */

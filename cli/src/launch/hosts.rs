@@ -138,6 +138,14 @@ pub(super) fn deal(
     Ok(dealt)
 }
 
+/// How many servers share hosts with so many workers, if nobody says it: one on each of the workers' hosts. Then a gradient and its
+/// sum cross each host's link as often as in a ring of all-reduce. Slots that workers need are left to them.
+pub(super) fn servers_beside(workers: u32, hosts: &[Host]) -> u32 {
+    let slots = hosts.iter().try_fold(0u32, |all, host| all.checked_add(host.slots?));
+    let free = slots.map_or(u32::MAX, |slots| slots.saturating_sub(workers));
+    workers.min(hosts.len() as u32).min(free).max(1)
+}
+
 /// Is this a name or address of loopback?
 pub(super) fn is_loopback(name: &str) -> bool {
     name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
@@ -161,6 +169,15 @@ pub(super) fn address_towards(name: &str) -> io::Result<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_host_of_workers_has_a_server_where_slots_allow() {
+        let hosts = |slots: &[Option<u32>]| slots.iter().map(|s| named("a", *s)).collect::<Vec<_>>();
+        let any = hosts(&[None, None, Some(1)]);
+        assert_eq!([0, 1, 2, 9].map(|workers| servers_beside(workers, &any)), [1, 1, 2, 3]);
+        let full = hosts(&[Some(2), Some(2)]);
+        assert_eq!([1, 2, 3, 4].map(|workers| servers_beside(workers, &full)), [1, 2, 1, 1]);
+    }
 
     fn named(name: &str, slots: Option<u32>) -> Host {
         Host { name: name.into(), user: None, ssh_port: None, slots }

@@ -162,8 +162,11 @@ fn ssh(args: &LaunchArgs) -> Result<Placed, Failure> {
     let count = |given: Option<u32>, file: &Option<PathBuf>, hosts: &[Host]| {
         given.unwrap_or(if file.is_some() { hosts.len() as u32 } else { 1 })
     };
-    let servers = count(args.servers, &args.server_host_file, &servers_on);
     let workers = count(args.workers, &args.worker_host_file, &workers_on);
+    let servers = match (args.servers, &args.server_host_file, &args.worker_host_file) {
+        (None, None, None) => hosts::servers_beside(workers, &workers_on),
+        (given, own, _) => count(given, own, &servers_on),
+    };
     let of_role = |role| if role == Role::Server { servers_on.clone() } else { workers_on.clone() };
     let dealt =
         hosts::deal(&[(Role::Server, servers), (Role::Worker, workers)], of_role).code(ExitCode::Usage)?;

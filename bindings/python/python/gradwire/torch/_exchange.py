@@ -29,6 +29,12 @@ def empty(client: Client, shape: Iterable[int], dtype: torch.dtype = torch.float
     return torch.from_numpy(bits).view(dtype)
 
 
+def _bits_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The memory of a contiguous tensor on the CPU. numpy has no bfloat16 of its own."""
+    array: np.ndarray[Any, Any] = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
 class Exchange:
     """Sends a gradient from a buffer of registered memory, to which it is copied, and receives the mean: in a tensor on the CPU, if
     one is given, and otherwise in the buffer."""
@@ -38,6 +44,7 @@ class Exchange:
         like = plain(like)
         # Never a tensor of its own for what has no elements in its shape.
         self.buffer = empty(client, (like.numel(),), like.dtype)
+        self._memory = _bits_of(self.buffer)
         # torch copies between a device and pinned memory without waiting, and the library's memory is not pinned.
         self.pinned = staging(like)
         self.handle: Handle | None = None
@@ -58,7 +65,11 @@ class Exchange:
                 self.pinned.copy_(flat, non_blocking=True)
                 wait_for_device(gradient)
                 flat = self.pinned
-            self.buffer.copy_(flat)
+            if flat.dtype == self.buffer.dtype and flat.is_contiguous() and not flat.is_neg():
+                # torch would copy with all its threads, which wait for each other where workers share a host's cores.
+                np.copyto(self._memory, _bits_of(flat))
+            else:
+                self.buffer.copy_(flat)
         priority = self.priority if priority is None else priority
         # If the mean were received in the buffer first, it would be copied once more.
         self._into = into if self.pinned is None and into is not None and _is_in_order(into) else None

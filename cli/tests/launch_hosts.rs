@@ -85,7 +85,8 @@ fn the_first_failure_names_its_host_and_last_words() {
     let (output, err) = run(&bed, &["-n", "3"], &["sh", "-c", script]);
     assert_eq!(output.status.code(), Some(65), "{err}");
     assert!(
-        err.contains("worker 1 on a failed first: exit code 65 (a data, model or checkpoint file"),
+        // Each host has a server, so that workers begin on the first one.
+        err.contains("worker 1 on b failed first: exit code 65 (a data, model or checkpoint file"),
         "{err}"
     );
     assert!(err.contains("worker 1 said last: no such file: x"), "{err}");

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 /// Flags of `gradwire launch`. Its description in the help stands at the command, in `main`.
 #[derive(Args, Debug)]
 pub(crate) struct LaunchArgs {
-    /// Number of servers. The default is 1; with --host-file one on each host that workers run on, and with --server-host-file one
-    /// on each of its hosts. (MXNet's launch.py starts as many servers as workers by default.)
+    /// Number of servers. The default is 1; one on each host of --host-file, if each has a worker and slots are left; and one on
+    /// each host of --server-host-file. (MXNet's launch.py starts as many servers as workers by default.)
     #[arg(short = 's', long, visible_alias = "num-servers", alias = "server-nodes", value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(SERVERS_MAX)))]
     pub(super) servers: Option<u32>,

@@ -138,12 +138,13 @@ pub(super) fn deal(
     Ok(dealt)
 }
 
-/// How many servers share hosts with so many workers, if nobody says it: one on each of the workers' hosts. Then a gradient and its
-/// sum cross each host's link as often as in a ring of all-reduce. Slots that workers need are left to them.
+/// How many servers share hosts with so many workers, if nobody says it: one on each host, where each has a worker and slots are left.
+/// Then a gradient and its sum cross each host's link as often as in a ring of all-reduce.
 pub(super) fn servers_beside(workers: u32, hosts: &[Host]) -> u32 {
-    let slots = hosts.iter().try_fold(0u32, |all, host| all.checked_add(host.slots?));
-    let free = slots.map_or(u32::MAX, |slots| slots.saturating_sub(workers));
-    workers.min(hosts.len() as u32).min(free).max(1)
+    let (slots, all) =
+        (hosts.iter().try_fold(0u32, |all, host| all.checked_add(host.slots?)), hosts.len() as u32);
+    let has_room = slots.is_none_or(|slots| slots >= workers.saturating_add(all));
+    if workers >= all && has_room { all.max(1) } else { 1 }
 }
 
 /// Is this a name or address of loopback?
@@ -174,7 +175,7 @@ mod tests {
     fn each_host_of_workers_has_a_server_where_slots_allow() {
         let hosts = |slots: &[Option<u32>]| slots.iter().map(|s| named("a", *s)).collect::<Vec<_>>();
         let any = hosts(&[None, None, Some(1)]);
-        assert_eq!([0, 1, 2, 9].map(|workers| servers_beside(workers, &any)), [1, 1, 2, 3]);
+        assert_eq!([0, 1, 2, 3, 9].map(|workers| servers_beside(workers, &any)), [1, 1, 1, 3, 3]);
         let full = hosts(&[Some(2), Some(2)]);
         assert_eq!([1, 2, 3, 4].map(|workers| servers_beside(workers, &full)), [1, 2, 1, 1]);
     }

@@ -165,7 +165,8 @@ fn signals_reach_other_hosts_and_a_killed_launcher_leaves_nobody() {
             ),
         );
         let worker = bed.path("worker");
-        let mut launcher = launch(&bed, &["-n", "2", "-s", "1"], &[worker.to_str().unwrap()]).spawn().unwrap();
+        let mut launcher =
+            launch(&bed, &["-n", "2", "-s", "1"], &[worker.to_str().unwrap()]).spawn().unwrap();
         // A scheduler, a server, two workers, and ssh for three of them.
         bed.wait_for(7);
         signal(&launcher, name);

@@ -7,6 +7,8 @@ use gradwire_tests::rigs::native::{Native, expect_all};
 use gradwire_tests::rigs::ports::free_port;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs;
+use rustix::process::Signal;
+use tempfile::TempDir;
 
 const SHM: (&str, &str) = ("GRADWIRE_TRANSPORT__SHM", "require");
 const TCP: (&str, &str) = ("GRADWIRE_TRANSPORT__SHM", "off");
@@ -36,6 +38,26 @@ fn pairs_move_over_shared_memory_and_tcp() {
 fn a_request_needs_memory_for_its_own_answer_whatever_another_had() {
     let pool = ("GRADWIRE_MEMORY__POOL_BYTES", "117440512");
     cluster("ps/mixed.cc", (1, 1, 1), &[&[SHM, pool], &[TCP, pool]]);
+}
+
+#[test]
+fn values_in_a_table_are_those_of_the_handler() {
+    cluster("ps/table.cc", (2, 1, 1), &[&[SHM], &[TCP, ("PS_GRADWIRE_TABLE", "sum")]]);
+}
+
+#[test]
+fn a_server_that_is_killed_takes_no_values_of_a_table_with_it() {
+    let native = Native::new();
+    let (program, scratch) = (native.compile("ps/killed.cc"), TempDir::new().unwrap());
+    for victim in [0, 1] {
+        let killed = scratch.path().join(format!("killed-{victim}"));
+        let settings = [("GRADWIRE_CLUSTER__REPLICAS", "1"), ("TEST_KILLED", killed.to_str().unwrap())];
+        let mut nodes = native.cluster(&program, (2, 1, 1), &settings);
+        nodes[3].expect_line("running", PATIENCE);
+        nodes[1 + victim].signal(Signal::KILL);
+        std::fs::write(&killed, "").unwrap();
+        expect_all(&mut nodes[3..], PATIENCE);
+    }
 }
 
 /// The largest request has 8 MiB: what is pushed, and room for what comes back.

@@ -4,6 +4,7 @@
 
 #include "ps/internal/kv_slice.h"
 #include "ps/internal/landings.h"
+#include "ps/internal/table.h"
 #include "ps/kv_app.h"
 
 namespace ps {
@@ -87,6 +88,15 @@ class KVWorker : public SimpleApp {
                 int cmd = 0, const Callback &callback = nullptr, int priority = 0) {
     const SArray<int> sent = lens ? *lens : SArray<int>();
     return StartPushPull(keys, vals, sent, outs, lens, cmd, callback, priority);
+  }
+
+  /// From the first request on, a table of the servers' own has the values, with replicas and in checkpoints, and no handler of the program
+  /// is asked. Each key has as many values as in the first request, and pulls of keys that nobody pushed bring 0. All workers say the same.
+  /// The variable PS_GRADWIRE_TABLE (sum, assign) says it for all workers of a process.
+  void KeepInTable(Kept kept) {
+    std::lock_guard<std::mutex> lock(table_mutex_);
+    CHECK(!table_) << "values are kept in a table from the first request on, or not at all";
+    kept_ = kept;
   }
 
   void set_slicer(const Slicer &slicer) {
@@ -184,7 +194,62 @@ class KVWorker : public SimpleApp {
   static SArray<Val> RoomOf(const SArray<Val> &array) { return array; }
   static SArray<Val> RoomOf(const std::vector<Val> &vector) { return detail::Look(vector); }
 
+  /// Null where a handler has the values.
+  std::shared_ptr<detail::Table> TableOf() {
+    std::lock_guard<std::mutex> lock(table_mutex_);
+    if (kept_ == Kept::kByHandler || table_) return table_;
+    CHECK((std::is_same<Val, float>::value)) << "a table keeps floats, and this worker has values of another type";
+    const auto client = Postoffice::Get()->client(this->obj_->customer_id());
+    return table_ = std::make_shared<detail::Table>(client, this->obj_->app_id(), kept_);
+  }
+
+  /// A request to the table. Its push begins at once, so that many may be under way; whoever waits for it, and pulls, is the thread
+  /// for long answers.
+  int SendToTable(const std::shared_ptr<detail::Table> &table, const std::shared_ptr<Operation> &operation,
+                  const KVPairs<Val> &pairs) {
+    CHECK(pairs.lens.empty()) << "in a table each key has as many values as the others: pass no lengths";
+    operation->timestamp = this->obj_->NewRequest(kServerGroup);
+    operation->servers = Postoffice::Get()->GetServerKeyRanges().size();
+    if (!operation->borrowed) operation->keys = pairs.keys;
+    detail::Table::Push push;
+    std::string reason;
+    const auto begin = [&] {
+      if (!(operation->flags & detail::kPush) || pairs.keys.empty()) return;
+      push = table->Begin(pairs.keys, reinterpret_cast<const float *>(pairs.vals.data()), pairs.vals.size());
+    };
+    if (!detail::Ran(begin, &reason)) {
+      Failed(operation, reason);
+      return operation->timestamp;
+    }
+    landings_->Add([table, operation, push] {
+      std::string reason;
+      const auto work = [&] {
+        if (push) detail::Table::Wait(push);
+        if (operation->flags & detail::kPull) PullFromTable(table.get(), operation.get());
+      };
+      if (!detail::Ran(work, &reason)) return Failed(operation, reason);
+      if (!operation->callback) return Finish(operation);
+      operation->tasks->Add([operation] { Finish(operation); });
+    });
+    return operation->timestamp;
+  }
+
+  static void PullFromTable(detail::Table *table, Operation *operation) {
+    Answer answer;
+    answer.has_come = true;
+    answer.keys = operation->keys;
+    const size_t keys = answer.keys.size(), values = keys ? table->Values(keys, operation->room.size()) : 0;
+    answer.vals = operation->room;
+    if (answer.vals.size() != values) answer.vals = SArray<Val>(values);
+    if (keys) table->Pull(answer.keys, reinterpret_cast<float *>(answer.vals.data()), values);
+    answer.lens = SArray<int>(keys, keys ? static_cast<int>(values / keys) : 0);
+    operation->answers.assign(1, answer);
+    operation->fill(operation);
+    operation->answers.clear();
+  }
+
   int Send(const std::shared_ptr<Operation> &operation, const KVPairs<Val> &pairs) {
+    if (const auto table = TableOf()) return SendToTable(table, operation, pairs);
     SlicedKVs sliced;
     const auto &ranges = Postoffice::Get()->GetServerKeyRanges();
     slicer_(pairs, ranges, &sliced);
@@ -448,6 +513,9 @@ class KVWorker : public SimpleApp {
   static const uint64_t kLongBytes = 4096;
 
   Slicer slicer_;
+  std::mutex table_mutex_;
+  Kept kept_ = detail::KeptByVariable();
+  std::shared_ptr<detail::Table> table_;
   const std::shared_ptr<detail::Landings> landings_ = std::make_shared<detail::Landings>();
 };
 

@@ -42,6 +42,8 @@ struct Free {
   void operator()(GradwireMessage *it) const { gradwire_message_free(it); }
   void operator()(GradwireReply *it) const { gradwire_reply_free(it); }
   void operator()(GradwireRequest *it) const { gradwire_request_free(it); }
+  void operator()(GradwireTable *it) const { gradwire_table_free(it); }
+  void operator()(GradwireRowsHandle *it) const { gradwire_rows_free(it); }
 };
 
 /// Owns memory that the library borrows: a copy of the owner goes with each piece that is passed.

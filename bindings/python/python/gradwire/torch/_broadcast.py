@@ -15,6 +15,7 @@ from ..optimizers import Assign
 from ._encoding import decode, encode, tensors_of
 from ._exchange import Named, follow, refuse_shard
 from ._process import client_or_default
+from ._state import state_of
 
 
 def broadcast_parameters(
@@ -56,7 +57,7 @@ def broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int, 
         declarations.append(Declaration(full, plain.numel(), plain.dtype, Assign(), mode="sync", backup_workers=0))
     # What was declared stays so, and an initial value, once set: a repeated broadcast is a round, to which the others
     # contribute zeros.
-    known: dict[Declaration, Declared] = vars(client).setdefault("_broadcast", {})
+    known = state_of(client).broadcasts
     # Of its own: threads may broadcast at the same time, each from another root.
     roots = Declaration(f"{named[0][0]}.roots", 1, "int32", Assign(), mode="sync", backup_workers=0)
     new = [one for one in [*declarations, roots] if one not in known]

@@ -16,6 +16,7 @@ from ..optimizers import Assign
 from ._exchange import MEAN, follow
 from ._ops import push_pull_async, synchronize
 from ._process import client_or_default
+from ._state import state_of
 
 # Bytes in which a worker describes what it is about to send.
 _ROW_BYTES = 256
@@ -159,7 +160,7 @@ def _gathered(mine: torch.Tensor, begin: int, total: int, name: str, client: Cli
 
 
 def _declared(client: Client, name: str, elements: int, dtype: Any, average: bool, dynamic: bool = False) -> Declared:
-    known: dict[str, Declared] = vars(client).setdefault("_collectives", {})
+    known = state_of(client).collectives
     if name not in known:
         rule = MEAN if average else Assign()
         known[name] = client.declare(name, elements, dtype, rule, None, "sync", 0, dynamic, backup_workers=0)

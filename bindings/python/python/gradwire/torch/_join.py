@@ -8,13 +8,14 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook, _JoinConfig
 
 from ..client import Client
 from ._process import client_or_default
+from ._state import state_of
 
 __all__ = ["Join", "Uneven", "join"]
 
@@ -28,11 +29,11 @@ class Uneven(Joinable):
         self._client = client
         # Joinable's constructor would call that of the wrapper's other base.
         self._join_config = _JoinConfig.construct_disabled_join_config()
-        vars(client).setdefault("_uneven", []).append(weakref.ref(self))
+        state_of(client).uneven.append(weakref.ref(self))
 
     def withdraw(self) -> None:
         """Its rounds have ended."""
-        known = vars(self._client)["_uneven"]
+        known = state_of(self._client).uneven
         known[:] = [one for one in known if one() is not self]
 
     def shadows(self) -> list[Callable[[], bool]]:
@@ -75,38 +76,48 @@ def join(*, client: Client | None = None) -> int:
 
 class _Hook(JoinHook):
     def __init__(self, client: Client) -> None:
-        self._client = client
-        vars(client)["_has_joined"] = False
+        self._client, self._state = client, state_of(client)
+        self._state.has_joined = False
 
     def main_hook(self) -> None:
         _begin(self._client)
 
     def post_hook(self, is_last_joiner: bool) -> None:
         # Of several wrappers in one context, the first joins for all.
-        if not vars(self._client)["_has_joined"]:
-            vars(self._client)["_has_joined"] = True
+        if not self._state.has_joined:
+            self._state.has_joined = True
             join(client=self._client)
+
+
+class Joining(NamedTuple):
+    """A worker that has joined, and waits for the others."""
+
+    wrappers: list[Uneven]
+    followers: _Followers
 
 
 def _wrappers(client: Client) -> list[Uneven]:
     # A wrapper of a model that is gone counts on no worker, or on all.
     gc.collect()
-    found = [one() for one in vars(client).get("_uneven", [])]
+    found = [one() for one in state_of(client).uneven]
     return [one for one in found if one is not None]
 
 
 def _begin(client: Client) -> None:
-    if vars(client).get("_joining") is None:
+    state = state_of(client)
+    if state.joining is None:
         wrappers = _wrappers(client)
-        vars(client)["_joining"] = wrappers, _Followers(list(dict.fromkeys(shadow for one in wrappers for shadow in one.shadows())))
+        shadows = dict.fromkeys(shadow for one in wrappers for shadow in one.shadows())
+        state.joining = Joining(wrappers, _Followers(list(shadows)))
 
 
 def _end(client: Client) -> int:
-    wrappers, followers = vars(client)["_joining"]
-    vars(client)["_joining"] = None
-    followers.wait()
+    state = state_of(client)
+    joining, state.joining = state.joining, None
+    assert joining is not None
+    joining.followers.wait()
     last = client.workers - 1
-    for one in wrappers:
+    for one in joining.wrappers:
         if len(one.contributors) < client.workers:
             last = max(one.contributors)
             one.align(last)

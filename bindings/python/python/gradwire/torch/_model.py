@@ -21,6 +21,7 @@ from ._compression import codec_of
 from ._join import Join, Uneven
 from ._process import client_or_default
 from ._roll import Roll
+from ._state import state_of
 
 
 class DistributedDataParallel(nn.Module, Uneven):
@@ -53,7 +54,8 @@ class DistributedDataParallel(nn.Module, Uneven):
         averager = Averager(module.named_parameters(), client, prefix + "gradient.", codec_of(compression, codec), 1)
         averager.on_begin = self._at_end_of_backward
         self._averager, self._is_told = averager, False
-        self._order: _Order = vars(client).setdefault("_order", _Order(client))
+        state = state_of(client)
+        self._order = state.order = state.order or Order(client)
         self._number, self._shared = self._order.number(), _Buffers(module, client, averager.prefix + "buffer.")
         broadcast_parameters(module.state_dict(), prefix=prefix + "state.", client=client)
         self.enroll(client)
@@ -161,7 +163,7 @@ class _Buffers:
         return any(codes)
 
 
-class _Order:
+class Order:
     """The order in which workers call backward of the wrapped models of a client. Workers that call it of different models would wait for
     each other until the deadline. Where there are several models, workers therefore compare their numbers before they wait."""
 

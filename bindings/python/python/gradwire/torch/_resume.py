@@ -10,8 +10,8 @@ from torch import nn
 from ..errors import InputError
 from ._broadcast import broadcast, broadcast_value, tensors_in
 from ._exchange import follow
-from ._ops import declared_of
 from ._optimizer import DistributedOptimizer
+from ._state import state_of
 
 
 def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
@@ -30,13 +30,14 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
     if averager is None:
         raise InputError("resume needs a DistributedOptimizer in mode sync", "resume")
     client, prefix = optimizer.client, f"{averager.prefix}state."
-    if vars(client).get("_resumes"):
+    kept = state_of(client)
+    if kept.resumes:
         # A worker that was restarted would wait in the first optimizer's round, and the others in that of another one.
         raise InputError("resume was called before: call it once, with the one DistributedOptimizer of the script", "resume")
     if client._has_rejoined and not client._is_awaited:
         # It counts from a round on that may be another one for each tensor, and a step needs the same round of all of them.
         raise InputError('resume cannot continue a training with cluster.worker_loss "continue": set "wait"', "resume")
-    vars(client)["_resumes"] = True
+    kept.resumes = True
     modules = {at: one for at, one in enumerate(state) if isinstance(one, nn.Module)}
     others = [one for one in state if not isinstance(one, nn.Module)]
 
@@ -58,9 +59,9 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
 
     averager.transfer = copy
     if client._has_rejoined and client.resume(averager.tensors()):
-        vars(client)["_follows"] = True
+        kept.follows = True
         # Those that the script has used before this call, and those that it uses later.
-        for one in [*vars(client).get("_broadcast", {}).values(), *declared_of(client)]:
+        for one in [*kept.broadcasts.values(), *(exchange.declared for exchange in kept.names.exchanges.values())]:
             follow(client, one)
         averager.receive()
     else:

@@ -126,9 +126,13 @@ class DistributedOptimizer(torch.optim.Optimizer, Uneven):
             with torch.enable_grad():
                 loss = closure()
             averager.is_within_step = True
-            if not (averager.is_synchronized or self._skips):
-                averager.synchronize()
-            averager.is_synchronized = averager.is_within_step = False
+            try:
+                if not (averager.is_synchronized or self._skips):
+                    averager.synchronize()
+            finally:
+                # If it stayed set after an error, no worker could later be given the state between two steps.
+                averager.is_within_step = False
+            averager.is_synchronized = False
             return averager.mean_of(loss)
 
         return average

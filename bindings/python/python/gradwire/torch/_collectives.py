@@ -165,7 +165,8 @@ def _summed(mine: torch.Tensor, name: str, client: Client) -> torch.Tensor:
     handle = client.push(declared, mine)
     got = client.pull(declared).wait()
     handle.wait()
-    return torch.from_numpy(got.view(np.uint8)).view(mine.dtype)
+    total: torch.Tensor = torch.from_numpy(got.view(np.uint8)).view(mine.dtype)
+    return total
 
 
 def _declared(client: Client, name: str, elements: int, dtype: Any, average: bool, dynamic: bool = False) -> Declared:

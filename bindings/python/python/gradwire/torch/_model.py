@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..client import Client
 from ..codecs import Codec
 from ..errors import InputError
+from ._absence import ABSENT, refuse_absent
 from ._average import Averager
 from ._broadcast import broadcast, broadcast_parameters, tensors_in
 from ._compression import codec_of
@@ -56,9 +58,9 @@ class DistributedDataParallel(nn.Module, Uneven):
         self._averager, self._is_told = averager, False
         state = state_of(client)
         self._order = state.order = state.order or Order(client)
-        self._number, self._shared = self._order.number(), _Buffers(module, client, averager.prefix + "buffer.")
+        self._number, self._shared = self._order.number(), _Buffers(module, client, averager.prefix)
         broadcast_parameters(module.state_dict(), prefix=prefix + "state.", client=client)
-        self.enroll(client)
+        self.enroll(client, averager.absence, self._order.shadow, *([self._shared.absent] if broadcast_buffers else []))
 
     def forward(self, *inputs: Any, **words: Any) -> Any:
         """Calls the wrapped model."""
@@ -80,7 +82,7 @@ class DistributedDataParallel(nn.Module, Uneven):
         Join.notify_join_context(self)
         self._averager.adopt()
         if self.broadcast_buffers and self.training:
-            self._shared.broadcast()
+            self._shared.broadcast(self.module)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -99,7 +101,8 @@ class DistributedDataParallel(nn.Module, Uneven):
 
     def shadows(self) -> list[Callable[[], bool]]:
         """Its gradients and its buffers have rounds of their own, and so has the order of all models."""
-        return [self._averager.shadow, self._order.shadow, *([self._shared.shadow] if self.broadcast_buffers else [])]
+        of_buffers = [partial(self._shared.shadow, self.module)] if self.broadcast_buffers else []
+        return [self._averager.shadow, self._order.shadow, *of_buffers]
 
     @property
     def contributors(self) -> Sequence[int]:
@@ -134,31 +137,50 @@ class _Buffers:
     not."""
 
     def __init__(self, module: nn.Module, client: Client, prefix: str) -> None:
-        self._module, self._client, self._prefix = module, client, prefix
+        self._client, self._of, self._prefix = client, prefix, f"{prefix}buffer."
         self._roll: Roll | None = None
         # Who came to the last forward that anybody came to.
         self._present = list(range(client.workers))
+        # How many bytes each has. The buffers themselves end with the model.
+        self._bytes: dict[str, int] = {}
+        self._named(module)
 
-    def broadcast(self) -> None:
+    def broadcast(self, module: nn.Module) -> None:
         """Copies the buffers to all workers."""
-        self._round(1)
+        self._round(1, self._named(module))
 
-    def shadow(self) -> bool:
+    def shadow(self, module: nn.Module) -> bool:
         """Takes part in a broadcast before a forward of others, and returns whether there was any."""
-        return self._round(0)
+        return self._round(0, self._named(module))
 
-    def _round(self, code: int) -> bool:
+    def absent(self) -> bool:
+        """Takes part in one broadcast as a worker that has dropped the model, and returns False: there is no other one."""
+        self._round(ABSENT, [(name, torch.zeros(count, dtype=torch.uint8)) for name, count in self._bytes.items()])
+        return False
+
+    def _named(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         # `data`, as BatchNorm changes its statistics without a new version: a forward between another one and its backward changes
         # nothing that this backward needs.
-        named = [(name, one.data) for name, one in self._module.named_buffers() if one.numel()]
+        named = [(name, one.data) for name, one in module.named_buffers() if one.numel()]
+        self._bytes = {name: one.numel() * one.element_size() for name, one in named}
+        return named
+
+    def _round(self, code: int, named: list[tuple[str, torch.Tensor]]) -> bool:
         if not named:
             return False
         if self._roll is None:
             self._roll = Roll(self._client, f"{self._prefix}(present)")
-        self._roll.begin(code)
+        roll, codes = self._roll, []
+
+        def end() -> None:
+            called = roll.end()
+            # If this came later, the buffers would be the zeros of a root that is absent.
+            refuse_absent(called, self._of)
+            codes.extend(called.codes)
+
+        roll.begin(code)
         # Workers that come to this round know who came to the last one.
-        broadcast_parameters(named, self._present[0], self._prefix, client=self._client)
-        codes = self._roll.end().codes
+        broadcast(tensors_in(named, self._prefix), self._client, self._present[0], check=end)
         self._present = [rank for rank, one in enumerate(codes) if one] or self._present
         return any(codes)
 

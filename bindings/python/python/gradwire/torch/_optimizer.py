@@ -82,7 +82,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Uneven):
             if isinstance(optimizer, torch.optim.SparseAdam):
                 self._averager.sparse.update(p for p in of_optimizer if p.requires_grad)
         self._skips = False
-        self.enroll(self.client)
+        self.enroll(self.client, None if self._averager is None else self._averager.absence)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many gradients are summed locally before they are averaged, from the next gradient on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from ..client import Client, Declaration
 
 if TYPE_CHECKING:
     from ._exchange import Exchange
-    from ._join import Joining, Uneven
+    from ._join import Enrolled, Joining
     from ._model import Order
 
 
@@ -39,8 +38,8 @@ class State:
     collectives: dict[str, Tensor] = field(default_factory=dict)
     # The prefixes of wrappers.
     prefixes: set[str] = field(default_factory=set)
-    # The wrappers whose rounds `join` takes part in, in the order of their construction.
-    uneven: list[Callable[[], Uneven | None]] = field(default_factory=list)
+    # By prefix: the wrappers whose rounds `join` takes part in, in the order of their construction.
+    uneven: dict[str, Enrolled] = field(default_factory=dict)
     # Set from the moment at which this worker has joined until all have.
     joining: Joining | None = None
     # Whether one of the wrappers in torch's context `Join` has joined for all of them.

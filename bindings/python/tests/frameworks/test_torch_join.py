@@ -140,7 +140,7 @@ def test_a_wrapper_that_one_worker_has_dropped_is_an_error_of_all(way: str, does
                 net = nn.Identity()
                 pair = pairs.pop()
                 del pair
-        with pytest.raises(gradwire.InputError, match=rf"rank 1 called join\(\) without the wrapper with prefix '{prefix}\(2\).'"):
+        with pytest.raises(gradwire.InputError, match=rf"rank 1 no longer has the wrapper with prefix '{prefix}\(2\).'"):
             if client.rank == 0 and does == "steps":
                 take_a_step(pairs[1], 0)
             gt.join(client=client)

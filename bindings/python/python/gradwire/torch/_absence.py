@@ -18,8 +18,8 @@ def refuse_absent(called: Called, prefix: str) -> None:
     ranks = [rank for rank, code in enumerate(called.codes) if code == ABSENT]
     if ranks and len(ranks) < called.present:
         raise InputError(
-            f"rank {ranks[0]} called join() without the wrapper with prefix {prefix!r}, which it has dropped or whose hooks it has removed, "
-            "and other workers still have this wrapper: keep a reference to it on every worker until all have joined, or drop it on all",
+            f"rank {ranks[0]} no longer has the wrapper with prefix {prefix!r}, which it has dropped or whose hooks it has removed, and "
+            "other workers still have this wrapper: keep a reference to it on every worker until all have joined, or drop it on all",
             "absent",
         )
 

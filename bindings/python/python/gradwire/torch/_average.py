@@ -284,9 +284,10 @@ class Averager:
         mean = total.item() / len(self.contributors)
         return torch.full_like(loss.detach(), mean) if isinstance(loss, torch.Tensor) else mean
 
-    def forget(self) -> None:
-        """Ends a round in which any gradients were sent, and discards its results. The others count as zeros."""
-        if self._sent:
+    def forget(self, is_begun: bool = False) -> None:
+        """Ends a round in which any gradients were sent, here or (`is_begun`) by any worker, and discards its results. The others count as
+        zeros."""
+        if self._sent or is_begun:
             self._round(FORGETS, {p: sent.gradient for p, sent in self._sent.items()})
         # Backward passes that have not been enough to send anything count no more, either.
         self._again()

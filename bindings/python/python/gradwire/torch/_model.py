@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..client import Client
 from ..codecs import Codec
 from ..errors import InputError
-from ._absence import ABSENT, refuse_absent
+from ._absence import ABSENT, Absence, refuse_absent
 from ._average import Averager
 from ._broadcast import broadcast, broadcast_parameters, tensors_in
 from ._compression import codec_of
@@ -58,7 +59,7 @@ class DistributedDataParallel(nn.Module, Uneven):
         self._averager, self._is_told = averager, False
         state = state_of(client)
         self._order = state.order = state.order or Order(client)
-        self._number, self._shared = self._order.number(), _Buffers(module, client, averager.prefix)
+        self._number, self._shared = self._order.add(self, averager.absence), _Buffers(module, client, averager.prefix)
         broadcast_parameters(module.state_dict(), prefix=prefix + "state.", client=client)
         self.enroll(client, averager.absence, self._order.shadow, *([self._shared.absent] if broadcast_buffers else []))
 
@@ -98,6 +99,11 @@ class DistributedDataParallel(nn.Module, Uneven):
         self._is_told = False
         self._order.check(self._number)
         self._averager.synchronize()
+
+    def _discard(self) -> None:
+        """Discards the gradients that any worker has sent in this step. All workers call it."""
+        self._is_told = False
+        self._averager.forget(is_begun=True)
 
     def shadows(self) -> list[Callable[[], bool]]:
         """Its gradients and its buffers have rounds of their own, and so has the order of all models."""
@@ -190,17 +196,28 @@ class Order:
     each other until the deadline. Where there are several models, workers therefore compare their numbers before they wait."""
 
     def __init__(self, client: Client) -> None:
-        self._client, self._count = client, 0
+        self._client = client
+        # The models by number, and what is left of those that are gone.
+        self._models: list[tuple[weakref.ref[DistributedDataParallel], Absence]] = []
         self._roll: Roll | None = None
 
-    def number(self) -> int:
-        """A number for another model."""
-        self._count += 1
-        return self._count
+    def add(self, model: DistributedDataParallel, absence: Absence) -> int:
+        """Adds a model, and returns its number."""
+        self._models.append((weakref.ref(model), absence))
+        return len(self._models)
 
     def check(self, number: int) -> None:
         """Raises InputError on all workers if they are at different models."""
-        if len(self._round(number)) > 1:
+        numbers = self._round(number)
+        if len(numbers) > 1:
+            # Some workers have sent gradients of each of these models. If they stayed on their way, they would be in the next step's means.
+            for one in sorted(numbers):
+                model, absence = self._models[one - 1]
+                found = model()
+                if found is None:
+                    absence.take_part()
+                else:
+                    found._discard()
             raise InputError(
                 "workers called backward of different models, in each of which the others' gradients are waited for: call them in the "
                 "same order on all workers, or use DistributedOptimizer, which waits in step()",
@@ -212,7 +229,7 @@ class Order:
         return bool(self._round(0))
 
     def _round(self, number: int) -> set[int]:
-        if self._count < 2:
+        if len(self._models) < 2:
             return set()
         if self._roll is None:
             self._roll = Roll(self._client, "model.order")

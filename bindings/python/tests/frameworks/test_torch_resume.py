@@ -188,6 +188,20 @@ def test_it_needs_an_optimizer_that_averages(one: Client) -> None:
         gt.resume(optimizer, net)
 
 
+def test_a_script_with_a_wrapped_model_is_refused(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model()
+    optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=one)
+    wrapped = gt.DistributedDataParallel(model(), client=one)
+    calls = [(sgd(net.parameters()), wrapped), (wrapped,), (optimizer, wrapped), (optimizer, net)]
+    for words in calls:
+        with pytest.raises(gradwire.InputError, match="does not support gradwire.torch.DistributedDataParallel: pass the model itself"):
+            gt.resume(*words)  # type: ignore[arg-type]
+    # In a worker that was restarted, before the broadcasts of the constructor, in which no other worker takes part.
+    monkeypatch.setattr(Client, "_has_rejoined", True)
+    with pytest.raises(gradwire.InputError, match="this worker replaces one that failed, and DistributedDataParallel cannot continue"):
+        gt.DistributedDataParallel(model(), client=one)
+
+
 def test_it_is_called_once(one: Client) -> None:
     nets = [model(), model()]
     first, second = (gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=one) for net in nets)

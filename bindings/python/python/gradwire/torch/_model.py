@@ -54,6 +54,12 @@ class DistributedDataParallel(nn.Module, Uneven):
         super().__init__()
         self.module, self.device_ids = module, device_ids
         client, self.broadcast_buffers = client_or_default(client), broadcast_buffers
+        if client._has_rejoined:
+            raise InputError(
+                "this worker replaces one that failed, and DistributedDataParallel cannot continue its training: use DistributedOptimizer with "
+                'gradwire.torch.resume(optimizer, model), or cluster.worker_loss = "stop"',
+                "not_resumed",
+            )
         averager = Averager(module.named_parameters(), client, prefix + "gradient.", codec_of(compression, codec), 1)
         averager.on_begin = self._at_end_of_backward
         self._averager, self._is_told = averager, False

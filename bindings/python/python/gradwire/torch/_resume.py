@@ -3,13 +3,16 @@ takes part in the step that the others are in."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from ..errors import InputError
+from ._average import Averager
 from ._broadcast import broadcast, broadcast_value, tensors_in
 from ._exchange import follow
+from ._model import DistributedDataParallel
 from ._optimizer import DistributedOptimizer
 from ._state import state_of
 
@@ -21,14 +24,13 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
     In a new job all get the state of rank 0, and the result is 0. A worker that was restarted (`cluster.worker_loss` "wait") gets the state
     that another worker has before the step that it is in, and the result is the number of calls of `synchronize` that were before it;
     `step` calls it once. The others repeat this step with the new worker, so that the weights are those of an undisturbed training.
+    A script with a DistributedDataParallel cannot be resumed, and gets an InputError.
 
         optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
         for step in range(gw.resume(optimizer, model), steps):
             ...
     """
-    averager = optimizer._averager if isinstance(optimizer, DistributedOptimizer) else None
-    if averager is None:
-        raise InputError("resume needs a DistributedOptimizer in mode sync", "resume")
+    averager = _averager_of(optimizer, state)
     client, prefix = optimizer.client, f"{averager.prefix}state."
     kept = state_of(client)
     if kept.resumes:
@@ -67,3 +69,20 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
     else:
         copy(0, True, True)
     return averager.steps
+
+
+def _averager_of(optimizer: Any, state: Sequence[Any]) -> Averager:
+    """Raises InputError for what cannot be resumed."""
+    is_wrapper = isinstance(optimizer, DistributedOptimizer)
+    wrappers = [one.wrapper() for one in state_of(optimizer.client).uneven.values()] if is_wrapper else []
+    if any(isinstance(one, DistributedDataParallel) for one in (optimizer, *state, *wrappers)):
+        # A worker that was restarted would also have to find the round of the buffers that the others wait in.
+        raise InputError(
+            "resume does not support gradwire.torch.DistributedDataParallel: pass the model itself, and average its gradients with "
+            "DistributedOptimizer(optimizer, model.named_parameters())",
+            "resume",
+        )
+    averager: Averager | None = optimizer._averager if is_wrapper else None
+    if averager is None:
+        raise InputError("resume needs a DistributedOptimizer in mode sync", "resume")
+    return averager

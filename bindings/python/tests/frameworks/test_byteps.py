@@ -18,6 +18,7 @@ from conftest import PATIENCE_S
 from gradwire.client import Client
 from gradwire.launching import program
 from gradwire.torch import _process
+from gradwire.torch._state import state_of
 from test_torch import Branches, alone, assert_same, loss_of, model, on_each
 
 SCRIPT = Path(__file__).parent / "byteps_script.py"
@@ -68,7 +69,7 @@ def test_operations_without_a_name_take_turns_with_few_names() -> None:
             assert bps.synchronize(begun[at]).tolist() == [float(at)] * 7
         large = [bps.push_pull_async(torch.full((3 << 20,), float(at)), client=client) for at in range(5)]
         assert [int(bps.synchronize(operation)[-1]) for operation in large] == list(range(5))
-        return sorted(name for name, _ in vars(client)["_named"].exchanges)
+        return sorted(name for name, _ in state_of(client).names.exchanges)
 
     names = on_each(work)
     assert names[0] == names[1]

@@ -52,6 +52,24 @@ def test_gradients_flow_back_to_the_worker_that_a_part_is_from() -> None:
     assert first.tolist() == [[6.0, 6.0]] and second.tolist() == [[12.0, 12.0]] * 2
 
 
+def test_gradients_of_many_lengths_share_few_tensors() -> None:
+    def work(client: Client) -> list[str]:
+        for dtype in (torch.float32, torch.bfloat16):
+            for length in (0, *range(1, 40)):
+                mine = torch.ones(length + client.rank, 2, dtype=dtype, requires_grad=True)
+                weight = torch.arange(2 * length + 1, dtype=dtype)[:, None]
+                (gt.allgather(mine, client=client) * weight * (client.rank + 1)).sum().backward()
+                begin = length * client.rank
+                assert mine.grad is not None and mine.grad[:, 1].tolist() == [3.0 * at for at in range(begin, begin + length + client.rank)]
+        empty = torch.ones(0, 2, requires_grad=True)
+        gt.allgather(empty, client=client).sum().backward()
+        assert empty.grad is not None and empty.grad.shape == (0, 2)
+        return sorted(name for name in client._names.values() if "gradient" in name)
+
+    names = [f"allgather.allgather.gradient.{element}.{1 << bits}" for element in ("f32", "bf16") for bits in (1, 3, 4, 5, 6, 7, 8)]
+    assert on_each(work) == [sorted(names)] * 2
+
+
 def test_reduce_changes_the_tensor_of_the_root_alone() -> None:
     def work(client: Client) -> list[Any]:
         seen = []

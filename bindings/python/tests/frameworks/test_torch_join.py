@@ -14,6 +14,7 @@ import gradwire
 import gradwire.torch as gt
 from conftest import together
 from gradwire.client import Client
+from gradwire.torch._state import state_of
 from test_torch import assert_same, copied, loss_of, model
 
 COUNTS = (1, 4, 2)
@@ -101,6 +102,110 @@ def test_several_models_with_different_numbers_of_steps() -> None:
     for mine in ended:
         for one, expected in zip(mine, nets):
             assert_same(one, expected)
+
+
+def wrapped(way: str, client: Client, seed: int) -> tuple[nn.Module, Any]:
+    net = model(seed)
+    if way == "optimizer":
+        return net, gt.DistributedOptimizer(sgd(net), net.named_parameters(), client=client)
+    net = gt.DistributedDataParallel(nn.Sequential(net, nn.BatchNorm1d(10)), client=client)
+    return net, sgd(net)
+
+
+def take_a_step(pair: tuple[nn.Module, Any], rank: int) -> None:
+    net, optimizer = pair
+    optimizer.zero_grad()
+    loss_of(net, 0, rank).backward()
+    optimizer.step()
+
+
+# What rank 0 does with the wrapper that rank 1 no longer has.
+@pytest.mark.parametrize("does", ["joins", "steps"])
+@pytest.mark.parametrize("way", ["optimizer", "model", "hooks"])
+def test_a_wrapper_that_one_worker_has_dropped_is_an_error_of_all(way: str, does: str) -> None:
+    prefix = "model.gradient." if way == "model" else "gradient."
+
+    def work(client: Client) -> list[torch.Tensor]:
+        # Another wrapper, which both have to the end.
+        pairs = [wrapped("optimizer" if way == "hooks" else way, client, seed) for seed in (1, 2)]
+        for pair in pairs:
+            take_a_step(pair, client.rank)
+        net = pairs[1][0]
+        before = [one.clone() for one in net.buffers()]
+        if client.rank == 1:
+            if way == "hooks":
+                pairs[1][1].remove_hooks()
+            else:
+                # A model wrapper is the net itself.
+                net = nn.Identity()
+                pair = pairs.pop()
+                del pair
+        with pytest.raises(gradwire.InputError, match=rf"rank 1 no longer has the wrapper with prefix '{prefix}\(2\).'"):
+            if client.rank == 0 and does == "steps":
+                take_a_step(pairs[1], 0)
+            gt.join(client=client)
+        if client.rank == 0:
+            after = list(net.buffers())
+            assert len(after) == (3 if way == "model" else 0)
+            # A forward begins with the buffers of rank 0, and changes them once it has them.
+            assert all(torch.equal(mine, one) for mine, one in zip(before, after)), "the buffers have changed"
+        client.barrier()
+        return before
+
+    with gradwire.launch(servers=2, workers=2, deadlines__operation_ms=60_000) as cluster:
+
+        def run(rank: int) -> Any:
+            with cluster.connect(node__rank=rank) as client:
+                return work(client)
+
+        together([lambda rank=rank: run(rank) for rank in range(2)])
+
+
+@pytest.mark.parametrize("way", ["optimizer", "model"])
+def test_wrappers_that_all_workers_have_dropped_are_over(way: str) -> None:
+    counts = (1, 3)
+
+    def work(client: Client) -> tuple[nn.Module, int]:
+        dropped = wrapped(way, client, 1)
+        take_a_step(dropped, client.rank)
+        dropped[0].zero_grad()
+        if client.rank == 1 and way == "optimizer":
+            # Its gradients are on their way, and those of rank 0 are not.
+            loss_of(dropped[0], 1, 1).backward()
+        del dropped
+        net = model()
+        optimizer = gt.DistributedOptimizer(sgd(net), net.named_parameters(), client=client)
+        for turn in range(2):
+            for step in range(counts[client.rank]):
+                optimizer.zero_grad()
+                loss_of(net, step, client.rank).backward()
+                optimizer.step()
+            assert gt.join(client=client) == 1
+        # The names of a wrapper whose hooks were removed are those of the next one.
+        optimizer.remove_hooks()
+        optimizer = gt.DistributedOptimizer(sgd(net), net.named_parameters(), client=client)
+        for step in range(counts[client.rank]):
+            optimizer.zero_grad()
+            loss_of(net, step, client.rank).backward()
+            optimizer.step()
+        assert gt.join(client=client) == 1
+        return net, len(state_of(client).uneven)
+
+    with gradwire.launch(servers=2, workers=2, deadlines__operation_ms=60_000) as cluster:
+
+        def run(rank: int) -> Any:
+            with cluster.connect(node__rank=rank) as client:
+                return work(client)
+
+        ended = together([lambda rank=rank: run(rank) for rank in range(2)])
+    net = model()
+    optimizer = sgd(net)
+    for _ in range(2):
+        steps_of(net, optimizer, counts)
+    steps_of(net, sgd(net), counts)
+    for mine, known in ended:
+        assert_same(mine, net)
+        assert known == 1, "what is over on all workers is not asked for again"
 
 
 # torch's context needs torch's process group, of which a process has one.

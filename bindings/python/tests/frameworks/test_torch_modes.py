@@ -288,3 +288,24 @@ def test_compiled_models_learn_what_one_process_learns() -> None:
     for nets in gradwire.launch(compiled_worker, servers=1, workers=2):
         for net in nets:
             assert_same(net, expected)
+
+
+def test_a_closure_whose_round_fails_ends_its_step() -> None:
+    def work(client: Client) -> bool:
+        net = model()
+        optimizer = gt.DistributedOptimizer(torch.optim.LBFGS(net.parameters(), max_iter=2), net.named_parameters(), client=client)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(net, 0, client.rank)
+            loss.backward()
+            if client.rank == 1:
+                nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            return loss
+
+        with pytest.raises(gradwire.InputError, match="rank 1: gradients were modified"):
+            optimizer.step(closure)
+        assert optimizer._averager is not None
+        return optimizer._averager.is_within_step
+
+    assert on_each(work) == [False, False]

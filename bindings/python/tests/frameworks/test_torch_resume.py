@@ -46,9 +46,7 @@ def wait_for(what):
 
 
 def fail_within():
-    # By then all gradients of this step are complete.
     wait_for("late")
-    time.sleep(1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -65,8 +63,15 @@ torch.manual_seed(rank)
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
 optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), model.named_parameters())
 rates = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+roll = optimizer._averager._roll
 if rank == 1 and (directory / "within").exists():
-    once("again")
+    begin_round = roll.begin
+
+    def begin_and_report(*words):
+        begin_round(*words)
+        once("again")
+
+    roll.begin = begin_and_report
 begin = gw.resume(optimizer, model, rates)
 for step in range(begin, 12):
     if (rank, step) == (1, 3) and once("before"):
@@ -76,10 +81,13 @@ for step in range(begin, 12):
     optimizer.zero_grad()
     inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(100 * step + rank))
     model(inputs).pow(2).mean().backward()
-    if (rank, step) == (0, 5) and once("late"):
+    if (rank, step) == (0, 5) and not (directory / "late").exists() and directory != Path("undisturbed"):
+        # A worker is in the roll after its gradients: rank 1 has contributed all of this step.
+        while optimizer.client._missing(roll.declared, 0.1) != [0]:
+            pass
+        once("late")
         # The process that replaces rank 1 is in this round, too, which ends with what the one before it had contributed.
         wait_for("again")
-        time.sleep(1)
     if (rank, step) == (0, 8) and once("after"):
         os.kill(os.getpid(), signal.SIGKILL)
     if (rank, step) == (0, 10) and once("server"):
@@ -178,6 +186,20 @@ def test_it_needs_an_optimizer_that_averages(one: Client) -> None:
     optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=one, mode="async")
     with pytest.raises(gradwire.InputError, match="in mode sync"):
         gt.resume(optimizer, net)
+
+
+def test_a_script_with_a_wrapped_model_is_refused(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model()
+    optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=one)
+    wrapped = gt.DistributedDataParallel(model(), client=one)
+    calls = [(sgd(net.parameters()), wrapped), (wrapped,), (optimizer, wrapped), (optimizer, net)]
+    for words in calls:
+        with pytest.raises(gradwire.InputError, match="does not support gradwire.torch.DistributedDataParallel: pass the model itself"):
+            gt.resume(*words)  # type: ignore[arg-type]
+    # In a worker that was restarted, before the broadcasts of the constructor, in which no other worker takes part.
+    monkeypatch.setattr(Client, "_has_rejoined", True)
+    with pytest.raises(gradwire.InputError, match="this worker replaces one that failed, and DistributedDataParallel cannot continue"):
+        gt.DistributedDataParallel(model(), client=one)
 
 
 def test_it_is_called_once(one: Client) -> None:

@@ -16,6 +16,7 @@ from ..client import Client, Declaration
 from ..codecs import Codec
 from ..errors import InputError, OperationError
 from ..optimizers import Assign
+from ._absence import ABSENT, Absence, refuse_absent
 from ._exchange import MEAN, Exchange, Named, Taken, plain, unique
 from ._roll import Called, Roll
 
@@ -24,7 +25,7 @@ _CHANGED = (
     "backward and before the code that modifies them (GradScaler's unscale_ and step, gradient clipping, zeroing a gradient)"
 )
 
-# What a worker is in a round: 0 if it has joined.
+# What a worker is in a round: 0 if it has joined, ABSENT if it has joined and dropped the wrapper.
 PRESENT, FORGETS, SENDS_AGAIN, CANNOT, NEEDS_STATE = 1, 2, 3, 4, 5
 _ROLL = "(round)"
 _SAMPLE = 16
@@ -63,6 +64,7 @@ class Averager:
         self._client, self._codec, self._passes = client, codec, passes
         self._names_taken = Taken(client, prefix)
         self.prefix = self._names_taken.prefix
+        self.absence = Absence(client, self.prefix)
         self._exchanges: dict[torch.Tensor, Exchange] = {}
         self._left: dict[torch.Tensor, int] = {}
         # Gradients that are on their way.
@@ -111,7 +113,8 @@ class Averager:
         self._left.update(dict.fromkeys(new, self._passes))
         self._hooks += [self._hook(p) for p in new if p.requires_grad]
         count = len(self._exchanges)
-        self._roll = Roll(self._client, f"{self.prefix}{_ROLL}.{count}", count)
+        self._roll = self.absence.roll = Roll(self._client, f"{self.prefix}{_ROLL}.{count}", count)
+        self.absence.gradients = [exchange.declared for exchange in self._exchanges.values()]
 
     def _declaration(self, parameter: torch.Tensor, at: int, name: str) -> Declaration:
         # First layers first: the next forward pass needs them first. Everybody's gradient counts: workers that applied other
@@ -141,9 +144,13 @@ class Averager:
             # would wait for workers that wait for a gradient of this one.
             self._stale.add(parameter)
             return
-        self._exchanges[parameter].begin(parameter.grad)
+        self._begin(self._exchanges[parameter], parameter.grad)
         self._sent[parameter] = _Sent(parameter.grad)
         self.on_begin()
+
+    def _begin(self, exchange: Exchange, gradient: torch.Tensor | None) -> None:
+        exchange.begin(gradient)
+        self.absence.sent.add(exchange.declared.key)
 
     def set_passes(self, passes: int) -> None:
         """Sets how many gradients are summed locally before they are averaged, from the next gradient on."""
@@ -190,6 +197,10 @@ class Averager:
         called = self._roll.end()
         for exchange in self._exchanges.values():
             exchange.wait()
+        self.absence.sent.clear()
+        if ABSENT in called.codes:
+            self._again()
+            refuse_absent(called, self.prefix)
         if CANNOT in called.codes:
             self._again()
             raise InputError(f"rank {called.codes.index(CANNOT)}: {_CHANGED}", "changed_gradient")
@@ -227,7 +238,7 @@ class Averager:
         while True:
             for parameter, exchange in self._exchanges.items():
                 if exchange.handle is None:
-                    exchange.begin(gradients.get(parameter))
+                    self._begin(exchange, gradients.get(parameter))
             if self.transfer is not None:
                 # If this worker were in the roll and failed before its last gradient was sent, the others would take the zeros of the
                 # process that replaces it for that gradient.
@@ -273,9 +284,10 @@ class Averager:
         mean = total.item() / len(self.contributors)
         return torch.full_like(loss.detach(), mean) if isinstance(loss, torch.Tensor) else mean
 
-    def forget(self) -> None:
-        """Ends a round in which any gradients were sent, and discards its results. The others count as zeros."""
-        if self._sent:
+    def forget(self, is_begun: bool = False) -> None:
+        """Ends a round in which any gradients were sent, here or (`is_begun`) by any worker, and discards its results. The others count as
+        zeros."""
+        if self._sent or is_begun:
             self._round(FORGETS, {p: sent.gradient for p, sent in self._sent.items()})
         # Backward passes that have not been enough to send anything count no more, either.
         self._again()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ..optimizers import Assign
 from ._encoding import decode, encode, tensors_of
 from ._exchange import Named, follow, refuse_shard
 from ._process import client_or_default
+from ._state import state_of
 
 
 def broadcast_parameters(
@@ -36,9 +37,11 @@ def tensors_in(parameters: Mapping[str, torch.Tensor] | Named, prefix: str) -> l
     return [(prefix + name, one) for name, one in named.items()]
 
 
-def broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int, initial: bool = True) -> None:
+def broadcast(
+    named: list[tuple[str, torch.Tensor]], client: Client, root: int, initial: bool = True, check: Callable[[], None] | None = None
+) -> None:
     """Copies the tensors of `root` to all workers, in place. `initial`: the first one sets initial values. Otherwise all are rounds, in
-    which workers that were restarted can take part."""
+    which workers that were restarted can take part. `check` is called after the values have come; if it raises, no tensor is changed."""
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < client.workers:
         raise InputError(f"invalid root_rank {root!r}: pass a worker's rank from 0 to {client.workers - 1}", "root_rank")
     if not named:
@@ -56,7 +59,7 @@ def broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int, 
         declarations.append(Declaration(full, plain.numel(), plain.dtype, Assign(), mode="sync", backup_workers=0))
     # What was declared stays so, and an initial value, once set: a repeated broadcast is a round, to which the others
     # contribute zeros.
-    known: dict[Declaration, Declared] = vars(client).setdefault("_broadcast", {})
+    known = state_of(client).broadcasts
     # Of its own: threads may broadcast at the same time, each from another root.
     roots = Declaration(f"{named[0][0]}.roots", 1, "int32", Assign(), mode="sync", backup_workers=0)
     new = [one for one in [*declarations, roots] if one not in known]
@@ -75,6 +78,8 @@ def broadcast(named: list[tuple[str, torch.Tensor]], client: Client, root: int, 
     wait_all(handles)
     _check_root(client, root, known[roots])
     wait_all([client.pull(known[one], out=memory) for one, memory in zip(declarations, memories)])
+    if check is not None:
+        check()
     with torch.no_grad():
         for (_, one), memory in zip(named, memories):
             one.copy_(memory.view(torch.uint8).view(one.dtype).view(one.shape))

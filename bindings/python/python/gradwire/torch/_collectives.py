@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import torch
 
 from .._native import Tensor as Declared
@@ -14,8 +15,8 @@ from ..dtypes import element_of
 from ..errors import InputError
 from ..optimizers import Assign
 from ._exchange import MEAN, follow
-from ._ops import push_pull_async, synchronize
 from ._process import client_or_default
+from ._state import state_of
 
 # Bytes in which a worker describes what it is about to send.
 _ROW_BYTES = 256
@@ -87,9 +88,13 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         begin, length, shape, name, client = ctx.words
-        gradient, named = gradients[0].contiguous(), "x".join(map(str, gradients[0].shape))
-        total = synchronize(push_pull_async(gradient, False, f"allgather.{name}.{named}.{gradient.dtype}", client=client))
-        return total[begin : begin + length].reshape(shape), None, None
+        gradient = gradients[0].detach()
+        if not gradient.numel():
+            return gradient.reshape(shape), None, None
+        sent = gradient.to("cpu").reshape(-1)
+        total = _summed(sent, f"allgather.{name}.gradient.{element_of(sent.dtype)}", client).view(gradient.shape)
+        # A copy, as the sum is in memory that the next round may need.
+        return total[begin : begin + length].reshape(shape).clone().to(gradient.device), None, None
 
 
 def _refusal(tensor: Any, client: Client, root: Any) -> str:
@@ -149,17 +154,23 @@ def _gathered(mine: torch.Tensor, begin: int, total: int, name: str, client: Cli
     words = -(-total // 4)
     room = torch.zeros(4 * words, dtype=torch.uint8)
     room[begin : begin + mine.numel()] = mine
+    return _summed(room.view(torch.int32), name, client).view(torch.uint8)[:total]
+
+
+def _summed(mine: torch.Tensor, name: str, client: Client) -> torch.Tensor:
+    """The sum of the flat tensors of all workers."""
     # Room for powers of two, so that few tensors are declared for lengths that change. A round has the length that it needs.
-    capacity = 1 << (words - 1).bit_length()
-    declared = _declared(client, f"{name}.{capacity}", capacity, torch.int32, False, dynamic=True)
-    handle = client.push(declared, room.view(torch.int32))
+    capacity = 1 << (mine.numel() - 1).bit_length()
+    declared = _declared(client, f"{name}.{capacity}", capacity, mine.dtype, False, dynamic=True)
+    handle = client.push(declared, mine)
     got = client.pull(declared).wait()
     handle.wait()
-    return torch.from_numpy(got).view(torch.uint8)[:total]
+    total: torch.Tensor = torch.from_numpy(got.view(np.uint8)).view(mine.dtype)
+    return total
 
 
 def _declared(client: Client, name: str, elements: int, dtype: Any, average: bool, dynamic: bool = False) -> Declared:
-    known: dict[str, Declared] = vars(client).setdefault("_collectives", {})
+    known = state_of(client).collectives
     if name not in known:
         rule = MEAN if average else Assign()
         known[name] = client.declare(name, elements, dtype, rule, None, "sync", 0, dynamic, backup_workers=0)

@@ -13,6 +13,7 @@ from .._native import Tensor as Declared
 from ..client import Client
 from ..errors import InputError
 from ..optimizers import Assign
+from ._state import state_of
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
@@ -145,7 +146,7 @@ def wait_for_device(tensor: torch.Tensor) -> None:
 def follow(client: Client, declared: Declared) -> int:
     """In a worker that was restarted and has called `resume`: its rounds of this tensor continue after those of the others. Returns how
     many those were, and elsewhere 0."""
-    return client.resume([declared]) if vars(client).get("_follows") else 0
+    return client.resume([declared]) if state_of(client).follows else 0
 
 
 def unique(named: Named) -> dict[str, torch.Tensor]:
@@ -165,7 +166,7 @@ class Taken:
     Otherwise gradients of both models would be averaged in one tensor."""
 
     def __init__(self, client: Client, prefix: str) -> None:
-        self._all: set[str] = vars(client).setdefault("_taken", set())
+        self._all = state_of(client).prefixes
         turn, self.prefix = 1, prefix
         while self.prefix in self._all:
             turn += 1

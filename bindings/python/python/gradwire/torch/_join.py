@@ -8,32 +8,43 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook, _JoinConfig
 
 from ..client import Client
+from ._absence import Absence
 from ._process import client_or_default
+from ._state import state_of
 
 __all__ = ["Join", "Uneven", "join"]
+
+_collecting = threading.Lock()
 
 
 class Uneven(Joinable):
     """What a wrapper has whose rounds continue while some workers have no more data. It works with torch's context `Join` as well,
     which needs a process group of torch's."""
 
-    def enroll(self, client: Client) -> None:
-        """The last thing that a constructor does. All workers construct wrappers in the same order."""
+    def enroll(self, client: Client, absence: Absence | None, *others: Callable[[], bool]) -> None:
+        """The last thing that a constructor does. All workers construct wrappers in the same order. `absence` and `others` take part in a
+        round after the wrapper is gone; without `absence` it has no rounds."""
         self._client = client
         # Joinable's constructor would call that of the wrapper's other base.
         self._join_config = _JoinConfig.construct_disabled_join_config()
-        vars(client).setdefault("_uneven", []).append(weakref.ref(self))
+        if absence is not None:
+            known = state_of(client).uneven
+            # That of a wrapper with the same names, whose hooks were removed.
+            known.pop(absence.prefix, None)
+            known[absence.prefix] = Enrolled(weakref.ref(self), [absence.take_part, *others])
 
     def withdraw(self) -> None:
         """Its rounds have ended."""
-        known = vars(self._client)["_uneven"]
-        known[:] = [one for one in known if one() is not self]
+        for one in state_of(self._client).uneven.values():
+            if one.wrapper() is self:
+                one.wrapper = lambda: None
 
     def shadows(self) -> list[Callable[[], bool]]:
         """Functions that take part in one round without contributing to it, and return whether any worker has contributed."""
@@ -67,7 +78,8 @@ def join(*, client: Client | None = None) -> int:
     """Every worker calls it when its data ends, which may be before that of others. Until all have called it, gradients of
     DistributedOptimizer and DistributedDataParallel are averaged over the workers that have not. Returns the rank of a worker that
     took the last step. Where workers took different numbers of steps, its parameters, buffers (of a DistributedDataParallel) and
-    optimizer state (of a DistributedOptimizer) are copied to all workers. Mode "async" needs no `join`."""
+    optimizer state (of a DistributedOptimizer) are copied to all workers. If a worker has dropped a wrapper that others still have, all
+    workers get an InputError. Mode "async" needs no `join`."""
     client = client_or_default(client)
     _begin(client)
     return _end(client)
@@ -75,38 +87,59 @@ def join(*, client: Client | None = None) -> int:
 
 class _Hook(JoinHook):
     def __init__(self, client: Client) -> None:
-        self._client = client
-        vars(client)["_has_joined"] = False
+        self._client, self._state = client, state_of(client)
+        self._state.has_joined = False
 
     def main_hook(self) -> None:
         _begin(self._client)
 
     def post_hook(self, is_last_joiner: bool) -> None:
         # Of several wrappers in one context, the first joins for all.
-        if not vars(self._client)["_has_joined"]:
-            vars(self._client)["_has_joined"] = True
+        if not self._state.has_joined:
+            self._state.has_joined = True
             join(client=self._client)
 
 
-def _wrappers(client: Client) -> list[Uneven]:
-    # A wrapper of a model that is gone counts on no worker, or on all.
-    gc.collect()
-    found = [one() for one in vars(client).get("_uneven", [])]
-    return [one for one in found if one is not None]
+@dataclass
+class Enrolled:
+    """A wrapper while there is one, and then what takes part in a round that finds out whether it is gone on all workers."""
+
+    wrapper: Callable[[], Uneven | None]
+    absences: list[Callable[[], bool]]
+
+
+class Joining(NamedTuple):
+    """A worker that has joined, and waits for the others."""
+
+    wrappers: list[Uneven]
+    # The prefixes of wrappers that are gone.
+    gone: list[str]
+    followers: _Followers
 
 
 def _begin(client: Client) -> None:
-    if vars(client).get("_joining") is None:
-        wrappers = _wrappers(client)
-        vars(client)["_joining"] = wrappers, _Followers(list(dict.fromkeys(shadow for one in wrappers for shadow in one.shadows())))
+    state = state_of(client)
+    if state.joining is not None:
+        return
+    # A wrapper in a cycle would be gone on some workers only. While another thread collects, `collect` returns at once.
+    with _collecting:
+        gc.collect()
+    found = [(prefix, one.wrapper(), one.absences) for prefix, one in state.uneven.items()]
+    followed = [follow for _, one, absences in found for follow in (absences if one is None else one.shadows())]
+    wrappers, gone = [one for _, one, _ in found if one is not None], [prefix for prefix, one, _ in found if one is None]
+    state.joining = Joining(wrappers, gone, _Followers(list(dict.fromkeys(followed))))
 
 
 def _end(client: Client) -> int:
-    wrappers, followers = vars(client)["_joining"]
-    vars(client)["_joining"] = None
-    followers.wait()
+    state = state_of(client)
+    joining, state.joining = state.joining, None
+    assert joining is not None
+    joining.followers.wait()
+    for prefix in joining.gone:
+        # On all workers, as there was no error.
+        state.uneven.pop(prefix)
     last = client.workers - 1
-    for one in wrappers:
+    for one in joining.wrappers:
         if len(one.contributors) < client.workers:
             last = max(one.contributors)
             one.align(last)

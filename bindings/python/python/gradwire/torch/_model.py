@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -15,12 +17,14 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..client import Client
 from ..codecs import Codec
 from ..errors import InputError
+from ._absence import ABSENT, Absence, refuse_absent
 from ._average import Averager
 from ._broadcast import broadcast, broadcast_parameters, tensors_in
 from ._compression import codec_of
 from ._join import Join, Uneven
 from ._process import client_or_default
 from ._roll import Roll
+from ._state import state_of
 
 
 class DistributedDataParallel(nn.Module, Uneven):
@@ -50,13 +54,20 @@ class DistributedDataParallel(nn.Module, Uneven):
         super().__init__()
         self.module, self.device_ids = module, device_ids
         client, self.broadcast_buffers = client_or_default(client), broadcast_buffers
+        if client._has_rejoined:
+            raise InputError(
+                "this worker replaces one that failed, and DistributedDataParallel cannot continue its training: use DistributedOptimizer with "
+                'gradwire.torch.resume(optimizer, model), or cluster.worker_loss = "stop"',
+                "not_resumed",
+            )
         averager = Averager(module.named_parameters(), client, prefix + "gradient.", codec_of(compression, codec), 1)
         averager.on_begin = self._at_end_of_backward
         self._averager, self._is_told = averager, False
-        self._order: _Order = vars(client).setdefault("_order", _Order(client))
-        self._number, self._shared = self._order.number(), _Buffers(module, client, averager.prefix + "buffer.")
+        state = state_of(client)
+        self._order = state.order = state.order or Order(client)
+        self._number, self._shared = self._order.add(self, averager.absence), _Buffers(module, client, averager.prefix)
         broadcast_parameters(module.state_dict(), prefix=prefix + "state.", client=client)
-        self.enroll(client)
+        self.enroll(client, averager.absence, self._order.shadow, *([self._shared.absent] if broadcast_buffers else []))
 
     def forward(self, *inputs: Any, **words: Any) -> Any:
         """Calls the wrapped model."""
@@ -78,7 +89,7 @@ class DistributedDataParallel(nn.Module, Uneven):
         Join.notify_join_context(self)
         self._averager.adopt()
         if self.broadcast_buffers and self.training:
-            self._shared.broadcast()
+            self._shared.broadcast(self.module)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -95,9 +106,15 @@ class DistributedDataParallel(nn.Module, Uneven):
         self._order.check(self._number)
         self._averager.synchronize()
 
+    def _discard(self) -> None:
+        """Discards the gradients that any worker has sent in this step. All workers call it."""
+        self._is_told = False
+        self._averager.forget(is_begun=True)
+
     def shadows(self) -> list[Callable[[], bool]]:
         """Its gradients and its buffers have rounds of their own, and so has the order of all models."""
-        return [self._averager.shadow, self._order.shadow, *([self._shared.shadow] if self.broadcast_buffers else [])]
+        of_buffers = [partial(self._shared.shadow, self.module)] if self.broadcast_buffers else []
+        return [self._averager.shadow, self._order.shadow, *of_buffers]
 
     @property
     def contributors(self) -> Sequence[int]:
@@ -132,51 +149,81 @@ class _Buffers:
     not."""
 
     def __init__(self, module: nn.Module, client: Client, prefix: str) -> None:
-        self._module, self._client, self._prefix = module, client, prefix
+        self._client, self._of, self._prefix = client, prefix, f"{prefix}buffer."
         self._roll: Roll | None = None
         # Who came to the last forward that anybody came to.
         self._present = list(range(client.workers))
+        # How many bytes each has. The buffers themselves end with the model.
+        self._bytes: dict[str, int] = {}
+        self._named(module)
 
-    def broadcast(self) -> None:
+    def broadcast(self, module: nn.Module) -> None:
         """Copies the buffers to all workers."""
-        self._round(1)
+        self._round(1, self._named(module))
 
-    def shadow(self) -> bool:
+    def shadow(self, module: nn.Module) -> bool:
         """Takes part in a broadcast before a forward of others, and returns whether there was any."""
-        return self._round(0)
+        return self._round(0, self._named(module))
 
-    def _round(self, code: int) -> bool:
+    def absent(self) -> bool:
+        """Takes part in one broadcast as a worker that has dropped the model, and returns False: there is no other one."""
+        self._round(ABSENT, [(name, torch.zeros(count, dtype=torch.uint8)) for name, count in self._bytes.items()])
+        return False
+
+    def _named(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         # `data`, as BatchNorm changes its statistics without a new version: a forward between another one and its backward changes
         # nothing that this backward needs.
-        named = [(name, one.data) for name, one in self._module.named_buffers() if one.numel()]
+        named = [(name, one.data) for name, one in module.named_buffers() if one.numel()]
+        self._bytes = {name: one.numel() * one.element_size() for name, one in named}
+        return named
+
+    def _round(self, code: int, named: list[tuple[str, torch.Tensor]]) -> bool:
         if not named:
             return False
         if self._roll is None:
             self._roll = Roll(self._client, f"{self._prefix}(present)")
-        self._roll.begin(code)
+        roll, codes = self._roll, []
+
+        def end() -> None:
+            called = roll.end()
+            # If this came later, the buffers would be the zeros of a root that is absent.
+            refuse_absent(called, self._of)
+            codes.extend(called.codes)
+
+        roll.begin(code)
         # Workers that come to this round know who came to the last one.
-        broadcast_parameters(named, self._present[0], self._prefix, client=self._client)
-        codes = self._roll.end().codes
+        broadcast(tensors_in(named, self._prefix), self._client, self._present[0], check=end)
         self._present = [rank for rank, one in enumerate(codes) if one] or self._present
         return any(codes)
 
 
-class _Order:
+class Order:
     """The order in which workers call backward of the wrapped models of a client. Workers that call it of different models would wait for
     each other until the deadline. Where there are several models, workers therefore compare their numbers before they wait."""
 
     def __init__(self, client: Client) -> None:
-        self._client, self._count = client, 0
+        self._client = client
+        # The models by number, and what is left of those that are gone.
+        self._models: list[tuple[weakref.ref[DistributedDataParallel], Absence]] = []
         self._roll: Roll | None = None
 
-    def number(self) -> int:
-        """A number for another model."""
-        self._count += 1
-        return self._count
+    def add(self, model: DistributedDataParallel, absence: Absence) -> int:
+        """Adds a model, and returns its number."""
+        self._models.append((weakref.ref(model), absence))
+        return len(self._models)
 
     def check(self, number: int) -> None:
         """Raises InputError on all workers if they are at different models."""
-        if len(self._round(number)) > 1:
+        numbers = self._round(number)
+        if len(numbers) > 1:
+            # Some workers have sent gradients of each of these models. If they stayed on their way, they would be in the next step's means.
+            for one in sorted(numbers):
+                model, absence = self._models[one - 1]
+                found = model()
+                if found is None:
+                    absence.take_part()
+                else:
+                    found._discard()
             raise InputError(
                 "workers called backward of different models, in each of which the others' gradients are waited for: call them in the "
                 "same order on all workers, or use DistributedOptimizer, which waits in step()",
@@ -188,7 +235,7 @@ class _Order:
         return bool(self._round(0))
 
     def _round(self, number: int) -> set[int]:
-        if self._count < 2:
+        if len(self._models) < 2:
             return set()
         if self._roll is None:
             self._roll = Roll(self._client, "model.order")

@@ -2,57 +2,33 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .._native import Handle
-from .._native import Tensor as Declared
 from ..client import Client
 from ..errors import InputError
 from ..optimizers import Assign
 from ._compression import Compression
 from ._exchange import MEAN, Exchange, follow
 from ._process import client_or_default
+from ._state import Names, state_of
 
 # Operations without a name take turns with names: so many for each length and dtype, or as many as this many bytes hold, but two.
 UNNAMED_MAX = 64
 UNNAMED_BYTES = 16 << 20
 
 
-@dataclass
-class _Names:
-    """The names that are in use with a client."""
-
-    exchanges: dict[tuple[str, bool], Exchange] = field(default_factory=dict)
-    order: dict[str, int] = field(default_factory=dict)
-    # How many operations without a name there were, by what they are of.
-    unnamed: Counter[str] = field(default_factory=Counter)
-    # Declaring and beginning: an exchange has one operation under way.
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def next_unnamed(self, tensor: torch.Tensor, average: bool) -> str:
-        """The name of an operation without one. It follows from the order of the calls alone, and so is the same on all workers:
-        when an earlier operation ends, which differs between workers, does not count. The call that finds its name in use waits
-        for the operation that has it."""
-        kind = f"{tensor.numel()}.{str(tensor.dtype).removeprefix('torch.')}"
-        turn = self.unnamed[f"{kind}.{average}"]
-        self.unnamed[f"{kind}.{average}"] += 1
-        bytes_each = tensor.numel() * tensor.element_size()
-        return f"unnamed.{kind}.{turn % min(max(UNNAMED_BYTES // bytes_each, 2), UNNAMED_MAX)}"
-
-
-def _names_of(client: Client) -> _Names:
-    names: _Names = vars(client).setdefault("_named", _Names())
-    return names
-
-
-def declared_of(client: Client) -> list[Declared]:
-    """The tensors of all names that were used with a client."""
-    return [exchange.declared for exchange in _names_of(client).exchanges.values()]
+def _next_unnamed(names: Names, tensor: torch.Tensor, average: bool) -> str:
+    """The name of an operation without one. It follows from the order of the calls alone, and so is the same on all workers: when an
+    earlier operation ends, which differs between workers, does not count. The call that finds its name in use waits for the
+    operation that has it."""
+    kind = f"{tensor.numel()}.{str(tensor.dtype).removeprefix('torch.')}"
+    turn = names.unnamed[f"{kind}.{average}"]
+    names.unnamed[f"{kind}.{average}"] += 1
+    bytes_each = tensor.numel() * tensor.element_size()
+    return f"unnamed.{kind}.{turn % min(max(UNNAMED_BYTES // bytes_each, 2), UNNAMED_MAX)}"
 
 
 class Operation:
@@ -79,7 +55,7 @@ class Operation:
 def declare(name: str, *, client: Client | None = None) -> int:
     """Declares a name for later operations. Names that are declared earlier have a higher priority. Every worker must declare
     the same names in the same order."""
-    names = _names_of(client_or_default(client))
+    names = state_of(client_or_default(client)).names
     return names.order.setdefault(name, len(names.order))
 
 
@@ -170,7 +146,7 @@ def _begin(
     tensor: torch.Tensor, output: torch.Tensor, average: bool, name: str | None, priority: int, client: Client | None
 ) -> Operation:
     client = client_or_default(client)
-    names = _names_of(client)
+    names = state_of(client).names
     if tensor.is_sparse:
         raise InputError(
             f"push_pull of {name!r}: sparse tensors cannot be averaged: pass tensor.to_dense(), or use client.table()", "sparse"
@@ -179,7 +155,7 @@ def _begin(
         raise InputError("a tensor without elements cannot be summed", "wrong_shape")
     with names.lock:
         if name is None:
-            name = names.next_unnamed(tensor, average)
+            name = _next_unnamed(names, tensor, average)
         exchange = names.exchanges.get((name, average))
         if exchange is None:
             order = names.order.setdefault(name, len(names.order))

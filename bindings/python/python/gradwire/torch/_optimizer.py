@@ -82,7 +82,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Uneven):
             if isinstance(optimizer, torch.optim.SparseAdam):
                 self._averager.sparse.update(p for p in of_optimizer if p.requires_grad)
         self._skips = False
-        self.enroll(self.client)
+        self.enroll(self.client, None if self._averager is None else self._averager.absence)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many gradients are summed locally before they are averaged, from the next gradient on."""
@@ -126,9 +126,13 @@ class DistributedOptimizer(torch.optim.Optimizer, Uneven):
             with torch.enable_grad():
                 loss = closure()
             averager.is_within_step = True
-            if not (averager.is_synchronized or self._skips):
-                averager.synchronize()
-            averager.is_synchronized = averager.is_within_step = False
+            try:
+                if not (averager.is_synchronized or self._skips):
+                    averager.synchronize()
+            finally:
+                # If it stayed set after an error, no worker could later be given the state between two steps.
+                averager.is_within_step = False
+            averager.is_synchronized = False
             return averager.mean_of(loss)
 
         return average

@@ -3,15 +3,18 @@ takes part in the step that the others are in."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from ..errors import InputError
+from ._average import Averager
 from ._broadcast import broadcast, broadcast_value, tensors_in
 from ._exchange import follow
-from ._ops import declared_of
+from ._model import DistributedDataParallel
 from ._optimizer import DistributedOptimizer
+from ._state import state_of
 
 
 def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
@@ -21,22 +24,22 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
     In a new job all get the state of rank 0, and the result is 0. A worker that was restarted (`cluster.worker_loss` "wait") gets the state
     that another worker has before the step that it is in, and the result is the number of calls of `synchronize` that were before it;
     `step` calls it once. The others repeat this step with the new worker, so that the weights are those of an undisturbed training.
+    A script with a DistributedDataParallel cannot be resumed, and gets an InputError.
 
         optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
         for step in range(gw.resume(optimizer, model), steps):
             ...
     """
-    averager = optimizer._averager if isinstance(optimizer, DistributedOptimizer) else None
-    if averager is None:
-        raise InputError("resume needs a DistributedOptimizer in mode sync", "resume")
+    averager = _averager_of(optimizer, state)
     client, prefix = optimizer.client, f"{averager.prefix}state."
-    if vars(client).get("_resumes"):
+    kept = state_of(client)
+    if kept.resumes:
         # A worker that was restarted would wait in the first optimizer's round, and the others in that of another one.
         raise InputError("resume was called before: call it once, with the one DistributedOptimizer of the script", "resume")
     if client._has_rejoined and not client._is_awaited:
         # It counts from a round on that may be another one for each tensor, and a step needs the same round of all of them.
         raise InputError('resume cannot continue a training with cluster.worker_loss "continue": set "wait"', "resume")
-    vars(client)["_resumes"] = True
+    kept.resumes = True
     modules = {at: one for at, one in enumerate(state) if isinstance(one, nn.Module)}
     others = [one for one in state if not isinstance(one, nn.Module)]
 
@@ -58,11 +61,28 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
 
     averager.transfer = copy
     if client._has_rejoined and client.resume(averager.tensors()):
-        vars(client)["_follows"] = True
+        kept.follows = True
         # Those that the script has used before this call, and those that it uses later.
-        for one in [*vars(client).get("_broadcast", {}).values(), *declared_of(client)]:
+        for one in [*kept.broadcasts.values(), *(exchange.declared for exchange in kept.names.exchanges.values())]:
             follow(client, one)
         averager.receive()
     else:
         copy(0, True, True)
     return averager.steps
+
+
+def _averager_of(optimizer: Any, state: Sequence[Any]) -> Averager:
+    """Raises InputError for what cannot be resumed."""
+    is_wrapper = isinstance(optimizer, DistributedOptimizer)
+    wrappers = [one.wrapper() for one in state_of(optimizer.client).uneven.values()] if is_wrapper else []
+    if any(isinstance(one, DistributedDataParallel) for one in (optimizer, *state, *wrappers)):
+        # A worker that was restarted would also have to find the round of the buffers that the others wait in.
+        raise InputError(
+            "resume does not support gradwire.torch.DistributedDataParallel: pass the model itself, and average its gradients with "
+            "DistributedOptimizer(optimizer, model.named_parameters())",
+            "resume",
+        )
+    averager: Averager | None = optimizer._averager if is_wrapper else None
+    if averager is None:
+        raise InputError("resume needs a DistributedOptimizer in mode sync", "resume")
+    return averager

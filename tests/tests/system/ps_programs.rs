@@ -41,6 +41,11 @@ fn a_request_needs_memory_for_its_own_answer_whatever_another_had() {
 }
 
 #[test]
+fn keys_that_come_again_are_those_of_their_request() {
+    cluster("ps/keys.cc", (2, 1, 1), &[&[SHM], &[TCP]]);
+}
+
+#[test]
 fn values_in_a_table_are_those_of_the_handler() {
     cluster("ps/table.cc", (2, 1, 1), &[&[SHM], &[TCP, ("PS_GRADWIRE_TABLE", "sum")]]);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 
+#include "ps/internal/key_arrays.h"
 #include "ps/kv_app.h"
 
 namespace ps {
@@ -131,14 +132,18 @@ class KVServer : public SimpleApp {
     data.keys = detail::PartOf<Key>(request, body, head.key_bytes);
     data.vals = detail::PartOf<Val>(request, body + head.key_bytes, head.val_bytes);
     data.lens = detail::PartOf<int>(request, body + head.key_bytes + head.val_bytes, head.len_bytes);
-    CHECK(data.lens.empty() || data.lens.size() == data.keys.size()) << "it has another number of lengths than of keys";
     KVMeta meta;
     meta.cmd = head.cmd;
     meta.push = (head.flags & detail::kPush) != 0;
     meta.pull = (head.flags & detail::kPull) != 0;
-    meta.sender = Postoffice::WorkerRankToID(static_cast<int>(gradwire_request_from(request.get())));
+    const int sender = meta.sender = Postoffice::WorkerRankToID(static_cast<int>(gradwire_request_from(request.get())));
     meta.timestamp = head.timestamp;
     meta.customer_id = head.customer_id;
+    if (head.keys_number) {
+      data.keys = head.key_bytes ? kept_keys_.Keep(sender, head.keys_number, data.keys)
+                                 : kept_keys_.Find(sender, head.keys_number);
+    }
+    CHECK(data.lens.empty() || data.lens.size() == data.keys.size()) << "it has another number of lengths than of keys";
     Pending pending;
     pending.request = request;
     pending.keys = data.keys;
@@ -163,6 +168,8 @@ class KVServer : public SimpleApp {
   /// By sender, in the order in which they came.
   std::map<int, std::deque<Pending>> pending_;
   std::deque<uint64_t> dropped_;
+  /// Of the thread that requests come on.
+  detail::KeptKeys kept_keys_;
 };
 
 /// Keeps one value for each key: pushes are added, pulls of keys that nobody pushed bring 0.

@@ -20,6 +20,10 @@ SArray<V> Look(const std::vector<V> &vector) {
 /// Refuses keys that are not sorted, or come twice, and says where.
 inline void CheckKeys(const SArray<Key> &keys) {
   const Key *start = keys.data();
+  // Most are in order: a loop that does not branch finds that out several times faster.
+  size_t wrong = 0;
+  for (size_t at = 1; at < keys.size(); ++at) wrong += start[at - 1] >= start[at] ? 1 : 0;
+  if (wrong == 0) return;
   for (size_t at = 1; at < keys.size(); ++at) {
     CHECK(start[at - 1] < start[at]) << "key " << start[at] << " at position " << at
                                      << " is not greater than the one before it, " << start[at - 1]

@@ -24,8 +24,10 @@ struct KVRequestHead {
   uint64_t key_bytes;
   uint64_t val_bytes;
   uint64_t len_bytes;
+  /// The server keeps the keys under this number; where none come along, it has them. 0: they are not kept.
+  uint64_t keys_number;
 };
-static_assert(sizeof(KVRequestHead) == 40, "a head has no padding");
+static_assert(sizeof(KVRequestHead) == 48, "a head has no padding");
 
 struct KVReplyHead {
   uint64_t key_bytes;

@@ -2,6 +2,7 @@
 #ifndef PS_INTERNAL_KV_WORKER_H_
 #define PS_INTERNAL_KV_WORKER_H_
 
+#include "ps/internal/key_arrays.h"
 #include "ps/internal/kv_slice.h"
 #include "ps/internal/landings.h"
 #include "ps/internal/table.h"
@@ -137,6 +138,7 @@ class KVWorker : public SimpleApp {
     std::shared_ptr<detail::Ledger> ledger;
     std::shared_ptr<detail::Tasks> tasks;
     std::shared_ptr<detail::Landings> landings;
+    std::shared_ptr<detail::SentKeys> sent_keys;
   };
 
   /// How a call ended.
@@ -157,6 +159,7 @@ class KVWorker : public SimpleApp {
     operation->ledger = this->obj_->ledger();
     operation->tasks = this->obj_->tasks();
     operation->landings = landings_;
+    operation->sent_keys = sent_keys_;
     return operation;
   }
 
@@ -321,7 +324,9 @@ class KVWorker : public SimpleApp {
     head.flags = operation->flags;
     head.val_type = static_cast<uint8_t>(GetDataType<Val>());
     head.val_size = detail::SizeOf<Val>();
-    head.key_bytes = slice.keys.size() * sizeof(Key);
+    const detail::SentKeys::Way way = sent_keys_->Look(server, slice.keys);
+    head.keys_number = way.number;
+    head.key_bytes = way.is_kept ? 0 : slice.keys.size() * sizeof(Key);
     head.val_bytes = slice.vals.size() * sizeof(Val);
     head.len_bytes = slice.lens.size() * sizeof(int);
     GradwirePiece pieces[3];
@@ -352,6 +357,7 @@ class KVWorker : public SimpleApp {
     }
     // The callback owns it.
     landing.release();
+    if (way.number && !way.is_kept) sent_keys_->Sent(server, way.number);
   }
 
   /// On a thread of the library, which short answers do not hold up. Long ones are copied by a thread of their own: it takes them out
@@ -450,6 +456,7 @@ class KVWorker : public SimpleApp {
       operation->failed = true;
       operation->answers.clear();
     }
+    operation->sent_keys->Forget();
     operation->ledger->Fail(operation->timestamp, reason);
   }
 
@@ -516,6 +523,7 @@ class KVWorker : public SimpleApp {
   std::mutex table_mutex_;
   Kept kept_ = detail::KeptByVariable();
   std::shared_ptr<detail::Table> table_;
+  const std::shared_ptr<detail::SentKeys> sent_keys_ = std::make_shared<detail::SentKeys>();
   const std::shared_ptr<detail::Landings> landings_ = std::make_shared<detail::Landings>();
 };
 

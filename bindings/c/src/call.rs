@@ -36,7 +36,7 @@ pub struct GradwireCall {
     pub reply_bytes: u64,
     /// Where the reply's body is to land, if this is memory of a buffer of the client (`gradwire_buffer_data`), the body is not
     /// longer, and it does not travel with the result. Otherwise it lands elsewhere. `gradwire_reply_body` says where it
-    /// is. The memory is the call's until `release` is called; a failed call may be told later, when no server writes it.
+    /// is. Nobody may use the memory until `release` is called. A call to a server that stands still may fail before that.
     pub reply_into: GradwirePiece,
     /// Deadline in milliseconds; 0: `deadlines.operation_ms`.
     pub timeout_ms: u64,

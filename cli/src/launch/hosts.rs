@@ -1,6 +1,7 @@
 //! Host files, and the assignment of processes to hosts. Parses text. Must not read files or connect to hosts.
 
 use proto_common::ids::Role;
+use proto_common::limits::SERVERS_MAX;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, ToSocketAddrs as _, UdpSocket};
 use std::{fmt, io};
@@ -138,13 +139,14 @@ pub(super) fn deal(
     Ok(dealt)
 }
 
-/// How many servers share hosts with so many workers, if nobody says it: one on each host, where each has a worker and slots are left.
-/// Then a gradient and its sum cross each host's link as often as in a ring of all-reduce.
+/// How many servers share hosts with so many workers, without `-s`: one on each host, where each has a worker and slots are left. Then a
+/// gradient and its sum cross each host's link as often as in a ring of all-reduce.
 pub(super) fn servers_beside(workers: u32, hosts: &[Host]) -> u32 {
-    let (slots, all) =
-        (hosts.iter().try_fold(0u32, |all, host| all.checked_add(host.slots?)), hosts.len() as u32);
-    let has_room = slots.is_none_or(|slots| slots >= workers.saturating_add(all));
-    if workers >= all && has_room { all.max(1) } else { 1 }
+    let all = hosts.len() as u32;
+    let slots = hosts.iter().try_fold(0u32, |sum, host| sum.checked_add(host.slots?));
+    let has_room = slots.is_none_or(|slots| slots >= workers.saturating_add(all))
+        && hosts.iter().all(|host| host.slots.is_none_or(|slots| slots >= 2));
+    if (1..=SERVERS_MAX).contains(&all) && workers >= all && has_room { all } else { 1 }
 }
 
 /// Is this a name or address of loopback?
@@ -174,10 +176,11 @@ mod tests {
     #[test]
     fn each_host_of_workers_has_a_server_where_slots_allow() {
         let hosts = |slots: &[Option<u32>]| slots.iter().map(|s| named("a", *s)).collect::<Vec<_>>();
-        let any = hosts(&[None, None, Some(1)]);
+        let any = hosts(&[None, None, Some(2)]);
         assert_eq!([0, 1, 2, 3, 9].map(|workers| servers_beside(workers, &any)), [1, 1, 1, 3, 3]);
         let full = hosts(&[Some(2), Some(2)]);
         assert_eq!([1, 2, 3, 4].map(|workers| servers_beside(workers, &full)), [1, 2, 1, 1]);
+        assert_eq!(servers_beside(2, &hosts(&[Some(1), Some(5)])), 1, "the first host would have no worker");
     }
 
     fn named(name: &str, slots: Option<u32>) -> Host {

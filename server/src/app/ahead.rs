@@ -71,7 +71,7 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// Who is woken when bodies wait and a handler has taken one.
+    /// Sets the waker for when bodies wait and a handler has taken one.
     pub(crate) fn wake_by(&self, waker: Waker) {
         // Set once: a lane has one thread.
         let _ = self.taken.waker.set(waker);
@@ -81,6 +81,13 @@ impl Ahead {
     pub(crate) fn wait(&mut self, line: (Rank, u32), call: u64, bytes: u64) {
         self.lines.entry(line).or_default().waiting.push_back((call, bytes));
         self.taken.is_new.store(true, SeqCst);
+    }
+
+    /// A call is over: its body is not read.
+    pub(crate) fn forget(&mut self, line: (Rank, u32), call: u64) {
+        if let Some(line) = self.lines.get_mut(&line) {
+            line.waiting.retain(|(waits, _)| *waits != call);
+        }
     }
 
     /// Has something changed since the last [`Ahead::next`] that found nothing?
@@ -93,6 +100,7 @@ impl Ahead {
         let Self { lines, taken } = self;
         loop {
             taken.is_new.store(false, SeqCst);
+            lines.retain(|_, line| !line.waiting.is_empty() || line.ahead_bytes.load(SeqCst) > 0);
             let is_waiting = lines.values().any(|line| !line.waiting.is_empty());
             taken.is_awaited.store(is_waiting, SeqCst);
             let next = lines.values_mut().find_map(|line| line.next(taken));
@@ -129,8 +137,10 @@ mod tests {
         let long = ahead.next().unwrap();
         assert_eq!(long.0, 4);
         assert!(ahead.next().is_none(), "and none goes beside it");
+        ahead.wait(line, 6, 1);
+        ahead.forget(line, 5);
         drop(long);
-        assert_eq!(ahead.next().map(|(call, _)| call), Some(5));
-        assert!(ahead.next().is_none() && !ahead.taken.is_awaited.load(SeqCst));
+        assert_eq!(ahead.next().map(|(call, _)| call), Some(6));
+        assert!(ahead.next().is_none() && !ahead.taken.is_awaited.load(SeqCst) && ahead.lines.is_empty());
     }
 }

@@ -84,7 +84,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    /// Who is woken when a handler has taken a body and others wait to be read.
+    /// Sets the waker of the thread that reads bodies when a handler has taken one.
     pub(super) fn wake_by(&self, waker: Waker) {
         self.calls.ahead.wake_by(waker);
     }
@@ -126,6 +126,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
             at += piece.bytes();
         }
         self.calls.begin(call, Body::of_pool(buffer), unread_bytes);
+        if unread_bytes == 0 {
+            self.engine.call_arrived(call, &mut self.commands);
+        }
         self.read_on(peer)
     }
 

@@ -137,7 +137,10 @@ impl CallMemory {
 
     /// Reads of a worker's memory that its channel's end has ended.
     pub(super) fn end_reads(&mut self, peer: Rank) {
-        self.held.values_mut().filter(|held| held.peer == peer).for_each(|held| held.reads = 0);
+        for held in self.held.values_mut().filter(|held| held.peer == peer) {
+            // What was not begun is read over no other channel.
+            (held.reads, held.frame) = (0, None);
+        }
         self.held.retain(|_, held| !held.is_over || held.reads + held.landings > 0);
     }
 
@@ -194,7 +197,10 @@ impl CallMemory {
     pub(super) fn drop_call(&mut self, call: u64) {
         let Some(held) = self.held.get_mut(&call) else { return };
         held.is_over = true;
-        (held.frame, held.place) = (None, None);
+        held.place = None;
+        if held.frame.take().is_some() {
+            self.ahead.forget((held.peer, held.app), call);
+        }
         let waits = held.is_delivered && held.reply.is_none();
         let (app, from) = (held.app, held.peer);
         if waits {

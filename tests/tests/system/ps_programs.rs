@@ -46,6 +46,11 @@ fn keys_that_come_again_are_those_of_their_request() {
 }
 
 #[test]
+fn a_request_that_failed_at_one_server_ends_when_no_server_has_it() {
+    cluster("ps/partly.cc", (2, 1, 1), &[&[SHM], &[TCP]]);
+}
+
+#[test]
 fn values_in_a_table_are_those_of_the_handler() {
     cluster("ps/table.cc", (2, 1, 1), &[&[SHM], &[TCP, ("PS_GRADWIRE_TABLE", "sum")]]);
 }

@@ -338,6 +338,10 @@ impl Of {
         let Self { app, server, started, bytes, .. } = self;
         let waited_ms = started.elapsed().as_millis() as u64;
         let fault = match error {
+            OpError::Held { servers, waited_ms, cause: Some(cause) } => {
+                let cause = Some(Box::new(self.error(*cause, roomless)));
+                return OpError::Held { servers, waited_ms, cause };
+            }
             OpError::NoAnswer { .. } | OpError::Deadline { .. } => {
                 roomless.map_or(CallFault::NoAnswer, |bytes| CallFault::NoRoom { bytes })
             }

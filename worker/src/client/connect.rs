@@ -235,7 +235,9 @@ fn join(
     daemon::devices::settle(settings, &mut devices, &mut offer, shape.lanes)?;
     let pages = if settings.memory.huge_pages { fabric::Pages::Huge } else { fabric::Pages::Normal };
     let pool_bytes = pool_bytes(settings.memory.pool_bytes);
-    let pool = Pool::with_kept(pages, (pool_bytes, pool_bytes), "gradwire-buffers")?;
+    // Huge pages are reserved as a whole.
+    let kept_bytes = if settings.memory.huge_pages { 0 } else { pool_bytes };
+    let pool = Pool::with_kept(pages, (pool_bytes, kept_bytes), "gradwire-buffers")?;
     let (mut lanes, mut queues, mut threads) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..shape.lanes {
         let (handle, queue, thread) =

@@ -58,6 +58,17 @@ static void Program() {
     Refused("each key has 3 of them", [&] { wide.Wait(wide.Push({1, 2}, {1.0f, 2.0f})); });
     Refused("pass no lengths", [&] { wide.Push({1}, {1.0f, 2.0f, 3.0f}, {3}); });
     Refused("from the first request on", [&] { wide.KeepInTable(Kept::kSum); });
+    // A pull brings what was pushed before it, and not what is pushed after it.
+    for (int round = 0; round < 20; ++round) {
+      std::vector<float> before, after;
+      std::vector<int> stamps;
+      stamps.push_back(wide.Push({11}, {1.0f, 1.0f, 1.0f}));
+      stamps.push_back(wide.Pull({11}, &before));
+      stamps.push_back(wide.Push({11}, {1.0f, 1.0f, 1.0f}));
+      stamps.push_back(wide.Pull({11}, &after));
+      for (const int stamp : stamps) wide.Wait(stamp);
+      CHECK(before[2] == 2.0f * round + 1 && after[2] == 2.0f * round + 2) << before[2] << " and " << after[2];
+    }
     int called = 0;
     wide.Wait(wide.ZPush(SArray<Key>({Key(9)}), SArray<float>({1.0f, 2.0f, 3.0f}), {}, 0, [&] { ++called; }));
     CHECK_EQ(called, 1);

@@ -80,7 +80,7 @@ class Ledger {
  public:
   explicit Ledger(int app_id) : app_id_(app_id) {}
 
-  /// `is_short`: its answers are there so soon that whoever waits had better see to them than sleep.
+  /// `is_short`: it is answered so soon that a thread that waits for it receives the answers itself.
   int NewRequest(int wanted, bool is_short = false) {
     std::lock_guard<std::mutex> lock(mutex_);
     const int timestamp = next_++;

@@ -29,7 +29,7 @@ class KVWorker : public SimpleApp {
   explicit KVWorker(int app_id) : KVWorker(app_id, app_id) {}
 
   virtual ~KVWorker() {
-    // From here on no answer is put anywhere.
+    // From here on no answer is put anywhere, but for those that servers write into long arrays (SArray), which stay until then.
     landings_->Close();
     this->Close();
   }
@@ -92,8 +92,8 @@ class KVWorker : public SimpleApp {
   }
 
   /// From the first request on, a table of the servers' own has the values, with replicas and in checkpoints, and no handler of the program
-  /// is asked. Each key has as many values as in the first request, and pulls of keys that nobody pushed bring 0. All workers say the same.
-  /// The variable PS_GRADWIRE_TABLE (sum, assign) says it for all workers of a process.
+  /// is asked. Each key has as many values as in the first request, and pulls of keys that nobody pushed bring 0. All workers
+  /// must call it with the same value. The variable PS_GRADWIRE_TABLE (sum, assign) sets it for all workers of a process.
   void KeepInTable(Kept kept) {
     std::lock_guard<std::mutex> lock(table_mutex_);
     CHECK(!table_) << "values are kept in a table from the first request on, or not at all";
@@ -127,7 +127,11 @@ class KVWorker : public SimpleApp {
     SArray<Key> keys;
     std::vector<Answer> answers;
     size_t answered = 0;
+    /// Calls that have not ended. Until then servers may read what is pushed, and write where values are to be: a request that has failed
+    /// at one server ends with the last call, or its caller would write arrays that another server has not read yet.
+    size_t open = 0;
     bool failed = false;
+    std::string reason;
     /// Keys and values are the caller's again when the request has been made.
     bool borrowed = false;
     /// What the caller has for the values; empty where it takes what comes.
@@ -206,35 +210,46 @@ class KVWorker : public SimpleApp {
     return table_ = std::make_shared<detail::Table>(client, this->obj_->app_id(), kept_);
   }
 
-  /// A request to the table. Its push begins at once, so that many may be under way; whoever waits for it, and pulls, is the thread
-  /// for long answers.
+  /// A request to the table. Its push begins at once, so that many may be under way, unless a pull that was made before has not ended: that
+  /// would bring what is pushed now. The thread for long answers waits and pulls.
   int SendToTable(const std::shared_ptr<detail::Table> &table, const std::shared_ptr<Operation> &operation,
                   const KVPairs<Val> &pairs) {
     CHECK(pairs.lens.empty()) << "in a table each key has as many values as the others: pass no lengths";
     operation->timestamp = this->obj_->NewRequest(kServerGroup);
     operation->servers = Postoffice::Get()->GetServerKeyRanges().size();
     if (!operation->borrowed) operation->keys = pairs.keys;
+    const bool pulls = (operation->flags & detail::kPull) != 0;
+    KVPairs<Val> later;
     detail::Table::Push push;
     std::string reason;
-    const auto begin = [&] {
-      if (!(operation->flags & detail::kPush) || pairs.keys.empty()) return;
-      push = table->Begin(pairs.keys, reinterpret_cast<const float *>(pairs.vals.data()), pairs.vals.size());
-    };
-    if (!detail::Ran(begin, &reason)) {
+    const std::lock_guard<std::mutex> lock(table->order());
+    if (table->IsPulled()) {
+      later = pairs;
+      if (operation->borrowed) KeepOne(&later.keys), KeepOne(&later.vals);
+    } else if (!detail::Ran([&] { push = PushToTable(table.get(), *operation, pairs); }, &reason)) {
       Failed(operation, reason);
       return operation->timestamp;
     }
-    landings_->Add([table, operation, push] {
+    if (pulls) table->WillPull();
+    landings_->Add([table, operation, push, later, pulls] {
       std::string reason;
       const auto work = [&] {
-        if (push) detail::Table::Wait(push);
-        if (operation->flags & detail::kPull) PullFromTable(table.get(), operation.get());
+        detail::Table::Wait(push ? push : PushToTable(table.get(), *operation, later));
+        if (pulls) PullFromTable(table.get(), operation.get());
       };
-      if (!detail::Ran(work, &reason)) return Failed(operation, reason);
+      const bool went_well = detail::Ran(work, &reason);
+      if (pulls) table->HasPulled();
+      if (!went_well) return Failed(operation, reason);
       if (!operation->callback) return Finish(operation);
       operation->tasks->Add([operation] { Finish(operation); });
     });
     return operation->timestamp;
+  }
+
+  /// Null where nothing is pushed.
+  static detail::Table::Push PushToTable(detail::Table *table, const Operation &operation, const KVPairs<Val> &pairs) {
+    if (!(operation.flags & detail::kPush) || pairs.keys.empty()) return nullptr;
+    return table->Begin(pairs.keys, reinterpret_cast<const float *>(pairs.vals.data()), pairs.vals.size());
   }
 
   static void PullFromTable(detail::Table *table, Operation *operation) {
@@ -313,6 +328,7 @@ class KVWorker : public SimpleApp {
       std::lock_guard<std::mutex> lock(operation->mutex);
       // Another server has failed it already: then there are no answers any more.
       if (operation->failed) return;
+      ++operation->open;
       Answer &answer = operation->answers[server];
       answer.place = place;
       if (!operation->borrowed) answer.keys = slice.keys;
@@ -353,7 +369,12 @@ class KVWorker : public SimpleApp {
     }
     const auto client = Postoffice::Get()->client(this->obj_->customer_id());
     if (gradwire_call_then(client.get(), &call, &KVWorker::OnReply, landing.get()) != GRADWIRE_CODE_OK) {
-      return Failed(operation, gradwire_last_error());
+      const std::string reason = gradwire_last_error();
+      {
+        std::lock_guard<std::mutex> lock(operation->mutex);
+        --operation->open;
+      }
+      return Failed(operation, reason);
     }
     // The callback owns it.
     landing.release();
@@ -380,14 +401,15 @@ class KVWorker : public SimpleApp {
   static void Landed(Landing *landing) {
     const std::shared_ptr<Operation> operation = landing->operation;
     std::string reason = landing->error;
-    bool is_last = false;
-    if (reason.empty()) {
+    bool is_last = false, has_failed = false;
+    {
       const auto take = [&] { is_last = Take(operation.get(), landing->server, std::move(landing->reply)); };
       std::lock_guard<std::mutex> lock(operation->mutex);
-      if (operation->failed) return;
-      detail::Ran(take, &reason);
+      --operation->open;
+      if (reason.empty() && !operation->failed) detail::Ran(take, &reason);
+      has_failed = operation->failed || !reason.empty();
     }
-    if (!reason.empty()) return Failed(operation, reason);
+    if (has_failed) return Failed(operation, reason);
     if (!is_last) return operation->ledger->Add(operation->timestamp, 1);
     // Callbacks run on the customer's thread.
     if (!operation->callback) return Finish(operation);
@@ -450,14 +472,17 @@ class KVWorker : public SimpleApp {
     if (!from.empty() && from.data() != to) std::memcpy(static_cast<void *>(to), from.data(), from.size() * sizeof(V));
   }
 
+  /// The first reason counts. The caller hears of it when no call is under way any more.
   static void Failed(const std::shared_ptr<Operation> &operation, const std::string &reason) {
     {
       std::lock_guard<std::mutex> lock(operation->mutex);
+      if (!operation->failed) operation->reason = reason;
       operation->failed = true;
       operation->answers.clear();
+      if (operation->open) return;
     }
     operation->sent_keys->Forget();
-    operation->ledger->Fail(operation->timestamp, reason);
+    operation->ledger->Fail(operation->timestamp, operation->reason);
   }
 
   /// All values are where the caller wants them. The callback may delete this worker: nothing of it is used.

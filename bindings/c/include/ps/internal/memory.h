@@ -2,6 +2,9 @@
 #ifndef PS_INTERNAL_MEMORY_H_
 #define PS_INTERNAL_MEMORY_H_
 
+#include <unistd.h>
+
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -26,10 +29,13 @@ class Memory {
   void Use(const std::shared_ptr<GradwireClient> &client) {
     std::lock_guard<std::mutex> lock(mutex_);
     client_ = client;
+    process_ = getpid();
   }
 
   /// Null where there is none: no client, or arrays have all that they may have. It outlives the client.
   std::shared_ptr<void> Allocate(size_t bytes) {
+    // A forked child has none of the library's memory, and its parent's lock may be held for ever.
+    if (process_ != getpid()) return nullptr;
     std::shared_ptr<GradwireClient> client;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -43,6 +49,7 @@ class Memory {
  private:
   Memory() = default;
 
+  std::atomic<pid_t> process_{0};
   std::mutex mutex_;
   std::weak_ptr<GradwireClient> client_;
 };

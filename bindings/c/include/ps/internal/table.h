@@ -3,6 +3,7 @@
 #ifndef PS_INTERNAL_TABLE_H_
 #define PS_INTERNAL_TABLE_H_
 
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -50,7 +51,9 @@ class Table {
     return Share(handle);
   }
 
-  static void Wait(const Push &push) { Must(gradwire_rows_wait(push.get()), "pushing to a table"); }
+  static void Wait(const Push &push) {
+    if (push) Must(gradwire_rows_wait(push.get()), "pushing to a table");
+  }
 
   /// How many values so many keys have: in the first request as many as there is room for, or one each.
   size_t Values(size_t keys, size_t room) {
@@ -64,6 +67,13 @@ class Table {
     const auto table = Declared(keys.size(), count);
     Must(gradwire_pull_rows(client_.get(), table.get(), keys.data(), keys.size(), values, count), "pulling from a table");
   }
+
+  /// Held while a request takes its place in the order of requests.
+  std::mutex &order() { return order_; }
+  /// Whether a pull has not ended.
+  bool IsPulled() const { return pulls_ != 0; }
+  void WillPull() { ++pulls_; }
+  void HasPulled() { --pulls_; }
 
  private:
   size_t Width(size_t keys, size_t count) {
@@ -91,6 +101,8 @@ class Table {
   const std::shared_ptr<GradwireClient> client_;
   const int app_id_;
   const Kept kept_;
+  std::mutex order_;
+  std::atomic<int> pulls_{0};
   std::mutex mutex_;
   size_t width_ = 0;
   std::shared_ptr<GradwireTable> table_;

@@ -66,7 +66,8 @@ class Exchange:
                 self.pinned.copy_(flat, non_blocking=True)
                 wait_for_device(gradient)
                 flat = self.pinned
-            if flat.dtype == self.buffer.dtype and flat.is_contiguous() and not flat.is_neg():
+            is_same = (flat.dtype, flat.device) == (self.buffer.dtype, self.buffer.device)
+            if is_same and flat.is_contiguous() and not flat.is_neg() and type(flat) in (torch.Tensor, torch.nn.Parameter):
                 # torch would copy with all its threads, which wait for each other where workers share a host's cores.
                 np.copyto(self._memory, _bits_of(flat))
             else:

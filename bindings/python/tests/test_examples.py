@@ -148,6 +148,7 @@ def test_a_bad_line_is_told_by_its_number(tmp_path: Path) -> None:
 
 def test_word_vectors_are_learnt() -> None:
     result = told("embedding.py", "--epochs", 3)
-    # A pair and 5 negatives cost 6 ln 2 before anything is learnt.
-    assert 0.9 * result["first_loss"] > result["last_loss"] and result["first_loss"] < 4.0, result
+    # A pair and 5 negatives cost 6 ln 2 = 4.16 before anything is learnt. How much the first epoch has learnt at its end depends on the
+    # length of the project's pages, which are the text.
+    assert result["last_loss"] < result["first_loss"] and result["last_loss"] < 0.6 * 4.16, result
     assert all(len(near) == 4 for near in result["neighbours"].values()) and len(result["neighbours"]) >= 3, result

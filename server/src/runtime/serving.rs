@@ -478,7 +478,11 @@ fn pass_to_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answe
         MemberCommand::Workers { epoch, present, left } => {
             let (epoch, present, left): (_, Arc<[_]>, Arc<[_]>) =
                 (*epoch, present[..].into(), left[..].into());
-            reception.send_to_all(|| LaneMessage::Workers { epoch, present: present.clone(), left: left.clone() });
+            reception.send_to_all(|| LaneMessage::Workers {
+                epoch,
+                present: present.clone(),
+                left: left.clone(),
+            });
             None
         }
         MemberCommand::CountFrom { rank, incarnation, rounds } => {

@@ -47,6 +47,7 @@ fn told_by(role: Role) -> &'static [OfSettings] {
         ],
         Role::Worker => &[
             ("deadlines.operation_ms", |s| s.deadlines.operation_ms),
+            ("memory.pool_bytes", |s| s.memory.pool_bytes),
             ("memory.registered_bytes", |s| s.memory.registered_bytes),
             ("memory.registration_cache_bytes", |s| s.memory.registration_cache_bytes),
         ],

@@ -95,7 +95,7 @@ impl Rules {
         Ok(())
     }
 
-    /// What the scheduler is told of them.
+    /// Their description for the scheduler.
     pub(crate) fn kinds(&self) -> Vec<OwnKind> {
         self.0.iter().map(|registered| registered.kind.clone()).collect()
     }

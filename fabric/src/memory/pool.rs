@@ -37,6 +37,8 @@ struct Free {
     /// Free stretches by offset; neighbours are always merged.
     by_offset: BTreeMap<u64, u64>,
     used: u64,
+    /// Callers that had to wait for memory.
+    waits: u64,
     /// From here on no buffer was ever given out.
     untouched_from: u64,
     /// Buffers that have come back, so that a thread that waits sees progress.
@@ -182,6 +184,12 @@ impl Pool {
         self.lock().used
     }
 
+    /// How many callers have had to wait in [`Pool::allocate_all`].
+    #[must_use]
+    pub fn waits(&self) -> u64 {
+        self.lock().waits
+    }
+
     fn lock(&self) -> MutexGuard<'_, Free> {
         // A panic while the lock was held cannot leave the map half changed in a way that matters.
         self.0.free.lock().unwrap_or_else(PoisonError::into_inner)
@@ -239,6 +247,9 @@ impl Pool {
             let is_next = free.ahead.is_empty() && free.queue.front() == Some(&ticket);
             if let Some(all) = is_next.then(|| free.take_all(sizes)).flatten() {
                 break Some(all);
+            }
+            if waits.is_none() && !patience.is_zero() {
+                free.waits += 1;
             }
             let since = waits.filter(|(returned, _)| *returned == free.returned).map(|(_, since)| since);
             let since = since.unwrap_or_else(Instant::now);

@@ -56,7 +56,7 @@ pub struct Apps(Arc<Mutex<State>>);
 struct State {
     queues: BTreeMap<u32, Arc<Queue>>,
     threads: BTreeMap<u32, Running>,
-    /// Who is told that a handler came or went; there once the lanes are.
+    /// Senders of the news that a handler came or went, one for each lane; empty until the lanes have started.
     news: Vec<HandlerNews>,
     spin: Duration,
     /// How long a handler may take to return at its end, once a server has said it.
@@ -108,12 +108,12 @@ impl Apps {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lanes are there: they hear of handlers from now on. `spin`: how long a handler's thread spins before it sleeps;
+    /// The lanes have started: from now on they get the news of handlers. `spin`: how long a handler's thread spins before it sleeps;
     /// `drain`: how long a handler may take to return at its end.
     pub(crate) fn attach(&self, news: Vec<HandlerNews>, (spin, drain): (Duration, Duration)) {
         let mut state = self.lock();
         for app in state.threads.keys() {
-            news.iter().for_each(|lane| lane.tell(*app, true));
+            news.iter().for_each(|lane| lane.send(*app, true));
         }
         (state.news, state.spin, state.drain) = (news, spin, Some(drain));
     }
@@ -152,7 +152,7 @@ impl Apps {
         });
         let running = running.map_err(|source| RegisterError::Thread { app, source })?;
         state.threads.insert(app, running);
-        state.news.iter().for_each(|lane| lane.tell(app, true));
+        state.news.iter().for_each(|lane| lane.send(app, true));
         Ok(())
     }
 
@@ -160,7 +160,7 @@ impl Apps {
     fn ended(&self, app: u32, queue: &Queue, life: u64) {
         let state = self.lock();
         if queue.close(life) {
-            state.news.iter().for_each(|lane| lane.tell(app, false));
+            state.news.iter().for_each(|lane| lane.send(app, false));
         }
     }
 
@@ -173,7 +173,7 @@ impl Apps {
         if let Some(queue) = state.queues.get(&app) {
             queue.close_any();
         }
-        state.news.iter().for_each(|lane| lane.tell(app, false));
+        state.news.iter().for_each(|lane| lane.send(app, false));
         let drain = state.drain.unwrap_or(DRAIN_DEFAULT);
         drop(state);
         ended(app, running, Instant::now() + drain, drain).map(|()| true)
@@ -272,7 +272,7 @@ impl Queue {
         let at = waiting.calls.iter().position(|(id, call, _)| (call.from, *id) == from);
         let call = at.and_then(|at| waiting.calls.remove(at));
         drop(waiting);
-        // Its end is told to its lane: without the lock.
+        // Its end is a message to its lane: without the lock.
         drop(call);
     }
 

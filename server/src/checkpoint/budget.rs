@@ -38,7 +38,7 @@ impl Budget {
         take()
     }
 
-    /// Gives back what was taken too much. Who waits for room hears of it with the rest.
+    /// Gives back what was taken too much. Threads that wait for room are woken with the rest.
     pub(crate) fn give_rest(&self, bytes: u64) {
         self.0.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }

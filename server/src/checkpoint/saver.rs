@@ -24,7 +24,7 @@ const UNSAID_MAX: usize = 2;
 /// Rounds that are remembered as told: as many as can be under way, and more.
 const TOLD_MAX: usize = 16;
 
-/// What the thread is told.
+/// A message to the thread.
 #[derive(Debug)]
 enum Letter {
     Tensors(Vec<TensorSpec>),
@@ -83,8 +83,8 @@ impl LaneSaver {
         self.budget.used_bytes()
     }
 
-    /// For the scheduler.
-    pub(crate) fn tell(&self, news: CheckpointNews) {
+    /// Reports to the scheduler.
+    pub(crate) fn report(&self, news: CheckpointNews) {
         let _ = self.news.send(news);
     }
 }
@@ -200,7 +200,7 @@ impl Saver {
         self.news.try_recv().ok()
     }
 
-    /// What the scheduler is to hear.
+    /// News for the scheduler.
     pub(crate) async fn news(&mut self) -> Option<CheckpointNews> {
         self.news.recv().await
     }

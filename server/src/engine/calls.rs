@@ -36,7 +36,7 @@ use proto_common::table::table_of;
 /// does neither, its reply is kept so long, and at least until that deadline.
 const ROOM_WITHIN_MS: u64 = 30_000;
 
-/// What the rest of the lane lends for one input: where workers are told, events are counted and commands go.
+/// What the rest of the lane lends for one input: the results of workers, the counters and the commands.
 #[derive(Debug)]
 pub(super) struct Desk<'a> {
     pub(super) peers: &'a mut Peers,
@@ -82,7 +82,7 @@ impl Calls {
         self.bytes
     }
 
-    /// A handler came or went: calls whose deadline passes are told so.
+    /// A handler came or went: the error of calls whose deadline passes says so.
     pub(super) fn set_handler(&mut self, app: u32, is_there: bool) {
         if is_there {
             self.handlers.insert(app);
@@ -218,10 +218,10 @@ impl Calls {
             Stage::Answered(_) if is_landing => desk.peers.uncount_operations(peer, 1),
             Stage::Answered(_) if block.status == Status::Corrupt => {
                 self.let_go(id, Status::Refused, desk);
-                self.tell(id, desk);
+                self.send_result(id, desk);
             }
             Stage::Answered(_) if entry.runs_again => self.run_again(id, peer, app, block, from, desk),
-            Stage::Answered(_) => self.tell(id, desk),
+            Stage::Answered(_) => self.send_result(id, desk),
             // It replaces itself.
             _ => desk.peers.uncount_operations(peer, 1),
         }
@@ -310,7 +310,7 @@ impl Calls {
             self.keep(id);
         }
         desk.stats.answers += 1;
-        self.tell(id, desk);
+        self.send_result(id, desk);
     }
 
     /// A reply that nobody will take any more: its call is answered with this from now on.
@@ -324,7 +324,7 @@ impl Calls {
     }
 
     /// Says how a call ended, when its reply is where it has a place.
-    fn tell(&mut self, id: u64, desk: &mut Desk<'_>) {
+    fn send_result(&mut self, id: u64, desk: &mut Desk<'_>) {
         let Some((peer, _, entry)) = self.entry(id) else { return };
         let Stage::Answered(answer) = entry.stage else { return };
         let room = entry.landing.filter(|landing| landing.bytes >= answer.body_bytes);

@@ -33,7 +33,7 @@ struct CopyOf {
     incarnation: Incarnation,
     /// The generation of each slot's grant, and whether a record lies in it that was read and whose slot is not given back.
     slots: Vec<(u8, bool)>,
-    /// It was told to ask later, and is to hear when.
+    /// It was asked to come later, and waits for the notice when.
     owes_ready: bool,
     /// The chunk whose image is coming, its version, and how much of it is there.
     image: Option<(u32, u64, u64)>,

@@ -335,7 +335,7 @@ impl Peers {
         }
     }
 
-    /// A worker is to be told how an operation ended. Nobody is told without a channel.
+    /// Queues the result of an operation for its worker. Without a channel it is dropped.
     pub(super) fn push(&mut self, rank: Rank, result: ResultBlock) {
         let Self { places, dirty, .. } = self;
         if let Some(Some(peer)) = places.get_mut(rank.0 as usize) {
@@ -348,12 +348,12 @@ impl Peers {
     }
 
     /// As [`Peers::push`], of an operation on a chunk; `missing` are the ranks that were waited for.
-    pub(super) fn tell(&mut self, rank: Rank, block: Block, missing: Vec<Rank>) {
+    pub(super) fn answer(&mut self, rank: Rank, block: Block, missing: Vec<Rank>) {
         self.push(rank, ResultBlock { block, place: None, missing, call: None });
     }
 
     /// As [`Peers::push`], of an operation that is granted so many bytes of a place, or is shown them.
-    pub(super) fn tell_place(&mut self, rank: Rank, block: Block, place: Place, bytes: u64) {
+    pub(super) fn answer_with_place(&mut self, rank: Rank, block: Block, place: Place, bytes: u64) {
         let landing = Some(Landing { region: 0, offset: 0, bytes });
         let block = Block { landing, ..block };
         self.push(rank, ResultBlock { block, place: Some(place), missing: Vec::new(), call: None });
@@ -361,7 +361,7 @@ impl Peers {
 
     /// The operation was not taken: its block goes back, without what it carried.
     pub(super) fn send_back(&mut self, rank: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
-        self.tell(rank, sent_back(block, status), missing);
+        self.answer(rank, sent_back(block, status), missing);
     }
 
     /// Free slots go round-robin to those who want them.

@@ -76,7 +76,7 @@ impl Places {
         self.lapsing.retain(|lapsing| lapsing.rank != rank);
     }
 
-    /// Chunks that were given up and that nobody uses any more are free; each is told to `freed`. True where there was one.
+    /// Chunks that were given up and that nobody uses any more are free; `freed` is called with each. True if there was one.
     pub(super) fn free_unused(
         &mut self,
         is_used: impl Fn(u32) -> bool,

@@ -82,7 +82,7 @@ impl Roster {
         self.epoch.is_some_and(|known| epoch < known)
     }
 
-    /// Takes what the scheduler says; false where it has said something newer. `ended` are told whose life is over.
+    /// Takes a roster of the scheduler; false if a newer one is known. `ended` gets the members that have exited.
     pub(super) fn change(
         &mut self,
         epoch: Epoch,
@@ -209,7 +209,7 @@ impl Roster {
         &self.counting
     }
 
-    /// May a worker contribute at all? It is told its first round before it does.
+    /// May a worker contribute at all? It learns its first round before it does.
     pub(super) fn check(&self, rank: Rank) -> Result<(), Status> {
         if self.counting.contains(rank) { Ok(()) } else { Err(Status::Retry) }
     }

@@ -239,7 +239,7 @@ impl Streams {
         }
     }
 
-    /// The initial value is there: copies get it as a state, and nobody is told before.
+    /// The initial value is there: copies get it as a state, and workers are answered afterwards.
     pub(super) fn copy_initial(&mut self, index: u32, chunk: &mut Chunk) {
         chunk.init_pending = chunk.has_copies();
         for keep in chunk.copies.iter_mut().flatten() {
@@ -250,7 +250,7 @@ impl Streams {
         }
     }
 
-    /// A chunk's rule has changed: copies hear of it, in its place.
+    /// A chunk's rule has changed: copies get the change in the order of the rounds.
     pub(super) fn rule_changed(&mut self, index: u32, chunk: &mut Chunk) {
         chunk.rules += 1;
         for keep in chunk.copies.iter_mut().flatten().filter(|keep| keep.is_in_stream()) {

@@ -28,7 +28,7 @@ pub(super) struct Reception {
     pub(super) offer: Offer,
     pub(super) lanes: Vec<(Mailbox<LaneMessage>, CqHandle)>,
     pub(super) devices: Devices,
-    /// Who may connect. It is held while lanes are told of a channel, so that none comes after its peer's end.
+    /// Who may connect. It is held while lanes are sent a channel, so that no channel comes after its peer's end.
     pub(super) peers: watch::Receiver<Option<Peers>>,
     pub(super) handshake: Duration,
     pub(super) connect: Duration,
@@ -36,8 +36,8 @@ pub(super) struct Reception {
 }
 
 impl Reception {
-    /// Tells all lanes.
-    pub(super) fn tell(&self, message: impl Fn() -> LaneMessage) {
+    /// Sends a message to all lanes.
+    pub(super) fn send_to_all(&self, message: impl Fn() -> LaneMessage) {
         for (lane, _) in &self.lanes {
             lane.send(message());
         }
@@ -238,7 +238,7 @@ fn attach(
     setups: Vec<ChannelSetup>,
     theirs: Vec<InboxGrant>,
 ) -> Result<Vec<Granted>, String> {
-    // Of a server none are told: what lanes say to it needs no slots.
+    // A server gets no slots: messages of lanes to it need none.
     let wanted = if id.role == Role::Worker { setups.len() } else { 0 };
     if theirs.len() != wanted || setups.len() != reception.lanes.len() {
         return Err("it sent the wrong number of inboxes".into());

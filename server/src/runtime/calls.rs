@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 /// Address space for so many times what is kept, so that holes between bodies do no harm; memory is taken at first touch.
 const TIMES_KEPT: u64 = 4;
 
-/// What a handler's thread is to hear.
+/// An event for a handler's thread.
 #[derive(Debug)]
 pub(super) enum CallEvent {
     /// A call for it.

@@ -95,7 +95,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 let contributors = &of.contributors[contributors];
                 self.write_record((to, slot), chunk, (block, payload), contributors, sequence)?;
             }
-            Command::TellPrimary { from, notice } => self.tell_primary(from, notice)?,
+            Command::TellPrimary { from, notice } => self.notify_primary(from, notice)?,
             Command::TakeSum { chunk, from, at, bytes, left } => {
                 self.storage.take_sum(chunk, from, (at, bytes), left)?;
             }

@@ -27,7 +27,7 @@ const STREAMED_BYTES_MIN: u64 = 96 << 20;
 /// Bytes of calls that are kept unless it is said otherwise.
 const CALL_BYTES_DEFAULT: u64 = 64 << 20;
 
-/// What a lane is told once.
+/// The settings of a lane, which never change.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneConfig {
     /// The engine's part.

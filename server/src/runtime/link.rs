@@ -91,7 +91,7 @@ pub(super) struct Link {
     /// Contributions may lie in its memory only: its fence is pending until they have been read.
     pub(super) reads: bool,
     /// Remote key under which the worker writes into our spill blocks.
-    /// It is told only with the first grant: most workers never write there.
+    /// The worker learns it with the first grant only: most workers never write there.
     pub(super) spill_key: Option<u64>,
     /// Remote key under which the worker reads our weights where they lie; told with the first view.
     pub(super) weights_key: Option<u64>,

@@ -10,7 +10,7 @@ use proto_common::message::{CheckpointOrder, InboxGrant, NotTaken};
 use proto_common::tensor::RuleChange;
 use std::sync::Arc;
 
-/// What a lane's thread is told.
+/// A message to a lane's thread.
 pub(super) enum LaneMessage {
     Attach {
         rank: Rank,
@@ -160,11 +160,11 @@ impl Answers {
     }
 }
 
-/// Where a lane hears of handlers.
+/// Sends a lane the news of handlers.
 pub(crate) struct HandlerNews(pub(super) Mailbox<LaneMessage>);
 
 impl HandlerNews {
-    pub(crate) fn tell(&self, app: u32, is_there: bool) {
+    pub(crate) fn send(&self, app: u32, is_there: bool) {
         // A lane that has ended need not know.
         let _ = self.0.send(LaneMessage::Handler { app, is_there });
     }

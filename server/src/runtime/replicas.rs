@@ -320,7 +320,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// Tells a server whose chunks we have copies of.
-    pub(super) fn tell_primary(&mut self, from: Rank, notice: Notice) -> Result<(), LaneError> {
+    pub(super) fn notify_primary(&mut self, from: Rank, notice: Notice) -> Result<(), LaneError> {
         let link = self.replicas.copies.iter_mut().find(|link| link.from == from && !link.is_over);
         let Some(link) = link else { return Ok(()) };
         if link.backlog.len() >= BACKLOG_MAX {

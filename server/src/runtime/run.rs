@@ -70,7 +70,7 @@ pub fn run(
     })
 }
 
-/// As [`run`], with handlers for workers' calls and own update rules, and somebody to tell rank and shape to.
+/// As [`run`], with handlers for workers' calls and own update rules, and a callback that gets rank and shape.
 pub(super) async fn run_with(
     listener: TcpListener,
     http: Option<TcpListener>,

@@ -65,14 +65,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
     pub(super) fn checkpoint_order(&mut self, order: &CheckpointOrder) -> Result<(), LaneError> {
         match order {
             CheckpointOrder::Save { round, now } => match self.engine.is_past(*round) {
-                Some(newest) if !now => self.tell_save(CheckpointNews::Past { round: *round, newest }),
+                Some(newest) if !now => self.report_save(CheckpointNews::Past { round: *round, newest }),
                 _ => self.begin_save(*round, *now),
             },
             CheckpointOrder::Where => {
                 let waits = self.engine.save_waits();
                 let waits = waits.map(|(round, left, chunk, version)| Waits { round, left, chunk, version });
                 let (lane, newest) = (self.config.engine.lane.0, self.engine.newest_version());
-                self.tell_save(CheckpointNews::At { lane, newest, waits });
+                self.report_save(CheckpointNews::At { lane, newest, waits });
             }
             CheckpointOrder::Passed { round } => self.engine.pass_save(*round),
             CheckpointOrder::Drop { round } => self.drop_save(*round),
@@ -96,7 +96,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let copies = self.engine.saving().is_some_and(|(current, _)| current == round);
         if !begins && !copies && self.saves.begun.is_none_or(|(begun, _)| begun != round) {
             let reason = format!("lane {} had given it up when it heard of it", self.config.engine.lane.0);
-            self.tell_save(CheckpointNews::Failed { round, reason });
+            self.report_save(CheckpointNews::Failed { round, reason });
         }
     }
 
@@ -112,7 +112,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if self.saves.saver.as_ref().is_some_and(LaneSaver::has_rounds) {
             self.engine.savings().count_rounds();
         }
-        self.tell_savings();
+        self.report_savings();
         if self.engine.saving().is_none() && self.saves.rows.is_empty() {
             return Ok(false);
         }
@@ -154,7 +154,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
         if copied > 0 {
             self.execute();
-            self.tell_savings();
+            self.report_savings();
         }
         // Chunks hold rounds up, and rows do not.
         Ok(copied > 0 || self.save_rows(&saver))
@@ -188,7 +188,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.engine.drop_save(round, &mut self.commands);
         self.forget_save();
         let reason = "shards were moved while it was written".into();
-        self.tell_save(CheckpointNews::Failed { round, reason });
+        self.report_save(CheckpointNews::Failed { round, reason });
     }
 
     /// Chunks that a checkpoint under way waits for, and the bytes of copies that all lanes have to write.
@@ -197,18 +197,18 @@ impl<Q: CompletionQueue> DataLane<Q> {
         (left, self.saves.saver.as_ref().map_or(0, LaneSaver::used_bytes))
     }
 
-    fn tell_savings(&mut self) {
+    fn report_savings(&mut self) {
         while let Some(news) = self.engine.savings().next_news() {
-            self.tell_save(match news {
+            self.report_save(match news {
                 SavingNews::Begun(round) => CheckpointNews::Begun { round },
                 SavingNews::Passed(round) => CheckpointNews::Passed { round },
             });
         }
     }
 
-    fn tell_save(&self, news: CheckpointNews) {
+    fn report_save(&self, news: CheckpointNews) {
         if let Some(saver) = &self.saves.saver {
-            saver.tell(news);
+            saver.report(news);
         }
     }
 

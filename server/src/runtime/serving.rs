@@ -125,7 +125,7 @@ pub(super) struct Work {
     saver: Saver,
     /// Of what lanes read before they answer.
     read: Progress,
-    /// What the scheduler is to hear, and could not be told yet. As many as it asked for, and a few.
+    /// Reports that could not be sent to the scheduler yet. As many as it asked for, and a few.
     unsaid: VecDeque<ToScheduler>,
 }
 
@@ -293,7 +293,7 @@ impl Serving<'_> {
         let (mut answers, reception) = (Vec::new(), &self.reception);
         // Lanes hear all of it before hellos are judged by it, and no channel comes to them in between.
         self.peers.send_if_modified(|peers| {
-            answers.extend(out.iter().filter_map(|command| tell_lanes(reception, command)));
+            answers.extend(out.iter().filter_map(|command| pass_to_lanes(reception, command)));
             let is_new = *peers != next;
             *peers = next;
             is_new
@@ -308,7 +308,7 @@ impl Serving<'_> {
         if let CheckpointOrder::Save { round, .. } = order {
             self.work.saver.save(*round);
         }
-        self.reception.tell(|| LaneMessage::Checkpoint(order.clone()));
+        self.reception.send_to_all(|| LaneMessage::Checkpoint(order.clone()));
         if let CheckpointOrder::Drop { round } = order {
             self.work.saver.drop_part(*round);
         }
@@ -396,7 +396,7 @@ impl Serving<'_> {
                 MemberCommand::HangUp { to } => {
                     self.work.dials.remove(&to).into_iter().for_each(|dial| dial.abort());
                     self.standing.hang_up(to);
-                    self.reception.tell(|| LaneMessage::EndStream { to });
+                    self.reception.send_to_all(|| LaneMessage::EndStream { to });
                 }
                 MemberCommand::AskRounds { rank, incarnation } => self.ask_rounds(rank, incarnation),
                 MemberCommand::EndServer { rank } => {
@@ -454,8 +454,8 @@ impl Serving<'_> {
 
 type Answers = (u64, Vec<oneshot::Receiver<Result<(), NotTaken>>>);
 
-/// Tells the lanes their part of a command; where they are to answer, also what comes of it.
-fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers> {
+/// Passes a command's parts to the lanes. Returns the receivers of their answers, if they answer.
+fn pass_to_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers> {
     match command {
         MemberCommand::Assign { number, epoch, lanes } => {
             let specs = |index: usize| lanes.get(index).cloned().unwrap_or_default();
@@ -472,18 +472,22 @@ fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers>
             Some((*number, reception.ask(|_, reply| LaneMessage::ChangeRule { change: *change, reply })))
         }
         MemberCommand::EndServer { rank } => {
-            reception.tell(|| LaneMessage::EndServer { rank: *rank });
+            reception.send_to_all(|| LaneMessage::EndServer { rank: *rank });
             None
         }
         MemberCommand::Workers { epoch, present, left } => {
             let (epoch, present, left): (_, Arc<[_]>, Arc<[_]>) =
                 (*epoch, present[..].into(), left[..].into());
-            reception.tell(|| LaneMessage::Workers { epoch, present: present.clone(), left: left.clone() });
+            reception.send_to_all(|| LaneMessage::Workers {
+                epoch,
+                present: present.clone(),
+                left: left.clone(),
+            });
             None
         }
         MemberCommand::CountFrom { rank, incarnation, rounds } => {
             let (rank, incarnation, rounds): (_, _, Arc<[_]>) = (*rank, *incarnation, rounds[..].into());
-            reception.tell(|| LaneMessage::CountFrom { rank, incarnation, rounds: rounds.clone() });
+            reception.send_to_all(|| LaneMessage::CountFrom { rank, incarnation, rounds: rounds.clone() });
             None
         }
         MemberCommand::Dial { .. }

@@ -111,7 +111,7 @@ fn attach(
     inboxes: Vec<InboxGrant>,
 ) -> Result<Vec<oneshot::Receiver<Result<(), String>>>, String> {
     let Target { number, to, incarnation, .. } = *target;
-    // Held until all lanes are told, so that no channel comes after the end of its server.
+    // Held until all lanes have the message, so that no channel comes after the end of its server.
     let peers = reception.peers.borrow();
     if peers.as_ref().and_then(|peers| peers.servers.get(&to)) != Some(&incarnation) {
         return Err("it is no longer in the roster".into());

@@ -52,7 +52,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if home_of(home.key).is_none() {
             return Ok(Told::Status(RowStatus::Malformed, String::new()));
         }
-        if !self.engine.tells_rows(home) {
+        if !self.engine.may_answer_rows(home) {
             return Ok(Told::Status(RowStatus::Elsewhere, String::new()));
         }
         let in_place = 1..=IN_PLACE_BYTES_MAX;

@@ -78,7 +78,7 @@ impl Callers {
         queues.entry(app).or_insert_with(|| apps.queue(app))
     }
 
-    fn tell(&mut self, event: CallEvent, memory: &ReplyMemory) {
+    fn dispatch(&mut self, event: CallEvent, memory: &ReplyMemory) {
         match event {
             CallEvent::Deliver { call: id, app, from, head, body, place } => {
                 let reply = Reply::new(self.answers.clone(), id, memory.clone());
@@ -121,7 +121,7 @@ impl Loop {
             busy |= self.lane.take(now_ms)?;
             // Before answers are sent: a handler must not begin a call after its worker was told that the call has ended.
             while let Some(event) = self.lane.next_call_event() {
-                self.callers.tell(event, self.lane.reply_memory());
+                self.callers.dispatch(event, self.lane.reply_memory());
             }
             self.lane.send()?;
             self.lane.answer_changes();

@@ -13,7 +13,7 @@ use proto_common::table::{PUSH_HEAD_BYTES, PushHead, RowOp, TableSpec, home_of};
 pub enum Applied {
     /// In force.
     Done,
-    /// Not all of it: who contributed is told.
+    /// Not all of it: the contributor gets an error.
     LeftOut,
     /// This server could not do what there was room for, and says why: a copy is not what its server has.
     Lacking(String),

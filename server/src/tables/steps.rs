@@ -12,7 +12,7 @@ const STEP_BYTES: usize = 24;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Last {
     which: PushStep,
-    /// Was something of its step left out? Who repeats the step is told so again.
+    /// Was something of its step left out? A worker that repeats the step gets the same answer again.
     lacks: bool,
 }
 

@@ -23,6 +23,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+/// A wait for memory that takes so long is logged.
+const LONG_WAIT: Duration = Duration::from_secs(1);
+
 /// A request to a server's handler.
 #[derive(Debug, Default)]
 pub struct CallRequest {
@@ -297,10 +300,19 @@ impl Client {
             let blocked = Blocked::new(self.0.lanes.iter());
             let taken = self.0.pool.allocate_all(&sizes, patience);
             drop(blocked);
+            let waited = started.elapsed();
+            if waited >= LONG_WAIT {
+                tracing::warn!(
+                    app,
+                    server = server.0,
+                    waited_ms = waited.as_millis() as u64,
+                    "a call has waited for memory: have fewer calls in flight, drop buffers, or raise memory.pool_bytes"
+                );
+            }
             taken.map_err(|pool| match pool {
                 PoolError::Exhausted { wanted, capacity, .. } if wanted <= capacity => {
                     let fault = CallFault::PoolFull { pool, servers: self.owing_servers() };
-                    let waited_ms = started.elapsed().as_millis() as u64;
+                    let waited_ms = waited.as_millis() as u64;
                     ClientError::Op(OpError::Call { app, server, waited_ms, fault })
                 }
                 never => never.into(),

@@ -247,7 +247,7 @@ fn join(
         threads.push(thread);
     }
     // Set once: `connect` runs once for this `Late`.
-    let _ = late.lanes.set(lanes.clone());
+    let _ = (late.lanes.set(lanes.clone()), late.pool.set(pool.clone()));
     let connector = Connector {
         job: roster.welcome.job,
         rank: roster.welcome.rank,

@@ -8,6 +8,7 @@ use daemon::flight::Flight;
 use daemon::lanes::{self, Reports};
 use daemon::metrics::{Scraped, Series};
 use daemon::port::PortWatch;
+use fabric::Pool;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntGaugeVec, Opts};
@@ -31,6 +32,7 @@ pub(super) struct Late {
     /// Looking at it is also what lets go of buffers that nobody has any more.
     registrations: Arc<RegistrationCache>,
     pub(super) lanes: OnceLock<Vec<LaneHandle>>,
+    pub(super) pool: OnceLock<Pool>,
     /// What those told last.
     reports: Reports<LaneReport>,
     /// What the trainer reports.
@@ -54,6 +56,8 @@ struct Collected {
     registrations: RegistrationStats,
     failovers: u64,
     reconnects: u64,
+    /// Bytes of the pool in use, and how many calls have waited for some.
+    pool: (u64, u64),
 }
 
 impl Collected {
@@ -92,8 +96,8 @@ impl Late {
         port: PortWatch,
         flight: Flight,
     ) -> Self {
-        let (lanes, reports) = (OnceLock::new(), Reports::new(REPORT_WITHIN));
-        Self { registrations, lanes, reports, reported: Arc::default(), links, port, flight }
+        let (lanes, pool, reports) = (OnceLock::new(), OnceLock::new(), Reports::new(REPORT_WITHIN));
+        Self { registrations, lanes, pool, reports, reported: Arc::default(), links, port, flight }
     }
 
     fn collect(&self) -> Collected {
@@ -101,6 +105,7 @@ impl Late {
             registrations: self.registrations.sweep(),
             failovers: self.links.failovers(),
             reconnects: self.links.reconnects(),
+            pool: self.pool.get().map_or((0, 0), |pool| (pool.used_bytes(), pool.waits())),
             ..Collected::default()
         };
         let ask = |lane: &LaneHandle, reply| lane.send_beside(LaneMessage::Report(reply));
@@ -207,7 +212,7 @@ const LINK: &str = "gradwire_worker_link_info";
 /// What the trainer reports; at most 16 series, because a name stays.
 const METRIC: &str = "gradwire_worker_metric";
 
-const COUNTERS: [Series<Collected>; 20] = [
+const COUNTERS: [Series<Collected>; 21] = [
     ("gradwire_worker_batches_total", "Batches sent to servers.", |c| c.stats.batches),
     ("gradwire_worker_parts_total", "Chunks sent, repeats included.", |c| c.stats.parts),
     ("gradwire_worker_sent_bytes_total", "Payload bytes sent.", |c| c.stats.sent_bytes),
@@ -241,6 +246,7 @@ const COUNTERS: [Series<Collected>; 20] = [
     }),
     ("gradwire_worker_credit_waits_total", "Times a batch waited for a credit.", |c| c.stats.credit_waits),
     ("gradwire_worker_duplicates_total", "Repeated results ignored.", |c| c.stats.duplicates),
+    ("gradwire_worker_pool_waits_total", "Calls that waited for memory of the pool.", |c| c.pool.1),
     (
         "gradwire_worker_registration_hits_total",
         "Operations that sent a trainer's own buffer from where it lies.",
@@ -258,12 +264,13 @@ const COUNTERS: [Series<Collected>; 20] = [
     ),
 ];
 
-const GAUGES: [Series<Collected>; 2] = [
+const GAUGES: [Series<Collected>; 3] = [
     (
         "gradwire_worker_registration_cache_bytes",
         "Bytes of trainers' own buffers that stay registered.",
         |c| c.registrations.registered_bytes,
     ),
+    ("gradwire_worker_pool_used_bytes", "Bytes of the pool of registered buffers in use.", |c| c.pool.0),
     ("gradwire_worker_in_flight_operations", "Operations in flight.", |c| c.in_flight),
 ];
 

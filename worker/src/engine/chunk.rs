@@ -47,7 +47,7 @@ pub(super) struct Chunk {
     held: bool,
     asked: bool,
     /// A grant for the announced part must not be used: the chunk has moved, or may have, since the announcement.
-    asked_before: bool,
+    grant_is_stale: bool,
     /// How often in a row a server could not take a part.
     tries: u32,
     /// Operations that have not ended, in order.
@@ -134,18 +134,18 @@ impl Chunk {
     /// The server has answered the announcement, with a grant or without.
     pub(super) fn announced(&mut self, is_grant: bool) {
         self.asked = false;
-        self.asked_before &= is_grant;
+        self.grant_is_stale &= is_grant;
     }
 
     /// May this server's grant for the announced part be used? Not if the chunk has moved since the announcement, even if it has
     /// returned to this server: the server ended the grant when it gave the chunk up.
-    pub(super) fn takes_grant(&mut self, server: Rank) -> bool {
-        !std::mem::take(&mut self.asked_before) && self.server(server) == server
+    pub(super) fn accepts_grant(&mut self, server: Rank) -> bool {
+        !std::mem::take(&mut self.grant_is_stale) && self.server(server) == server
     }
 
     /// A grant for the part that is announced now must not be used.
     pub(super) fn refuse_grant(&mut self) {
-        self.asked_before |= self.asked;
+        self.grant_is_stale |= self.asked;
     }
 
     /// The chunk has moved to this server. Returns the parts that wait; none if the chunk is at this server already.
@@ -155,15 +155,15 @@ impl Chunk {
         }
         self.shown_by.moved();
         self.refuse_grant();
-        self.begin_anew();
+        self.reset_queueing();
         Some(self.waiting.iter().copied())
     }
 
     /// The channel to this server has ended. Parts that were sent there are to be taken back.
     pub(super) fn channel_ended(&mut self, server: Rank) {
         self.asked &= self.is_leaving(server);
-        self.asked_before &= self.asked;
-        self.begin_anew();
+        self.grant_is_stale &= self.asked;
+        self.reset_queueing();
     }
 
     /// The server's process has exited. Only calls to it wait here, and they end with it.
@@ -173,7 +173,7 @@ impl Chunk {
     }
 
     /// Another server, or another channel, may be able to take the next part at once.
-    fn begin_anew(&mut self) {
+    fn reset_queueing(&mut self) {
         (self.queued, self.held, self.tries) = (false, false, 0);
     }
 
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(chunk.remap(THERE).map(Iterator::count), Some(5));
         assert_eq!(chunk.remap(THERE).map(Iterator::count), None);
         chunk.announced(true);
-        assert!(!chunk.takes_grant(HERE), "it was announced before the move");
+        assert!(!chunk.accepts_grant(HERE), "it was announced before the move");
         assert_eq!(send(&mut chunk, THERE), None, "it is leaving");
         chunk.take_back(0, |_| false);
         assert_eq!(send(&mut chunk, THERE), Some(0));

@@ -1,5 +1,5 @@
 //! A lane's connections as its data thread knows them: which ones are wanted, whose first write is not answered yet, and who
-//! is told when one ends. It must not decide which servers there are.
+//! gets a message when one ends. It must not decide which servers there are.
 
 use super::lane::LaneDriver;
 use fabric::{CompletionQueue, oneshot};

@@ -44,7 +44,7 @@ pub(crate) struct ControlStart {
     pub(crate) flight: Flight,
 }
 
-/// What the service manager hears of this worker.
+/// Notifications for the service manager.
 pub(crate) struct Told {
     pub(crate) notify: Notify,
     pub(crate) pulse: Pulse,

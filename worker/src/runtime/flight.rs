@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::time::Instant;
 
-/// What is told of an operation when it has ended. Times are the recorder's.
+/// The record of an operation that has ended. Times are the recorder's.
 #[derive(Clone, Debug)]
 pub(super) struct About {
     kind: OpKind,

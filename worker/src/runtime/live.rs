@@ -62,7 +62,7 @@ pub(super) struct Ended {
 pub(super) struct Fences {
     pub(super) pending: Vec<(ChannelId, Rank)>,
     pub(super) ended: Vec<Ended>,
-    /// Operations that have failed, since when, whose callers are told when no server uses their memory any more.
+    /// Operations that have failed, since when, which end for their callers when no server uses their memory any more.
     pub(super) untold: Vec<(u64, Arc<OpState>, u64)>,
     pub(super) now_ms: u64,
 }

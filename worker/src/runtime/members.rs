@@ -71,7 +71,7 @@ struct State {
 }
 
 impl Members {
-    /// Nothing is known yet. `on_fatal` is told what ends the job, from any thread; `steps` how connecting goes.
+    /// Nothing is known yet. `on_fatal` is called with what ends the job, on any thread; `steps` gets the progress of connecting.
     pub(crate) fn new(
         links: Arc<Links>,
         on_fatal: impl Fn(OpError) + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! What a lane is told, and what it reports. Must not know who drives the lane.
+//! The messages of a lane, and its reports. Must not know who drives the lane.
 
 use super::link::ServerInbox;
 use super::op::Submission;
@@ -8,7 +8,7 @@ use fabric::{ChannelSetup, oneshot};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
 
-/// What a lane's thread is told.
+/// A message to a lane's thread.
 pub(crate) enum LaneMessage {
     Submit(Submission),
     Epoch(Epoch),

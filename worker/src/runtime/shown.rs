@@ -1,5 +1,5 @@
 //! Weights that a trainer reads where they lie, and which of a tensor's it still reads. Servers keep what they showed
-//! as it is until they are told that it is not read any more; each operation on the tensor says what is.
+//! as it is until a message says that it is not read any more; each operation on the tensor says what is.
 
 use fabric::View;
 use proto_common::batch::{Kept, Reading};

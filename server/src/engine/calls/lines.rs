@@ -9,7 +9,7 @@ use proto_common::ids::{ChunkId, Incarnation, Rank};
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// Bytes of requests and replies that a lane keeps unless it is told otherwise.
+/// Bytes of requests and replies that a lane keeps by default.
 const BYTES_DEFAULT: u64 = 1 << 30;
 /// Calls that are over may be as many among those with kept replies, beside one for each that is not.
 const KEPT_SLACK: usize = 64;

@@ -60,13 +60,13 @@ impl LaneEngine {
                 stats.views += 1;
                 block.view = true;
                 let place = Place::Weights { chunk: index, buffer };
-                peers.tell_place(waiter.rank, block, place, spec.bytes);
+                peers.answer_with_place(waiter.rank, block, place, spec.bytes);
                 return None;
             }
             if spec.dynamic && waiter.op.lands() {
                 block.landing = Some(Landing { region: 0, offset: 0, bytes });
             }
-            peers.tell(waiter.rank, block, Vec::new());
+            peers.answer(waiter.rank, block, Vec::new());
             None
         });
     }
@@ -120,7 +120,7 @@ impl LaneEngine {
             chunk.waiters.remove(at);
             let block = answer_block(&chunk.spec, &waiter, status, chunk.rounds.version());
             self.stats.deadlines += 1;
-            self.peers.tell(rank, block, missing);
+            self.peers.answer(rank, block, missing);
         }
         self.deadlines.note_next(index, &mut self.chunks[index as usize].waiters, now_ms);
     }

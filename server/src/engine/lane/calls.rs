@@ -29,7 +29,7 @@ impl LaneEngine {
         self.calls.bytes()
     }
 
-    /// A handler came or went: calls whose deadline passes are told so.
+    /// A handler came or went: the error of calls whose deadline passes says so.
     pub fn set_handler(&mut self, app: u32, is_there: bool) {
         self.calls.set_handler(app, is_there);
     }

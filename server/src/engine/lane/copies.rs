@@ -81,12 +81,12 @@ impl LaneEngine {
         self.streams.slots(to)
     }
 
-    /// The initial value is there: copies get it as a state, and nobody is told before.
+    /// The initial value is there: copies get it as a state, and workers are answered afterwards.
     pub(super) fn copy_initial(&mut self, index: u32) {
         self.streams.copy_initial(index, &mut self.chunks[index as usize]);
     }
 
-    /// A chunk's rule has changed: copies hear of it, in its place.
+    /// A chunk's rule has changed: copies get the change in the order of the rounds.
     pub fn rule_changed(&mut self, index: u32) {
         if let Some(chunk) = self.chunks.get_mut(index as usize) {
             self.streams.rule_changed(index, chunk);
@@ -317,7 +317,7 @@ impl LaneEngine {
         self.index.get(&id).is_some_and(|index| self.chunks[*index as usize].is_torn)
     }
 
-    /// Is an operation on what is torn? Then its worker hears of it at once.
+    /// Is the operation on a torn chunk? Then its worker gets an error at once.
     pub(super) fn is_torn(&mut self, index: u32, peer: Rank, block: &Block) -> bool {
         let Chunk { is_torn, rounds, .. } = &self.chunks[index as usize];
         let (is_torn, round) = (*is_torn, rounds.version());

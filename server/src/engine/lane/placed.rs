@@ -33,7 +33,7 @@ impl LaneEngine {
         match spill {
             Some(spill) => {
                 let block = sent_back(block, Status::Granted);
-                self.peers.tell_place(peer, block, Place::Spill(spill), bytes);
+                self.peers.answer_with_place(peer, block, Place::Spill(spill), bytes);
             }
             None => self.peers.send_back(peer, block, Status::Granted, Vec::new()),
         }

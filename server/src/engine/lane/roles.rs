@@ -162,7 +162,7 @@ impl LaneEngine {
         chunk.init_pending |= is_promoted && chunk.has_copies();
         if throws {
             self.end_streams_of_sum(index, role, out);
-            self.streams.begin_copies_anew(index, &mut self.chunks, &self.groups);
+            self.streams.restart_copies(index, &mut self.chunks, &self.groups);
         }
         new.into_iter().for_each(|to| self.streams.check(index, &mut self.chunks[index as usize], to));
         self.go_on(index, out);
@@ -200,7 +200,7 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         for waiter in chunk.waiters.take_all() {
             let block = answer_block(&chunk.spec, &waiter, Status::Reroute, chunk.rounds.version());
-            self.peers.tell(waiter.rank, block, Vec::new());
+            self.peers.answer(waiter.rank, block, Vec::new());
         }
         chunk.rounds.abandon();
         self.release_held(index);

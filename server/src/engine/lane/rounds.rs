@@ -355,7 +355,7 @@ impl LaneEngine {
     }
 
     /// What became of a round that storage has finished: the answer to `Command::Finish`, which the engine asks for where
-    /// values may not fit. Such a round ends without new weights, and all who contributed to it are told.
+    /// values may not fit. Such a round ends without new weights, and all contributors get an error.
     pub fn finished(&mut self, index: u32, verdict: Verdict, out: &mut Commands) {
         let stage = self.chunks.get(index as usize).map(|chunk| chunk.rounds.stage());
         let Some(Stage::Verdict { into }) = stage else { return };

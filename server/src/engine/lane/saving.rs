@@ -35,9 +35,9 @@ impl LaneEngine {
         self.serves(&home).is_some()
     }
 
-    /// May rows of a home be told? Not while its newest version may be one that nobody else has.
+    /// May reads of a home be answered with its rows? Not while its newest version may be one that nobody else has.
     #[must_use]
-    pub fn tells_rows(&self, home: ChunkId) -> bool {
+    pub fn may_answer_rows(&self, home: ChunkId) -> bool {
         self.serves(&home).is_some_and(|index| !self.chunks[index as usize].init_pending)
     }
 

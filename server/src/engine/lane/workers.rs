@@ -131,7 +131,7 @@ impl LaneEngine {
             && let Some(waiter) = waiters.take(|waiter| waiter.op == OpKind::Init && waiter.rank == setter)
         {
             rounds.order.ask_initial(setter, waiter.operation);
-            peers.tell(setter, answer_block(spec, &waiter, Status::Unset, rounds.version()), Vec::new());
+            peers.answer(setter, answer_block(spec, &waiter, Status::Unset, rounds.version()), Vec::new());
         }
     }
 }

@@ -34,7 +34,7 @@ impl Streams {
             return false;
         }
         let begun = self.begin_state(at, chunks, groups, out);
-        self.tell_seeded(at, epoch, chunks, out);
+        self.report_seeded(at, epoch, chunks, out);
         begun
     }
 
@@ -82,7 +82,7 @@ impl Streams {
     }
 
     /// Says, once an epoch, that all that was to be copied to a server is kept up there.
-    fn tell_seeded(&mut self, at: usize, epoch: Epoch, chunks: &[Chunk], out: &mut Commands) {
+    fn report_seeded(&mut self, at: usize, epoch: Epoch, chunks: &[Chunk], out: &mut Commands) {
         let stream = &mut self.all[at];
         if stream.seeded == Some(epoch) || !stream.wanted.is_empty() || stream.image.is_some() {
             return;
@@ -103,7 +103,7 @@ impl Streams {
 
     /// A round that was under way to copies is thrown away: what they have of it, or say of it from now on, counts for nothing,
     /// and they get the chunk whole. So do those of chunks that end rounds with it.
-    pub(in crate::engine) fn begin_copies_anew(&mut self, index: u32, chunks: &mut [Chunk], groups: &Groups) {
+    pub(in crate::engine) fn restart_copies(&mut self, index: u32, chunks: &mut [Chunk], groups: &Groups) {
         let is_anew = |keep: &Keep| keep.whole_only && !keep.is_in_stream();
         let chunk = &chunks[index as usize];
         if chunk.copies.iter().flatten().all(is_anew) {
@@ -111,12 +111,12 @@ impl Streams {
         }
         for other in groups.with(index, chunk.group) {
             for place in 0..2 {
-                self.begin_anew(other, place, &mut chunks[other as usize]);
+                self.restart_copy(other, place, &mut chunks[other as usize]);
             }
         }
     }
 
-    fn begin_anew(&mut self, index: u32, place: usize, chunk: &mut Chunk) {
+    fn restart_copy(&mut self, index: u32, place: usize, chunk: &mut Chunk) {
         let Some(keep) = &mut chunk.copies[place] else { return };
         self.forget(keep);
         (keep.id, keep.confirmed, keep.whole_only) = (self.next_id(), 0, true);

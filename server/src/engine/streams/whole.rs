@@ -27,7 +27,7 @@ pub(super) fn can_begin(chunks: &[Chunk], groups: &Groups, index: u32, to: Rank)
 }
 
 /// Is the complete round of a chunk confirmed wherever it has to be? Where a copy cannot be begun before that round of its
-/// tensor has ended, the round ends without it; and nobody is told of it before the copies are there, whole.
+/// tensor has ended, the round ends without it; and no worker is answered before the copies have all of it.
 pub(in crate::engine) fn is_confirmed(index: u32, chunks: &mut [Chunk], groups: &Groups) -> bool {
     let chunk = &chunks[index as usize];
     if chunk.rounds.stage() != Stage::Copies {

@@ -439,7 +439,7 @@ fn a_push_to_rows_counts_once_where_a_copy_takes_over() {
     assert_eq!(rig.engine.home(index), Some(id));
     rig.engine.finished(index, Verdict::Fits, &mut Commands::default());
     as_role(&mut rig.engine, 3, ALONE);
-    assert!(rig.engine.serves_home(id) && rig.engine.tells_rows(id));
+    assert!(rig.engine.serves_home(id) && rig.engine.may_answer_rows(id));
     // It had no answer: the worker, which knows of the decision, sends it again, and another one.
     let send = |rig: &mut Rig, block: Block| {
         let slot = rig.workers[0].credits.pop_front().unwrap();

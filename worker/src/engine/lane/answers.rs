@@ -144,7 +144,7 @@ impl LaneEngine {
     fn granted(&mut self, part: &Part, data: BlockData, block: &Block) -> Result<(), &'static str> {
         let (id, server) = (part.spec.id, part.spec.server);
         let buffer = KeyBuffer::answered(part.spec.bytes, data, block.landing, self.now_ms)?;
-        let stays = self.chunks.of.get_mut(&id).is_some_and(|chunk| chunk.takes_grant(server));
+        let stays = self.chunks.of.get_mut(&id).is_some_and(|chunk| chunk.accepts_grant(server));
         if let Some(link) = self.link(server).filter(|_| stays) {
             link.buffers.granted(id, buffer);
         }

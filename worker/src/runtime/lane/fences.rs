@@ -156,7 +156,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// Tells those whose buffers no server reaches any more. False when nobody is left to be told: operations that a server has
     /// held for too long keep their buffers for good, because nobody will look at their fences again.
     pub(in super::super) fn tell_ended(&mut self, now_ms: u64) -> bool {
-        // A callback may panic. The operations after it in the list are told all the same.
+        // A callback may panic. The operations after it in the list end all the same.
         let mut tries = self.live.len() + 1;
         while tries > 0 && catch_unwind(AssertUnwindSafe(|| self.settle_fences(now_ms))).is_err() {
             tries -= 1;

@@ -52,6 +52,22 @@ static void Program() {
     for (int round = 0; round < 4; ++round) {
       for (Key step = 2; step < 22; ++step) IsRight(&kv, Array(step % 2 ? 5000 : 3000 + step, step));
     }
+    // A kept one between those that come once and twice.
+    for (int round = 0; round < 3; ++round) {
+      const Key first = 100 + 40 * round;
+      for (Key step = 0; step < 7; ++step) IsRight(&kv, Array(4000, first + step));
+      for (int twice = 0; twice < 2; ++twice) IsRight(&kv, Array(4000, first + 30));
+      for (Key step = 0; step < 7; ++step) IsRight(&kv, Array(4000, first + step));
+      for (int twice = 0; twice < 2; ++twice) IsRight(&kv, Array(4000, first + 31));
+      for (int twice = 0; twice < 3; ++twice) IsRight(&kv, Array(4000, first + 30));
+    }
+    // Two workers of one member, each with as many as it may name.
+    for (int round = 0; round < 4; ++round) {
+      for (Key step = 300; step < 308; ++step) {
+        IsRight(&kv, Array(4000, step));
+        IsRight(&other, Array(4000, step + 10));
+      }
+    }
     // Many under way at once.
     std::vector<std::vector<float>> got(40);
     std::vector<int> stamps;

@@ -78,6 +78,15 @@ static void Program() {
       last.Wait(last.Push({3}, {6.0f}));
       last.Wait(last.Pull({3}, &got));
       CHECK_EQ(got[0], 6.0f);
+      // The last push stays, however many wait for a pull.
+      for (int round = 0; round < 50; ++round) {
+        std::vector<float> before;
+        std::vector<int> stamps = {last.Pull({3}, &before)};
+        for (int push = 0; push < 4; ++push) stamps.push_back(last.Push({3}, {4.0f * round + push}));
+        for (const int stamp : stamps) last.Wait(stamp);
+        last.Wait(last.Pull({3}, &got));
+        CHECK_EQ(got[0], 4.0f * round + 3);
+      }
       KVWorker<double> doubles(4, 4);
       doubles.KeepInTable(Kept::kSum);
       Refused("a table keeps floats", [&] { doubles.Push({1}, {1.0}); });

@@ -2,11 +2,14 @@
 #ifndef PS_INTERNAL_KEY_ARRAYS_H_
 #define PS_INTERNAL_KEY_ARRAYS_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "ps/sarray.h"
@@ -14,8 +17,10 @@
 namespace ps {
 namespace detail {
 
-/// So many arrays are kept, for each worker and server.
-const size_t kKeyArrays = 16;
+/// So many arrays a worker names, for each server.
+const size_t kKeyArrays = 8;
+/// A server keeps more of them: threads of a worker may send two arrays in another order than they were numbered in.
+const size_t kKeptKeyArrays = 2 * kKeyArrays;
 /// Shorter ones are sent each time; longer ones would take too much memory.
 const size_t kKeyArrayMinBytes = 4 << 10;
 const size_t kKeyArrayMaxBytes = 4 << 20;
@@ -36,19 +41,22 @@ class SentKeys {
     std::lock_guard<std::mutex> lock(mutex_);
     std::deque<Entry> &entries = servers_[server];
     const uint64_t mark = MarkOf(keys);
-    for (Entry &entry : entries) {
-      if (entry.mark != mark || entry.size != keys.size()) continue;
-      if (!entry.number) {
-        // It comes for the second time.
-        entry.keys.CopyFrom(keys);
-        way.number = entry.number = NextNumber();
-      } else if (std::memcmp(entry.keys.data(), keys.data(), bytes) == 0 && entry.is_kept) {
-        way.number = entry.number;
-        way.is_kept = true;
-      }
-      return way;
+    const auto found = std::find_if(entries.begin(), entries.end(), [&](const Entry &entry) {
+      return entry.mark == mark && entry.size == keys.size();
+    });
+    if (found == entries.end()) {
+      entries.push_back(Entry{mark, keys.size(), std::vector<Key>(), 0, false});
+    } else if (found->number == 0) {
+      // It comes for the second time. Its place is that of its number: so an array that is named is one of the last that the server got.
+      Entry entry = std::move(*found);
+      entries.erase(found);
+      entry.keys.assign(keys.begin(), keys.end());
+      way.number = entry.number = NextNumber();
+      entries.push_back(std::move(entry));
+    } else if (found->is_kept && std::memcmp(found->keys.data(), keys.data(), bytes) == 0) {
+      way.number = found->number;
+      way.is_kept = true;
     }
-    entries.push_back(Entry{mark, keys.size(), SArray<Key>(), 0, false});
     if (entries.size() > kKeyArrays) entries.pop_front();
     return way;
   }
@@ -69,7 +77,7 @@ class SentKeys {
   struct Entry {
     uint64_t mark;
     size_t size;
-    SArray<Key> keys;
+    std::vector<Key> keys;
     uint64_t number;
     bool is_kept;
   };
@@ -79,10 +87,16 @@ class SentKeys {
     return keys.front() * 31 + keys.back() * 17 + keys.data()[keys.size() / 2] * 7 + keys.data()[keys.size() / 3];
   }
 
-  /// Those of all workers of a process differ: several may be one member of the cluster.
+  /// Those of all workers of a process differ, and those of a process that replaces another one: it has the rank of that one.
   static uint64_t NextNumber() {
-    static std::atomic<uint64_t> last(0);
-    return ++last;
+    static std::atomic<uint64_t> last(Random());
+    const uint64_t number = ++last;
+    return number ? number : ++last;
+  }
+
+  static uint64_t Random() {
+    std::random_device device;
+    return static_cast<uint64_t>(device()) << 32 | device();
   }
 
   std::mutex mutex_;
@@ -92,19 +106,18 @@ class SentKeys {
 /// A server's side.
 class KeptKeys {
  public:
-  /// Replaces what a former process of the worker called by this number.
-  SArray<Key> Keep(int sender, uint64_t number, const SArray<Key> &keys) {
-    std::deque<Entry> &entries = senders_[sender];
+  SArray<Key> Keep(int sender, int customer, uint64_t number, const SArray<Key> &keys) {
+    std::deque<Entry> &entries = senders_[std::make_pair(sender, customer)];
     CHECK(keys.size() * sizeof(Key) <= kKeyArrayMaxBytes) << keys.size() << " keys are too many to be kept";
     Entry entry{number, SArray<Key>()};
     entry.keys.CopyFrom(keys);
     entries.push_front(entry);
-    if (entries.size() > kKeyArrays) entries.pop_back();
+    if (entries.size() > kKeptKeyArrays) entries.pop_back();
     return entry.keys;
   }
 
-  SArray<Key> Find(int sender, uint64_t number) {
-    for (const Entry &entry : senders_[sender]) {
+  SArray<Key> Find(int sender, int customer, uint64_t number) {
+    for (const Entry &entry : senders_[std::make_pair(sender, customer)]) {
       if (entry.number == number) return entry.keys;
     }
     LOG(FATAL) << "its keys were to come with an earlier request, which has failed; make it again";
@@ -117,7 +130,8 @@ class KeptKeys {
     SArray<Key> keys;
   };
 
-  std::map<int, std::deque<Entry>> senders_;
+  /// By worker and customer: each numbers its own.
+  std::map<std::pair<int, int>, std::deque<Entry>> senders_;
 };
 
 }  // namespace detail

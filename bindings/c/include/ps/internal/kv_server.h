@@ -140,8 +140,8 @@ class KVServer : public SimpleApp {
     meta.timestamp = head.timestamp;
     meta.customer_id = head.customer_id;
     if (head.keys_number) {
-      data.keys = head.key_bytes ? kept_keys_.Keep(sender, head.keys_number, data.keys)
-                                 : kept_keys_.Find(sender, head.keys_number);
+      data.keys = head.key_bytes ? kept_keys_.Keep(sender, head.customer_id, head.keys_number, data.keys)
+                                 : kept_keys_.Find(sender, head.customer_id, head.keys_number);
     }
     CHECK(data.lens.empty() || data.lens.size() == data.keys.size()) << "it has another number of lengths than of keys";
     Pending pending;

@@ -223,22 +223,25 @@ class KVWorker : public SimpleApp {
     detail::Table::Push push;
     std::string reason;
     const std::lock_guard<std::mutex> lock(table->order());
-    if (table->IsPulled()) {
+    const bool waits = table->IsHeld();
+    if (waits) {
       later = pairs;
       if (operation->borrowed) KeepOne(&later.keys), KeepOne(&later.vals);
     } else if (!detail::Ran([&] { push = PushToTable(table.get(), *operation, pairs); }, &reason)) {
       Failed(operation, reason);
       return operation->timestamp;
     }
-    if (pulls) table->WillPull();
-    landings_->Add([table, operation, push, later, pulls] {
+    // What waits for a pull holds up those after it, too.
+    const bool holds = pulls || waits;
+    if (holds) table->Hold();
+    landings_->Add([table, operation, push, later, pulls, holds] {
       std::string reason;
       const auto work = [&] {
         detail::Table::Wait(push ? push : PushToTable(table.get(), *operation, later));
         if (pulls) PullFromTable(table.get(), operation.get());
       };
       const bool went_well = detail::Ran(work, &reason);
-      if (pulls) table->HasPulled();
+      if (holds) table->LetGo();
       if (!went_well) return Failed(operation, reason);
       if (!operation->callback) return Finish(operation);
       operation->tasks->Add([operation] { Finish(operation); });
@@ -324,6 +327,8 @@ class KVWorker : public SimpleApp {
 
   void Call(const std::shared_ptr<Operation> &operation, size_t server, const KVPairs<Val> &slice, int priority) {
     const SArray<Val> place = PlaceOf(*operation, slice);
+    const auto client = Postoffice::Get()->client(this->obj_->customer_id());
+    const detail::SentKeys::Way way = sent_keys_->Look(server, slice.keys);
     {
       std::lock_guard<std::mutex> lock(operation->mutex);
       // Another server has failed it already: then there are no answers any more.
@@ -340,7 +345,6 @@ class KVWorker : public SimpleApp {
     head.flags = operation->flags;
     head.val_type = static_cast<uint8_t>(GetDataType<Val>());
     head.val_size = detail::SizeOf<Val>();
-    const detail::SentKeys::Way way = sent_keys_->Look(server, slice.keys);
     head.keys_number = way.number;
     head.key_bytes = way.is_kept ? 0 : slice.keys.size() * sizeof(Key);
     head.val_bytes = slice.vals.size() * sizeof(Val);
@@ -367,7 +371,6 @@ class KVWorker : public SimpleApp {
     if (call.reply_bytes && !place.empty() && !operation->wants_lens) {
       call.reply_into = detail::Lend(place, place.data(), place.size() * sizeof(Val));
     }
-    const auto client = Postoffice::Get()->client(this->obj_->customer_id());
     if (gradwire_call_then(client.get(), &call, &KVWorker::OnReply, landing.get()) != GRADWIRE_CODE_OK) {
       const std::string reason = gradwire_last_error();
       {
@@ -474,6 +477,8 @@ class KVWorker : public SimpleApp {
 
   /// The first reason counts. The caller hears of it when no call is under way any more.
   static void Failed(const std::shared_ptr<Operation> &operation, const std::string &reason) {
+    // It may have been the one that brought keys.
+    operation->sent_keys->Forget();
     {
       std::lock_guard<std::mutex> lock(operation->mutex);
       if (!operation->failed) operation->reason = reason;
@@ -481,7 +486,6 @@ class KVWorker : public SimpleApp {
       operation->answers.clear();
       if (operation->open) return;
     }
-    operation->sent_keys->Forget();
     operation->ledger->Fail(operation->timestamp, operation->reason);
   }
 

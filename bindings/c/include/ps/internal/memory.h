@@ -43,7 +43,9 @@ class Memory {
     }
     GradwireBuffer *buffer = client ? gradwire_buffer_allocate_kept(client.get(), bytes) : nullptr;
     if (!buffer) return nullptr;
-    return std::shared_ptr<void>(gradwire_buffer_data(buffer), [buffer](void *) { gradwire_buffer_free(buffer); });
+    return std::shared_ptr<void>(gradwire_buffer_data(buffer), [this, buffer](void *) {
+      if (process_ == getpid()) gradwire_buffer_free(buffer);
+    });
   }
 
  private:

@@ -70,10 +70,10 @@ class Table {
 
   /// Held while a request takes its place in the order of requests.
   std::mutex &order() { return order_; }
-  /// Whether a pull has not ended.
-  bool IsPulled() const { return pulls_ != 0; }
-  void WillPull() { ++pulls_; }
-  void HasPulled() { --pulls_; }
+  /// Whether pushes must not begin yet, because a request before them has not ended.
+  bool IsHeld() const { return holds_ != 0; }
+  void Hold() { ++holds_; }
+  void LetGo() { --holds_; }
 
  private:
   size_t Width(size_t keys, size_t count) {
@@ -102,7 +102,7 @@ class Table {
   const int app_id_;
   const Kept kept_;
   std::mutex order_;
-  std::atomic<int> pulls_{0};
+  std::atomic<int> holds_{0};
   std::mutex mutex_;
   size_t width_ = 0;
   std::shared_ptr<GradwireTable> table_;

@@ -6,6 +6,7 @@ may therefore use different parameters, send a gradient again, have joined (`sha
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
@@ -125,7 +126,15 @@ class Averager:
 
     def _hook(self, parameter: torch.Tensor) -> Any:
         if hasattr(parameter, "register_post_accumulate_grad_hook"):
-            return parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+            # The garbage collector does not see through such a hook: with a strong reference no dropped model would ever be freed.
+            ready = weakref.WeakMethod(self._ready)
+
+            def hook(parameter: torch.Tensor) -> None:
+                method = ready()
+                if method is not None:
+                    method(parameter)
+
+            return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         # Before torch 2.1: the node that adds to `.grad` calls back behind itself. It goes with whoever has it last.
         with torch.enable_grad():
             node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

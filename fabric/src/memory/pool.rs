@@ -143,7 +143,7 @@ impl Pool {
 
     /// A pool in pages of this kind ([`Region::allocate_with`]).
     pub fn with_pages(pages: Pages, bytes: u64, name: &str) -> Result<Self, FabricError> {
-        Self::of((bytes, 0), |size| Region::allocate_with(pages, size, name))
+        Self::with_kept(pages, (bytes, 0), name)
     }
 
     /// As [`Pool::with_pages`], with `kept` more bytes for [`Pool::allocate_kept`].

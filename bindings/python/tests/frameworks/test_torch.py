@@ -53,15 +53,15 @@ def alone(steps: int, make: Callable[[Any], torch.optim.Optimizer], dtype: torch
     return net
 
 
-def on_each(work: Callable[[Client], Any], **settings: Any) -> list[Any]:
+def on_each(work: Callable[[Client], Any], workers: int = WORKERS, **settings: Any) -> list[Any]:
     """What each worker's thread returns."""
-    with gradwire.launch(servers=2, workers=WORKERS, **settings) as cluster:
+    with gradwire.launch(servers=2, workers=workers, **settings) as cluster:
 
         def run(rank: int) -> Any:
             with cluster.connect(node__rank=rank) as client:
                 return work(client)
 
-        return together([lambda rank=rank: run(rank) for rank in range(WORKERS)])
+        return together([lambda rank=rank: run(rank) for rank in range(workers)])
 
 
 def copied(net: nn.Module) -> nn.Module:

@@ -12,10 +12,9 @@ from torch.distributed.algorithms.join import Join
 
 import gradwire
 import gradwire.torch as gt
-from conftest import together
 from gradwire.client import Client
 from gradwire.torch._state import state_of
-from test_torch import assert_same, copied, loss_of, model
+from test_torch import assert_same, copied, loss_of, model, on_each
 
 COUNTS = (1, 4, 2)
 
@@ -48,13 +47,7 @@ def test_means_are_over_the_workers_that_have_data(driver: str) -> None:
             assert gt.join(client=client) == 1
         return net, optimizer.state_dict()["state"], seen
 
-    with gradwire.launch(servers=2, workers=3, transport=driver) as cluster:
-
-        def run(rank: int) -> Any:
-            with cluster.connect(node__rank=rank) as client:
-                return work(client)
-
-        ended = together([lambda rank=rank: run(rank) for rank in range(3)])
+    ended = on_each(work, workers=3, transport=driver)
     net = model()
     optimizer = sgd(net)
     for _ in range(2):
@@ -90,13 +83,7 @@ def test_several_models_with_different_numbers_of_steps() -> None:
         assert gt.join(client=client) == 1
         return nets
 
-    with gradwire.launch(servers=2, workers=2) as cluster:
-
-        def run(rank: int) -> list[nn.Module]:
-            with cluster.connect(node__rank=rank) as client:
-                return work(client)
-
-        ended = together([lambda rank=rank: run(rank) for rank in range(2)])
+    ended = on_each(work)
     nets = [model(1), model(2)]
     train(nets, [sgd(net) for net in nets], range(2))
     for mine in ended:
@@ -112,10 +99,10 @@ def wrapped(way: str, client: Client, seed: int) -> tuple[nn.Module, Any]:
     return net, sgd(net)
 
 
-def take_a_step(pair: tuple[nn.Module, Any], rank: int) -> None:
+def take_a_step(pair: tuple[nn.Module, Any], rank: int, step: int = 0) -> None:
     net, optimizer = pair
     optimizer.zero_grad()
-    loss_of(net, 0, rank).backward()
+    loss_of(net, step, rank).backward()
     optimizer.step()
 
 
@@ -152,13 +139,7 @@ def test_a_wrapper_that_one_worker_has_dropped_is_an_error_of_all(way: str, does
         client.barrier()
         return before
 
-    with gradwire.launch(servers=2, workers=2, deadlines__operation_ms=60_000) as cluster:
-
-        def run(rank: int) -> Any:
-            with cluster.connect(node__rank=rank) as client:
-                return work(client)
-
-        together([lambda rank=rank: run(rank) for rank in range(2)])
+    on_each(work, deadlines__operation_ms=60_000)
 
 
 @pytest.mark.parametrize("way", ["optimizer", "model"])
@@ -177,27 +158,17 @@ def test_wrappers_that_all_workers_have_dropped_are_over(way: str) -> None:
         optimizer = gt.DistributedOptimizer(sgd(net), net.named_parameters(), client=client)
         for turn in range(2):
             for step in range(counts[client.rank]):
-                optimizer.zero_grad()
-                loss_of(net, step, client.rank).backward()
-                optimizer.step()
+                take_a_step((net, optimizer), client.rank, step)
             assert gt.join(client=client) == 1
         # The names of a wrapper whose hooks were removed are those of the next one.
         optimizer.remove_hooks()
         optimizer = gt.DistributedOptimizer(sgd(net), net.named_parameters(), client=client)
         for step in range(counts[client.rank]):
-            optimizer.zero_grad()
-            loss_of(net, step, client.rank).backward()
-            optimizer.step()
+            take_a_step((net, optimizer), client.rank, step)
         assert gt.join(client=client) == 1
         return net, len(state_of(client).uneven)
 
-    with gradwire.launch(servers=2, workers=2, deadlines__operation_ms=60_000) as cluster:
-
-        def run(rank: int) -> Any:
-            with cluster.connect(node__rank=rank) as client:
-                return work(client)
-
-        ended = together([lambda rank=rank: run(rank) for rank in range(2)])
+    ended = on_each(work, deadlines__operation_ms=60_000)
     net = model()
     optimizer = sgd(net)
     for _ in range(2):

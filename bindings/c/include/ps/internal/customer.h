@@ -100,8 +100,7 @@ class Ledger {
       gradwire_client_wait(client, &Waiter::IsOver, &Waiter::Sleep, &waiter);
       lock.lock();
     }
-    // The library ends every request within its deadline.
-    changed_.wait(lock, [this, timestamp] { return open_.count(timestamp) == 0; });
+    Sleep(timestamp, &lock);
     const auto reason = reasons_.find(timestamp);
     if (reason != reasons_.end()) throw dmlc::Error(reason->second);
     if (!HasFailed(timestamp)) return;
@@ -161,9 +160,14 @@ class Ledger {
     static void Sleep(void *context) {
       const auto *self = static_cast<Waiter *>(context);
       std::unique_lock<std::mutex> lock(self->ledger->mutex_);
-      self->ledger->changed_.wait(lock, [self] { return self->ledger->open_.count(self->timestamp) == 0; });
+      self->ledger->Sleep(self->timestamp, &lock);
     }
   };
+
+  /// Until it has all its answers: the library ends every request within its deadline.
+  void Sleep(int timestamp, std::unique_lock<std::mutex> *lock) {
+    changed_.wait(*lock, [this, timestamp] { return open_.count(timestamp) == 0; });
+  }
 
   bool HasFailed(int timestamp) const {
     auto after = failed_.upper_bound(timestamp);

@@ -96,7 +96,7 @@ class KVWorker : public SimpleApp {
   /// must call it with the same value. The variable PS_GRADWIRE_TABLE (sum, assign) sets it for all workers of a process.
   void KeepInTable(Kept kept) {
     std::lock_guard<std::mutex> lock(table_mutex_);
-    CHECK(!table_) << "values are kept in a table from the first request on, or not at all";
+    CHECK(!table_) << "values are kept in a table from the first request on, or not at all: call KeepInTable before it";
     kept_ = kept;
   }
 
@@ -205,7 +205,7 @@ class KVWorker : public SimpleApp {
   std::shared_ptr<detail::Table> TableOf() {
     std::lock_guard<std::mutex> lock(table_mutex_);
     if (kept_ == Kept::kByHandler || table_) return table_;
-    CHECK((std::is_same<Val, float>::value)) << "a table keeps floats, and this worker has values of another type";
+    CHECK((std::is_same<Val, float>::value)) << "a table keeps floats, and this worker has values of another type: leave them to a handler";
     const auto client = Postoffice::Get()->client(this->obj_->customer_id());
     return table_ = std::make_shared<detail::Table>(client, this->obj_->app_id(), kept_);
   }

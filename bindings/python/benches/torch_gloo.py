@@ -5,11 +5,13 @@
 
 For each size the two take turns: one block of operations each, then a block of the other's. Printed by rank 0 for each size:
 milliseconds of one operation (the median over blocks), and `ratio`, the median over the pairs of blocks of gloo's time divided
-by Gradwire's, with its quartiles. Both average; the results are checked.
+by Gradwire's, with its quartiles. Both average; the results are checked. `benches/links.sh` runs it between two hosts with a slow link;
+with `--interface` it also prints what rank 0's host sends, as a share of the tensor's bytes: a ring of two sends 1.
 """
 
 import argparse
 import os
+import pathlib
 import statistics
 import time
 
@@ -28,6 +30,19 @@ def seconds_of(operation, count):
     for _ in range(count):
         operation()
     return (time.perf_counter() - started) / count
+
+
+def bytes_sent(interface):
+    return int(pathlib.Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
+
+
+def sent_by(operation, count, args):
+    """The bytes that this host sends for one operation."""
+    dist.barrier()
+    before = bytes_sent(args.interface)
+    seconds_of(operation, count)
+    dist.barrier()
+    return (bytes_sent(args.interface) - before) / count
 
 
 def compared(client, size, args):
@@ -54,6 +69,10 @@ def compared(client, size, args):
         own, theirs = (statistics.median(seconds) * 1e3 for seconds in zip(*pairs))
         low, middle, high = ratios
         print(f"{size:>10} {own:>12.3f} {theirs:>10.3f} {middle:>7.2f} ({low:.2f} to {high:.2f})", flush=True)
+    if args.interface:
+        shares = [sent_by(operation, int(count), args) / size for operation in (ours, gloo)]
+        if client.rank == 0:
+            print("     sent: {:.3f} and {:.3f} of the tensor".format(*shares), flush=True)
 
 
 def main():
@@ -61,6 +80,7 @@ def main():
     parser.add_argument("--bytes", type=int, nargs="*", default=SIZES, help="of the float32 tensors")
     parser.add_argument("--pairs", type=int, default=9, help="how often both are measured (default 9)")
     parser.add_argument("--seconds", type=float, default=0.3, help="of one block (default 0.3)")
+    parser.add_argument("--interface", help="whose sent bytes are printed")
     args = parser.parse_args()
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29517")

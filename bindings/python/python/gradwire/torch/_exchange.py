@@ -37,8 +37,8 @@ def _bits_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 class Exchange:
-    """Sends a gradient from a buffer of registered memory, to which it is copied, and receives the mean: in a tensor on the CPU, if
-    one is given, and otherwise in the buffer."""
+    """Sends a gradient from a buffer of registered memory, to which it is copied, or from where it lies if the mean is to come there; and
+    receives the mean: in a tensor on the CPU, if one is given, and otherwise in the buffer."""
 
     def __init__(self, client: Client, declared: Declared, like: torch.Tensor) -> None:
         self.client, self.declared, self.priority = client, declared, declared.priority
@@ -56,9 +56,12 @@ class Exchange:
 
     def begin(self, gradient: torch.Tensor | None, priority: int | None = None, into: torch.Tensor | None = None) -> Handle:
         """Contributes the gradient, a sparse one with zeros in all other rows; zeros for None. It may be modified again when this
-        returns. Whoever waits for the mean finds it in `into`, which may be the gradient, and calls `copy_to` with it in any case."""
+        returns, unless it is `into`. Whoever waits for the mean finds it in `into`, and calls `copy_to` with it in any case."""
         self.wait()
-        if gradient is None:
+        source: Any = self.buffer
+        if gradient is into and gradient is not None and self._is_sent_there(gradient):
+            source = gradient
+        elif gradient is None:
             self.buffer.zero_()
         else:
             flat = plain((gradient.to_dense() if gradient.is_sparse else gradient).detach()).reshape(-1)
@@ -76,8 +79,14 @@ class Exchange:
         # If the mean were received in the buffer first, it would be copied once more.
         self._into = into if self.pinned is None and into is not None and _is_in_order(into) else None
         out = self.buffer if self._into is None else self._into.detach().view(-1)
-        self.handle = self.client.push_pull(self.declared, self.buffer, out=out, priority=priority)
+        self.handle = self.client.push_pull(self.declared, source, out=out, priority=priority)
         return self.handle
+
+    def _is_sent_there(self, gradient: torch.Tensor) -> bool:
+        """Whether the gradient can be sent from where it lies: an ordinary tensor of the type that was declared."""
+        is_same = (gradient.dtype, gradient.device) == (self.buffer.dtype, self.buffer.device)
+        is_ordinary = type(gradient) is torch.Tensor and not gradient.requires_grad
+        return is_same and is_ordinary and self.pinned is None and _is_in_order(gradient)
 
     def end(self, into: torch.Tensor) -> None:
         """Waits, and copies the mean into a tensor."""

@@ -77,10 +77,10 @@ impl RegistrationCache {
         }
     }
 
-    /// How this buffer is to be sent now; `copied`: a copy is better in any case. Each use of a buffer asks once.
-    pub(super) fn look_up(&self, buffer: &UserBuffer, copied: bool) -> Way {
+    /// How this buffer is to be sent now. Each use of a buffer asks once.
+    pub(super) fn look_up(&self, buffer: &UserBuffer) -> Way {
         self.change(|entries| {
-            let way = if copied { Way::Copy } else { self.way(entries, buffer) };
+            let way = self.way(entries, buffer);
             match way {
                 Way::InPlace(_) => entries.stats.hits += 1,
                 Way::Copy => entries.stats.copies += 1,
@@ -210,7 +210,7 @@ mod tests {
 
     /// Which of them were copied.
     fn copied(cache: &RegistrationCache, buffers: &[&UserBuffer]) -> Vec<bool> {
-        buffers.iter().map(|buffer| matches!(cache.look_up(buffer, false), Way::Copy)).collect()
+        buffers.iter().map(|buffer| matches!(cache.look_up(buffer), Way::Copy)).collect()
     }
 
     #[test]

@@ -412,7 +412,7 @@ mod tests {
         let metrics = WorkerMetrics::new(late.clone()).unwrap();
         let (first, second): (UserBuffer, UserBuffer) = (vec![1.0; 4].into(), vec![1.0; 2].into());
         for buffer in [&first, &first, &second, &second, &second] {
-            cache.look_up(buffer, false);
+            cache.look_up(buffer);
         }
         let families = metrics.collect();
         let value = |name: &str| {

@@ -252,9 +252,11 @@ impl Client {
             Some(Source::User(user)) => {
                 // Servers that share this memory reduce gradients where they lie, in the pool. If the others were written to slots
                 // instead, a MiB would take half as long again.
-                let is_read_there = tensor.placement() == Placement::RendezvousRead;
+                let is_read_there =
+                    tensor.placement() == Placement::RendezvousRead && self.0.links.share_memory();
                 let user = buffers.user.insert(user);
-                match self.0.registrations.look_up(user, is_read_there && self.0.links.share_memory()) {
+                let way = if is_read_there { Way::Copy } else { self.0.registrations.look_up(user) };
+                match way {
                     Way::InPlace(span) if self.prepare(&span).is_ok() => span,
                     Way::Copy => buffers.source.insert(self.copy_of(user)?).span(),
                     Way::InPlace(span) => {

@@ -46,18 +46,16 @@ def ddp_hook(state: DdpState, bucket: Any) -> torch.futures.Future[torch.Tensor]
     flat = bucket.buffer()
     exchange = state.exchange(bucket)
     dense = flat.to_dense() if flat.is_sparse else flat
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else None)
+    ended: torch.futures.Future[Handle] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else None)
 
-    def end(handle: Handle) -> None:
-        try:
-            handle.wait()
-            exchange.copy_to(dense)
-            future.set_result(dense.to_sparse(1) if flat.is_sparse else dense)
-        except Exception as error:
-            future.set_exception(error)  # type: ignore[arg-type]
+    def mean(ended: torch.futures.Future[Handle]) -> torch.Tensor:
+        ended.value().wait()
+        exchange.copy_to(dense)
+        return dense.to_sparse(1) if flat.is_sparse else dense
 
-    exchange.begin(dense, into=dense).add_done_callback(end)
-    return future
+    exchange.begin(dense, into=dense).add_done_callback(ended.set_result)
+    # What this raises, torch raises in the backward pass with its text. From `set_exception` it makes an error of its own.
+    return ended.then(mean)
 
 
 # DistributedDataParallel looks at these, and takes no strings.

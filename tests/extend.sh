@@ -42,7 +42,6 @@ update_rule() {
 
 element_type() {
     cargo run --quiet --locked -p gradwire-c --example header
-    bindings/reference.py
 }
 
 transport() {

@@ -1,5 +1,5 @@
 //! Server-side update rules: configuration, values in each round, and arithmetic on one element. The registry lists them all
-//! (`rules.rs`); loops over chunks are the server's.
+//! (`rules.rs`). The loops over elements are in `elements.rs`; the server runs them over its chunks.
 
 use self::elements::{Block, Steps, Whole};
 use serde::{Deserialize, Serialize};

@@ -36,7 +36,7 @@ pub struct Factors {
     pub scale: f64,
     /// The rule's form.
     pub form: Form,
-    /// See [`UpdateRule::bias`].
+    /// Of [`UpdateRule::bias`] in this round.
     pub bias: [f64; 2],
 }
 
@@ -84,7 +84,7 @@ pub trait UpdateRule: Constants {
     /// Whether it has a step size and weight decay. By default, such a rule takes the mean of the contributions, and others
     /// the sum.
     const STEPS: bool = true;
-    /// The allowed step sizes.
+    /// The allowed step sizes. The default is the same for all rules (`LEARNING_RATE`).
     const RATE: Range = Range::NotNegative;
     /// Whether the step size may change by a schedule.
     const TAKES_SCHEDULE: bool = true;
@@ -97,11 +97,12 @@ pub trait UpdateRule: Constants {
     /// Whether users do not see it.
     const IS_INTERNAL: bool = false;
 
-    /// What each array holds that it keeps, at most two. A rule continues with the state of a rule that has the same arrays;
-    /// otherwise its state begins with zeros.
+    /// The names of the arrays that it keeps, at most two. A rule continues with the state of a rule whose arrays have the same
+    /// names; otherwise its state begins with zeros. Arrays with the same name must hold the same.
     fn arrays(&self, form: Form) -> &'static [&'static str];
 
-    /// Corrections of means that began with zeros, in the given round after that.
+    /// Bias corrections of means, `rounds` rounds after their state began with zeros; [`Factors::bias`] passes them to the loops.
+    /// Compute powers with `schedule::power`, which has the same bits on every machine.
     #[inline]
     fn bias(&self, _rounds: u64) -> [f64; 2] {
         [1.0, 1.0]
@@ -120,12 +121,21 @@ pub trait UpdateRule: Constants {
         Some(chunk)
     }
 
-    /// The rule over part of a chunk. `gradient` is that of a weight, from the weight and the contributions' sum.
+    /// The rule over part of a chunk. `gradient` is that of a weight, from the weight and the contributions' sum: it includes
+    /// [`Factors::scale`], and weight decay if [`UpdateRule::decays_gradient`].
     fn update<T: Real>(&self, factors: &Factors, block: Block<'_, T>, gradient: impl Fn(T, T) -> T + Copy);
 
     /// Of rules that need norms: the steps of a chunk before they are scaled.
     #[inline(always)]
     fn direction<T: Real>(&self, _factors: &Factors, _chunk: Steps<'_, T>) {}
+
+    /// An example of the rule, its bytes in messages as hexadecimal digits, and its JSON in declarations. They never change:
+    /// checkpoints have the JSON, and all builds of one protocol version must write the same bytes. A test fails for a rule
+    /// without them.
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        None
+    }
 }
 
 /// A type of constants.

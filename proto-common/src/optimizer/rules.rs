@@ -181,6 +181,9 @@ pub struct Kind {
     rate: super::bounds::Range,
     with: fn(&Values) -> Rule,
     usual: fn() -> Rule,
+    /// See [`UpdateRule::frozen`].
+    #[cfg(test)]
+    pub(super) frozen: fn() -> Option<(Rule, &'static str, &'static str)>,
 }
 
 impl Kind {
@@ -198,6 +201,8 @@ impl Kind {
             rate: R::RATE,
             with: |values| R::of(values).into(),
             usual: || R::default().into(),
+            #[cfg(test)]
+            frozen: || R::frozen().map(|(rule, bytes, json)| (rule.into(), bytes, json)),
         }
     }
 

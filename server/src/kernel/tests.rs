@@ -1,5 +1,5 @@
-//! Rules have the same bits in place as out of place and in blocks of any length, and the same ones for ever. Their formulas are
-//! checked where they are declared.
+//! Each rule of the registry has the same bits in place as out of place and in blocks of any length; those of `frozen_rules` have
+//! the same ones for ever. Formulas are checked in the file of each rule.
 
 use super::*;
 use proptest::prelude::*;
@@ -10,7 +10,8 @@ use proto_common::optimizer::{
 
 const MOMENTS: Moments = Moments { beta1: 0.8, beta2: 0.95, epsilon: 1e-6 };
 
-/// Rules whose bits are frozen, each once with weight decay.
+/// Rules whose bits are frozen, each once with weight decay. To freeze a further one, add it to the list, run the test below, and
+/// insert the hashes that it prints into `FROZEN`, in the same order. LAMB is missing, because it needs norms.
 fn frozen_rules() -> Vec<Optimizer> {
     let of: [Rule; 8] = [
         Sgd { momentum: 0.0, nesterov: false }.into(),
@@ -125,11 +126,12 @@ fn hash(optimizer: Optimizer) -> u64 {
 
 /// A training that continues on a newer server must end with the weights that it would have had on the older one.
 #[test]
-fn the_bits_of_each_rule_are_frozen() {
+fn the_bits_of_frozen_rules_do_not_change() {
     let rules = frozen_rules();
-    assert_eq!(rules.len(), FROZEN.len());
-    for (optimizer, frozen) in rules.into_iter().zip(FROZEN) {
-        assert_eq!(hash(optimizer), frozen, "{optimizer:?}");
+    let found: Vec<u64> = rules.iter().map(|optimizer| hash(*optimizer)).collect();
+    assert_eq!(rules.len(), FROZEN.len(), "the hashes of all rules of the list: {found:#018x?}");
+    for ((optimizer, found), frozen) in rules.iter().zip(&found).zip(FROZEN) {
+        assert_eq!(*found, frozen, "{optimizer:?}");
     }
 }
 

@@ -43,6 +43,11 @@ impl UpdateRule for AdaGrad {
             }),
         }
     }
+
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        Some((Self { epsilon: 0.25 }, "030000000000803e", r#"{"ada_grad":{"epsilon":0.25}}"#))
+    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,15 @@ impl UpdateRule for Adam {
     fn update<T: Real>(&self, factors: &Factors, block: Block<'_, T>, gradient: impl Fn(T, T) -> T + Copy) {
         self.0.adam(factors, block, |w| w, gradient);
     }
+
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        Some((
+            Self(Moments { beta1: 0.8, beta2: 0.95, epsilon: 1e-6 }),
+            "05000000cdcc4c3f3333733fbd378635",
+            r#"{"adam":{"beta1":0.8,"beta2":0.95,"epsilon":0.000001}}"#,
+        ))
+    }
 }
 
 #[cfg(test)]

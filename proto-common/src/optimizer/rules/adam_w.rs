@@ -39,6 +39,15 @@ impl UpdateRule for AdamW {
         let [rate, decay] = [rate, factors.decay].map(T::of);
         self.0.adam(factors, block, move |w| w - rate * decay * w, gradient);
     }
+
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        Some((
+            Self(Moments { beta1: 0.8, beta2: 0.95, epsilon: 1e-6 }),
+            "06000000cdcc4c3f3333733fbd378635",
+            r#"{"adam_w":{"beta1":0.8,"beta2":0.95,"epsilon":0.000001}}"#,
+        ))
+    }
 }
 
 #[cfg(test)]

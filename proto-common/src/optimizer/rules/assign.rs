@@ -34,4 +34,9 @@ impl UpdateRule for Assign {
     fn update<T: Real>(&self, _: &Factors, block: Block<'_, T>, gradient: impl Fn(T, T) -> T + Copy) {
         block.stateless(gradient);
     }
+
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        Some((Self {}, "01000000", r#""assign""#))
+    }
 }

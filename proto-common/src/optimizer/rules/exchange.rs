@@ -35,4 +35,9 @@ impl UpdateRule for Exchange {
             block.with_one(|w, _, kept| (kept, w));
         }
     }
+
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        Some((Self { array: 1 }, "0900000001", r#"{"exchange":{"array":1}}"#))
+    }
 }

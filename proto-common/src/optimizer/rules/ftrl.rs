@@ -42,6 +42,15 @@ impl UpdateRule for Ftrl {
             (if z.magnitude() <= l1 { T::default() } else { pulled }, [z, squares])
         });
     }
+
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        Some((
+            Self { beta: 1.0, l1: 0.5, l2: 0.25 },
+            "080000000000803f0000003f0000803e",
+            r#"{"ftrl":{"beta":1.0,"l1":0.5,"l2":0.25}}"#,
+        ))
+    }
 }
 
 #[cfg(test)]

@@ -50,6 +50,15 @@ impl UpdateRule for Lamb {
         let rate = T::of(factors.rate);
         block.stateless(|w, s| w - rate * gradient(w, s));
     }
+
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        Some((
+            Self(Moments { beta1: 0.8, beta2: 0.95, epsilon: 1e-6 }),
+            "07000000cdcc4c3f3333733fbd378635",
+            r#"{"lamb":{"beta1":0.8,"beta2":0.95,"epsilon":0.000001}}"#,
+        ))
+    }
 }
 
 #[cfg(test)]

@@ -144,6 +144,15 @@ impl UpdateRule for Own {
     /// The server runs what its program has registered instead.
     #[inline(always)]
     fn update<T: Real>(&self, _: &Factors, _: Block<'_, T>, _: impl Fn(T, T) -> T + Copy) {}
+
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        Some((
+            Self { arrays: 2, ..Self::new("dc", &[("clip", 0.5)]).ok()? },
+            "0a0000000200000000000000646301000000000000000400000000000000636c69700000003f02",
+            r#"{"own":{"name":"dc","parameters":{"clip":0.5},"arrays":2}}"#,
+        ))
+    }
 }
 
 #[cfg(test)]

@@ -41,6 +41,15 @@ impl UpdateRule for RmsProp {
             }),
         }
     }
+
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        Some((
+            Self { decay: 0.75, epsilon: 0.25 },
+            "040000000000403f0000803e",
+            r#"{"rms_prop":{"decay":0.75,"epsilon":0.25}}"#,
+        ))
+    }
 }
 
 #[cfg(test)]

@@ -61,6 +61,15 @@ impl UpdateRule for Sgd {
             }),
         }
     }
+
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        Some((
+            Self { momentum: 0.5, nesterov: true },
+            "020000000000003f01",
+            r#"{"sgd":{"momentum":0.5,"nesterov":true}}"#,
+        ))
+    }
 }
 
 #[cfg(test)]

@@ -34,4 +34,9 @@ impl UpdateRule for Sum {
     fn update<T: Real>(&self, _: &Factors, block: Block<'_, T>, gradient: impl Fn(T, T) -> T + Copy) {
         block.stateless(|w, s| w + gradient(w, s));
     }
+
+    #[cfg(test)]
+    fn frozen() -> Option<(Self, &'static str, &'static str)> {
+        Some((Self {}, "00000000", r#""sum""#))
+    }
 }

@@ -64,9 +64,12 @@ pub struct ClusterStatus {
     pub checkpoints: CheckpointStatus,
     /// Why the job ends, once it does.
     pub ending: Option<String>,
-    /// The member whose silence ended it: its process may still run.
+    /// The member whose failure ended it: other members failed because of that.
     #[serde(default)]
-    pub silent: Option<MemberId>,
+    pub ended_by: Option<MemberId>,
+    /// It is only known to be silent, and its process may still run.
+    #[serde(default)]
+    pub is_silent: bool,
 }
 
 impl ClusterStatus {

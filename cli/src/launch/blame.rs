@@ -15,17 +15,43 @@ pub(super) struct Blame {
     pub(super) tail: Vec<String>,
     /// False for a member that fell silent: its code is that of the processes that ended because of it.
     pub(super) has_ended: bool,
+    /// The scheduler had ended the job before, or because of another member whose process has not ended yet.
+    pub(super) is_effect: bool,
+}
+
+/// The member that failed first, where its process still runs.
+#[derive(Debug)]
+pub(super) enum First {
+    /// It is only known to be silent.
+    Silent(Blame),
+    /// It is about to end.
+    Ends,
 }
 
 impl Blame {
     pub(super) fn new(id: MemberId, on: String, code: u8, words: String, tail: Vec<String>) -> Self {
-        Self { id, on, code, words, tail, has_ended: true }
+        Self { id, on, code, words, tail, has_ended: true, is_effect: false }
     }
 
-    /// These codes report the failure of another process. Failures within a few milliseconds are observed in any order, so such a
-    /// process is blamed only if no other failure is found.
+    /// Its failure is the effect of another one, by its code or by what the scheduler says. Failures within a few milliseconds are
+    /// observed in any order, so such a process is blamed only if no other failure is found.
     pub(super) fn is_echo(&self) -> bool {
+        self.is_effect || self.reports_another()
+    }
+
+    /// Its code reports the failure of another process.
+    pub(super) fn reports_another(&self) -> bool {
         self.has_ended
             && [ExitCode::MemberDied as u8, ExitCode::SchedulerUnreachable as u8].contains(&self.code)
+    }
+}
+
+/// The failure that is certain to be the first: of the member that the scheduler names in its last lines, or if it names nobody, one that is
+/// no effect.
+pub(super) fn first_of(suspects: &[Blame], scheduler_said: &[String]) -> Option<usize> {
+    let error = |line: &String| line.split_once(": error: ").map(|(_, error)| error.to_owned());
+    match scheduler_said.iter().filter_map(error).find(|error| error.contains(" failed: ")) {
+        Some(error) => suspects.iter().position(|blame| error.starts_with(&format!("{} failed: ", blame.id))),
+        None => suspects.iter().position(|blame| !blame.is_echo()),
     }
 }

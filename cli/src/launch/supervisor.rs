@@ -2,7 +2,7 @@
 //! to exit, then SIGTERM, then SIGKILL.
 
 use super::args::LaunchArgs;
-use super::blame::Blame;
+use super::blame::{Blame, First, first_of};
 use super::child::{self, Handle, Running, ending};
 use super::failed::Failed;
 use super::guard::{Guard, kill_group};
@@ -88,8 +88,10 @@ pub(super) struct Supervisor {
     escalation: VecDeque<(Instant, Signal)>,
     /// The exit code, after a failure.
     verdict: Option<u8>,
-    /// The failure to blame, until it is reported.
-    blamed: Option<Blame>,
+    /// Failures that may be the first one, until that is reported.
+    suspects: Vec<Blame>,
+    /// The scheduler's last lines of output: it names the member that ended the job.
+    scheduler_said: Tail,
     /// Failures that the job survived, in order.
     lost: Vec<Blame>,
     /// Signals that the launcher received.
@@ -127,7 +129,8 @@ impl Supervisor {
             signals,
             escalation: VecDeque::new(),
             verdict: None,
-            blamed: None,
+            suspects: Vec::new(),
+            scheduler_said: Tail::default(),
             lost: Vec::new(),
             interrupts: 0,
             grace: Duration::from_millis(args.grace_ms),
@@ -217,7 +220,8 @@ impl Supervisor {
         };
         let started = spec.host.as_ref().map(|_| Arc::new(AtomicBool::new(false)));
         let start = started.clone().map(|started| (started, Instant::now() + self.reach.start_timeout));
-        let tail = Tail::default();
+        let tail =
+            if spec.id.role == Role::Scheduler { self.scheduler_said.clone() } else { Tail::default() };
         let member = Member { spec: spec.clone(), handle, tail: tail.clone(), start };
         self.members.insert(spec.id, member);
         let log = self.log_file(spec.id)?;
@@ -393,9 +397,14 @@ impl Supervisor {
         if is_done {
             return;
         }
-        // A process that is stopped does not end. Those that end because of it exit in their own way.
-        if let Some(silent) = status.as_ref().and_then(|status| self.silent(status)).filter(|_| goes_on) {
-            return self.failed(silent).await;
+        // A process that is stopped does not end, and one that failed may take long to. Those that end because of it exit in ways of
+        // their own, such as a script with the code of all its errors; the scheduler may have ended before them.
+        blame.is_effect = status.is_none() && (is_awaited || !self.suspects.is_empty());
+        if let Some(first) = status.as_ref().filter(|_| goes_on).and_then(|status| self.first(status, id)) {
+            match first {
+                First::Silent(silent) => return self.failed(silent).await,
+                First::Ends => blame.is_effect = true,
+            }
         }
         // The scheduler knows whether the job continues. If it does not answer, a process that reports another's failure is believed.
         let is_over = match status {
@@ -414,13 +423,17 @@ impl Supervisor {
         self.failed(blame).await;
     }
 
-    /// The member whose silence ended the job, if its process still runs.
-    fn silent(&self, status: &ClusterStatus) -> Option<Blame> {
-        let (member, why) = (self.members.get(&status.silent?)?, status.ending.as_deref()?);
+    /// The member other than this one whose failure ended the job, if its process still runs.
+    fn first(&self, status: &ClusterStatus, other: MemberId) -> Option<First> {
+        let first = status.ended_by.filter(|first| *first != other)?;
+        let (member, why) = (self.members.get(&first)?, status.ending.as_deref()?);
+        if !status.is_silent {
+            return Some(First::Ends);
+        }
         let words = format!("{}; it still runs, and was stopped or overloaded", why.split_once(": ")?.1);
         let code = ExitCode::MemberDied as u8;
         let (id, on, tail) = (member.spec.id, member.on(), member.tail.lines());
-        Some(Blame { has_ended: false, ..Blame::new(id, on, code, words, tail) })
+        Some(First::Silent(Blame { has_ended: false, ..Blame::new(id, on, code, words, tail) }))
     }
 
     /// Do the settings and the remaining processes let the job continue without this one? If other launchers start the rest of the
@@ -490,39 +503,43 @@ impl Supervisor {
     }
 
     async fn failed(&mut self, failure: Blame) {
-        let first = self.verdict.is_none();
-        let better = self.blamed.as_ref().is_some_and(Blame::is_echo) && !failure.is_echo();
-        if !first && !better {
+        if self.verdict.is_none() {
+            self.verdict = Some(failure.code);
+            self.escalate(&[(self.grace, Signal::TERM), (2 * self.grace, Signal::KILL)]);
+        } else if self.suspects.is_empty() {
+            // The first failure was reported, or the launcher ends the job itself.
             return;
         }
-        if first {
-            self.escalate(&[(self.grace, Signal::TERM), (2 * self.grace, Signal::KILL)]);
-        }
-        self.verdict = Some(failure.code);
-        let certain = !failure.is_echo();
-        self.blamed = Some(failure);
-        if certain {
+        self.suspects.push(failure);
+        if first_of(&self.suspects, &self.scheduler_said.lines()).is_some() {
             self.say_blame().await;
         }
     }
 
     /// Reports the first failure, once. Later failures are effects.
     async fn say_blame(&mut self) {
-        if let Some(mut blame) = self.blamed.take() {
-            // If only an echo is left, the cause is a failure that the job had survived at first.
-            if blame.is_echo() && !self.lost.is_empty() {
-                blame = self.lost.remove(0);
-                self.verdict = Some(blame.code);
+        let mut suspects = std::mem::take(&mut self.suspects);
+        if suspects.is_empty() {
+            return;
+        }
+        let first = first_of(&suspects, &self.scheduler_said.lines());
+        let blame = match first.or_else(|| suspects.iter().position(|blame| !blame.is_echo())) {
+            Some(at) => suspects.swap_remove(at),
+            // If only echoes are left, the cause is a failure that the job had survived at first.
+            None if !self.lost.is_empty() => self.lost.remove(0),
+            None => {
+                suspects.swap_remove(suspects.iter().position(|blame| !blame.reports_another()).unwrap_or(0))
             }
-            let Blame { id, on, words, tail, .. } = blame;
-            let failed = if self.is_part { "failed" } else { "failed first" };
-            self.printer.say(&format!("{id}{on} {failed}: {words}")).await;
-            for line in &tail {
-                self.printer.say(&format!("  {id} said last: {line}")).await;
-            }
-            if let Some(advice) = child::advice(&tail, &on) {
-                self.printer.say(&advice).await;
-            }
+        };
+        let Blame { id, on, code, words, tail, .. } = blame;
+        self.verdict = Some(code);
+        let failed = if self.is_part { "failed" } else { "failed first" };
+        self.printer.say(&format!("{id}{on} {failed}: {words}")).await;
+        for line in &tail {
+            self.printer.say(&format!("  {id} said last: {line}")).await;
+        }
+        if let Some(advice) = child::advice(&tail, &on) {
+            self.printer.say(&advice).await;
         }
     }
 

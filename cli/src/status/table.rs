@@ -225,7 +225,8 @@ mod tests {
             tensor_bytes: 1_500,
             members: vec![member(Role::Server, 0, 7), member(Role::Worker, 0, 7), slow],
             missing: Vec::new(),
-            silent: None,
+            ended_by: None,
+            is_silent: false,
             barriers: vec![BarrierStatus {
                 name: "start".into(),
                 arrived: waits.clone(),

@@ -246,16 +246,42 @@ fn a_worker_that_is_stopped_is_named_and_not_one_that_ends_because_of_it() {
     let line = launcher.expect_line("status at http://", PATIENCE);
     let http = line.trim_end().split_once("http://").unwrap().1.trim_end_matches("/status").to_owned();
     launcher.expect_line("epoch       3/", PATIENCE);
-    let status: ClusterStatus = serde_json::from_str(&get(&http, "/status").unwrap()).unwrap();
-    let is_it = |member: &&MemberStatus| (member.role, member.rank) == (Role::Worker, Rank(1));
-    let pid = status.members.iter().find(is_it).unwrap().pid;
-    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::STOP).unwrap();
+    kill_process(pid_of_worker(&http, 1), Signal::STOP).unwrap();
     assert_eq!(launcher.expect_end(Duration::from_secs(30)), ExitCode::MemberDied as i32);
     let text = launcher.log().text();
     assert!(
         text.contains("worker 1 failed first: no heartbeat for") && text.contains("it still runs"),
         "{text}"
     );
+}
+
+/// Its script outlives its worker until the other script has ended.
+#[test]
+fn a_worker_whose_script_ends_last_is_named_and_not_one_that_ends_because_of_it() {
+    let (directory, mut command) = (tempfile::tempdir().unwrap(), Place::default().command("gradwire"));
+    command.args(["launch", "--workers", "2", "--grace-ms", "20000", "--", "sh", "-c"]);
+    let (lock, worker) = (directory.path().join("lock"), programs::program("gradwire-worker"));
+    command.arg(format!(
+        "exec 9> {}; [ $GRADWIRE_NODE__RANK = 1 ] || flock 9; {} train {}; flock 9; exit 3",
+        lock.display(),
+        worker.display(),
+        ENDLESS.join(" ")
+    ));
+    let mut launcher = Process::start("gradwire launch", &mut command);
+    let line = launcher.expect_line("status at http://", PATIENCE);
+    let http = line.trim_end().split_once("http://").unwrap().1.trim_end_matches("/status").to_owned();
+    launcher.expect_line("epoch       3/", PATIENCE);
+    kill_process(pid_of_worker(&http, 1), Signal::KILL).unwrap();
+    assert_eq!(launcher.expect_end(Duration::from_secs(30)), 3);
+    let text = launcher.log().text();
+    assert!(text.contains("worker 1 failed first: exit code 3"), "{text}");
+}
+
+fn pid_of_worker(http: &str, rank: u32) -> Pid {
+    let status: ClusterStatus = serde_json::from_str(&get(http, "/status").unwrap()).unwrap();
+    let is_it = |member: &&MemberStatus| (member.role, member.rank) == (Role::Worker, Rank(rank));
+    let pid = status.members.iter().find(is_it).unwrap().pid;
+    Pid::from_raw(pid.cast_signed()).unwrap()
 }
 
 /// A server waits long for a scheduler that is not there yet, but not when it is told to stop.

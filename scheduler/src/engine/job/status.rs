@@ -30,8 +30,8 @@ impl Engine {
             Phase::Assembling | Phase::Rebuilding | Phase::Running => None,
             Phase::Ending { outcome, .. } | Phase::Ended { outcome } => Some(outcome),
         };
-        let silent = match outcome {
-            Some(Outcome::Died(death)) if death.cause.is_silence() => Some(death.member),
+        let death = match outcome {
+            Some(Outcome::Died(death)) => Some(death),
             _ => None,
         };
         let waited = waited_for(&self.members);
@@ -58,7 +58,8 @@ impl Engine {
                 now_ms,
             ),
             ending: outcome.map(ToString::to_string),
-            silent,
+            ended_by: death.map(|death| death.member),
+            is_silent: death.is_some_and(|death| death.cause.is_silence()),
         }
     }
 

@@ -222,6 +222,14 @@ std::shared_ptr<T> Share(T *made) {
 /// The longest that one wait at a barrier may be, in milliseconds.
 static const uint64_t kBarrierMs = 24ull * 3600 * 1000;
 
+/// A node's id from the library's words for it.
+inline int NodeOf(uint32_t group, uint32_t rank) {
+  const int number = static_cast<int>(rank);
+  return group == GRADWIRE_GROUP_SCHEDULER ? kScheduler
+         : group == GRADWIRE_GROUP_SERVERS ? Postoffice::ServerRankToID(number)
+                                           : Postoffice::WorkerRankToID(number);
+}
+
 }  // namespace detail
 
 inline void Postoffice::Register(int customer_id) {
@@ -376,10 +384,7 @@ inline std::vector<int> Postoffice::GetDeadNodes(int) {
   if (!is_worker() || !van_.ready_) return dead;
   uint32_t group = 0, rank = 0;
   if (gradwire_client_dead_member(client(0).get(), &group, &rank)) {
-    const int number = static_cast<int>(rank);
-    dead.push_back(group == GRADWIRE_GROUP_SCHEDULER ? kScheduler
-                   : group == GRADWIRE_GROUP_SERVERS ? ServerRankToID(number)
-                                                     : WorkerRankToID(number));
+    dead.push_back(detail::NodeOf(group, rank));
   }
   return dead;
 }

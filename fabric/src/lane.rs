@@ -7,13 +7,14 @@ use crate::device::{
 };
 use crate::error::{FabricError, PostError};
 use crate::memory::{Access, Region, Span, View};
-use crate::rest::{Rest, Sleeper};
-use crate::shm::{Bell, ShmQueue};
+use crate::shm::{Bell, ON_SOCKETS, ON_WORD, ShmQueue};
 use crate::tcp::TcpQueue;
 use crate::verbs::{Dmabuf, VerbsQueue};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 use drivers::Driver;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +50,48 @@ impl Waker {
     /// Wakes it, or keeps its next wait from sleeping; cheap when it is awake.
     pub fn wake(&self) {
         self.0.wake();
+    }
+}
+
+/// How a lane's thread sleeps, as [`LaneQueue::arm`] said. Until it wakes, whoever
+/// takes the queue disarms it and rearms it like this: the sleep then lasts, and costs nobody a system call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Rest {
+    /// On the doorbell's word: peers and wakers that find it disarmed leave the sleeper alone.
+    Word = ON_WORD,
+    /// On sockets: what arrives wakes the sleeper, whoever holds the queue.
+    Sockets = ON_SOCKETS,
+}
+
+/// Sleeps for a queue that others may hold.
+#[derive(Debug)]
+pub struct Sleeper {
+    bell: Arc<Bell>,
+    sockets: OwnedFd,
+}
+
+impl Sleeper {
+    fn new(bell: Arc<Bell>, sockets: BorrowedFd<'_>) -> Result<Self, FabricError> {
+        let sockets = sockets
+            .try_clone_to_owned()
+            .map_err(|e| FabricError::os("duplicating a descriptor (raise the limit of open files)", e))?;
+        Ok(Self { bell, sockets })
+    }
+
+    /// Sleeps until the armed queue has something, a waker calls, or the time is over; or for no reason, and
+    /// at once where the queue has been disarmed on the word.
+    pub fn sleep(&self, rest: Rest, timeout: Duration) {
+        match rest {
+            Rest::Word => self.bell.sleep_on_word(timeout),
+            Rest::Sockets => {
+                // Asked, not taken: the events are for whoever holds the queue then.
+                let mut fds = [PollFd::new(&self.sockets, PollFlags::IN)];
+                let timeout = Timespec::try_from(timeout).ok();
+                // Fails only by a signal: a wake for no reason.
+                let _ = poll(&mut fds, timeout.as_ref());
+            }
+        }
     }
 }
 
@@ -218,6 +261,20 @@ fn of_other(at: usize, channel: ChannelId) -> ChannelId {
     ChannelId(OTHER_BIT | (at as u32 * TRANSPORT_CHANNEL_IDS) | channel.0)
 }
 
+/// Calls a channel's own queue, which knows the channel by the id that `$channel` is in the call. `$none`: there is no such queue.
+macro_rules! routed {
+    ($lane:ident, $channel:ident => $call:ident($($argument:expr),*), $none:expr) => {
+        match route($channel) {
+            Route::Shm($channel) => $lane.shm.$call($($argument),*),
+            Route::Tcp($channel) => $lane.tcp.$call($($argument),*),
+            Route::Other(at, $channel) => match $lane.others.get_mut(at) {
+                Some(other) => other.queue.$call($($argument),*),
+                None => $none,
+            },
+        }
+    };
+}
+
 impl CompletionQueue for LaneQueue {
     fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError> {
         match setup.kind {
@@ -234,11 +291,7 @@ impl CompletionQueue for LaneQueue {
     }
 
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.expose(channel, region),
-            Route::Tcp(channel) => self.tcp.expose(channel, region),
-            Route::Other(at, channel) => self.other(at)?.expose(channel, region),
-        }
+        routed!(self, channel => expose(channel, region), Err(PostError::Closed))
     }
 
     fn prepare(&mut self, span: &Span) -> Result<(), FabricError> {
@@ -252,65 +305,34 @@ impl CompletionQueue for LaneQueue {
 
     #[inline]
     fn lend(&mut self, channel: ChannelId, span: &Span, access: Access, lease: u64) -> Result<(), PostError> {
-        match route(channel) {
-            Route::Shm(_) => Ok(()),
-            Route::Tcp(channel) => self.tcp.lend(channel, span, access, lease),
-            Route::Other(at, channel) => self.other(at)?.lend(channel, span, access, lease),
-        }
+        routed!(self, channel => lend(channel, span, access, lease), Err(PostError::Closed))
     }
 
     fn open(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
-        let Route::Other(at, channel) = route(channel) else { return Ok(()) };
-        self.other(at)?.open(channel, span)
+        routed!(self, channel => open(channel, span), Err(PostError::Closed))
     }
 
     #[inline]
     fn take_back(&mut self, channel: ChannelId, span: &Span, lease: u64) {
-        match route(channel) {
-            Route::Shm(_) => {}
-            Route::Tcp(channel) => self.tcp.take_back(channel, span, lease),
-            Route::Other(at, channel) => {
-                if let Ok(other) = self.other(at) {
-                    other.take_back(channel, span, lease);
-                }
-            }
-        }
+        routed!(self, channel => take_back(channel, span, lease), ());
     }
 
     #[inline]
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.post_write(channel, write),
-            Route::Tcp(channel) => self.tcp.post_write(channel, write),
-            Route::Other(at, channel) => self.other(at)?.post_write(channel, write),
-        }
+        routed!(self, channel => post_write(channel, write), Err(PostError::Closed))
     }
 
     #[inline]
     fn post_landing(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.post_landing(channel, write),
-            Route::Tcp(channel) => self.tcp.post_landing(channel, write),
-            Route::Other(at, channel) => self.other(at)?.post_landing(channel, write),
-        }
+        routed!(self, channel => post_landing(channel, write), Err(PostError::Closed))
     }
 
     fn move_landings(&mut self, channel: ChannelId, id: u64, span: &Span) -> usize {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.move_landings(channel, id, span),
-            Route::Tcp(_) => 0,
-            Route::Other(at, channel) => {
-                self.other(at).map_or(0, |other| other.move_landings(channel, id, span))
-            }
-        }
+        routed!(self, channel => move_landings(channel, id, span), 0)
     }
 
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.post_read(channel, read),
-            Route::Tcp(channel) => self.tcp.post_read(channel, read),
-            Route::Other(at, channel) => self.other(at)?.post_read(channel, read),
-        }
+        routed!(self, channel => post_read(channel, read), Err(PostError::Closed))
     }
 
     fn stream_writes(&mut self, streams: bool) {
@@ -329,39 +351,19 @@ impl CompletionQueue for LaneQueue {
     }
 
     fn map(&mut self, channel: ChannelId, key: RemoteKey) -> Result<View, PostError> {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.map(channel, key),
-            Route::Tcp(_) => Err(PostError::RemoteAccess),
-            Route::Other(at, channel) => self.other(at)?.map(channel, key),
-        }
+        routed!(self, channel => map(channel, key), Err(PostError::Closed))
     }
 
     fn begin_reads(&mut self, channel: ChannelId) -> Result<(), PostError> {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.begin_reads(channel),
-            Route::Tcp(_) => Err(PostError::RemoteAccess),
-            Route::Other(at, channel) => self.other(at)?.begin_reads(channel),
-        }
+        routed!(self, channel => begin_reads(channel), Err(PostError::Closed))
     }
 
     fn end_reads(&mut self, channel: ChannelId) {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.end_reads(channel),
-            Route::Tcp(_) => {}
-            Route::Other(at, channel) => {
-                if let Ok(other) = self.other(at) {
-                    other.end_reads(channel);
-                }
-            }
-        }
+        routed!(self, channel => end_reads(channel), ());
     }
 
     fn while_open(&mut self, channel: ChannelId, work: &mut dyn FnMut()) -> Result<(), PostError> {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.while_open(channel, work),
-            Route::Tcp(_) => Err(PostError::RemoteAccess),
-            Route::Other(at, channel) => self.other(at)?.while_open(channel, work),
-        }
+        routed!(self, channel => while_open(channel, work), Err(PostError::Closed))
     }
 
     fn flush(&mut self) {
@@ -394,19 +396,11 @@ impl CompletionQueue for LaneQueue {
     }
 
     fn close(&mut self, channel: ChannelId) -> Fence {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.close(channel),
-            Route::Tcp(channel) => self.tcp.close(channel),
-            Route::Other(at, channel) => self.other(at).map_or(Fence::Done, |other| other.close(channel)),
-        }
+        routed!(self, channel => close(channel), Fence::Done)
     }
 
     fn fence(&mut self, channel: ChannelId) -> Fence {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.fence(channel),
-            Route::Tcp(_) => Fence::Done,
-            Route::Other(at, channel) => self.other(at).map_or(Fence::Done, |other| other.fence(channel)),
-        }
+        routed!(self, channel => fence(channel), Fence::Done)
     }
 
     fn caps(&self) -> Caps {

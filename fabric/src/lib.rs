@@ -22,13 +22,13 @@ mod grants;
 mod host;
 mod journal;
 mod lane;
+mod lock;
 pub mod machine;
 mod mailbox;
 pub mod memlock;
 mod memory;
 pub mod oneshot;
 mod random;
-mod rest;
 pub mod rng;
 pub mod seat;
 mod shm;
@@ -40,22 +40,21 @@ mod verbs;
 mod work;
 
 pub use device::{
-    Caps, ChannelSetup, CompletionQueue, CqHandle, Device, Fence, Order, PendingOffer, Transport,
-    TransportQueue,
+    Caps, ChannelSetup, CompletionQueue, CqHandle, Device, Fence, MappedRegions, Order, PendingOffer,
+    Transport, TransportQueue,
 };
 pub use devices::{Devices, DevicesConfig};
 pub use drivers::Driver;
 pub use error::{FabricError, PostError};
 pub use host::{host_identity, memory_bytes};
 pub use journal::{JournalReader, JournalWriter, RECORD_WORDS, Record, Records, journal};
-pub use lane::{LaneQueue, Waker};
+pub use lane::{LaneQueue, Rest, Sleeper, Waker};
+pub use lock::lock;
 pub use mailbox::{Letters, Mailbox};
 pub use memory::{
-    Access, Ahead, Blocks, BufferId, Exclusive, Fenced, Floats, HUGE_PAGE_BYTES, Handles, MappedRegions,
-    Number, Numbers, OutOfBounds, Pages, PeerWritable, Pool, PoolError, Region, Span, SpanReader, UserBuffer,
-    View,
+    Access, Ahead, Blocks, BufferId, Exclusive, Fenced, Floats, HUGE_PAGE_BYTES, Handles, Number, Numbers,
+    OutOfBounds, Pages, PeerWritable, Pool, PoolError, Region, Span, SpanReader, UserBuffer, View,
 };
-pub use rest::{Rest, Sleeper};
 pub use shm::{SharedWord, SharedWords, ShmDevice};
 pub use tcp::TcpDevice;
 // For tests and fuzz targets only.

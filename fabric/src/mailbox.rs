@@ -2,11 +2,12 @@
 //! and is woken by them. Not for the payload, which never passes between threads.
 
 use crate::lane::Waker;
+use crate::lock::lock;
 use crate::oneshot;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::TryRecvError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What both ends share. A list that grows to what is needed and is used again: in steady state none is allocated.
@@ -26,13 +27,8 @@ struct List<T> {
 }
 
 impl<T> Shared<T> {
-    fn lock(&self) -> MutexGuard<'_, List<T>> {
-        // Nothing that can panic runs while the lock is held.
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn post(&self, message: T) -> bool {
-        let mut list = self.lock();
+        let mut list = lock(&self.list);
         if list.is_closed {
             return false;
         }
@@ -56,7 +52,7 @@ impl<T> Letters<T> {
                 self.0.senders.load(Ordering::SeqCst) == 0 && self.0.waiting.load(Ordering::SeqCst) == 0;
             return Err(if is_over { TryRecvError::Disconnected } else { TryRecvError::Empty });
         }
-        let mut list = self.0.lock();
+        let mut list = lock(&self.0.list);
         let message = list.messages.pop_front().ok_or(TryRecvError::Empty);
         self.0.waiting.store(list.messages.len(), Ordering::SeqCst);
         message
@@ -64,7 +60,7 @@ impl<T> Letters<T> {
 
     /// Refuses all messages from here on. Returns those that were accepted before.
     pub fn close(&self) -> VecDeque<T> {
-        let mut list = self.0.lock();
+        let mut list = lock(&self.0.list);
         list.is_closed = true;
         self.0.waiting.store(0, Ordering::SeqCst);
         std::mem::take(&mut list.messages)
@@ -190,7 +186,7 @@ mod tests {
     #[test]
     fn a_list_that_is_emptied_keeps_its_memory() {
         let (mailbox, letters) = mailbox();
-        let capacity = |mailbox: &Mailbox<u32>| mailbox.shared.lock().messages.capacity();
+        let capacity = |mailbox: &Mailbox<u32>| lock(&mailbox.shared.list).messages.capacity();
         (0..40).for_each(|message| assert!(mailbox.post(message)));
         let grown = capacity(&mailbox);
         for _ in 0..1000 {

@@ -2,8 +2,9 @@
 //!
 //! The standard library's channels would do, but each type that they carry adds 5,000 lines of input for LLVM (`docs/build-time.md`).
 
+use crate::lock::lock;
 use std::sync::mpsc::{RecvError, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Both ends.
@@ -36,13 +37,8 @@ struct State<T> {
 }
 
 impl<T> Slot<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // Nothing that can panic runs while the lock is held.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn end(&self, sent: Option<T>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if !state.is_over {
             (state.sent, state.is_over) = (sent, true);
             self.changed.notify_all();
@@ -60,14 +56,14 @@ impl<T> Sender<T> {
 impl<T> Receiver<T> {
     /// Waits for the answer and returns it, once. Use [`Receiver::recv_timeout`] unless the sender is sure to end.
     pub fn recv(&self) -> Result<T, RecvError> {
-        let state = self.0.changed.wait_while(self.0.lock(), |state| !state.is_over);
+        let state = self.0.changed.wait_while(lock(&self.0.state), |state| !state.is_over);
         state.unwrap_or_else(PoisonError::into_inner).sent.take().ok_or(RecvError)
     }
 
     /// Returns the answer, once, if it arrives within this time.
     pub fn recv_timeout(&self, limit: Duration) -> Result<T, RecvTimeoutError> {
         let until = Instant::now().checked_add(limit);
-        let mut state = self.0.lock();
+        let mut state = lock(&self.0.state);
         while !state.is_over {
             // Without an end where the clock cannot express it.
             let left = until.map_or(limit, |until| until.saturating_duration_since(Instant::now()));
@@ -82,7 +78,7 @@ impl<T> Receiver<T> {
 
     /// Returns the answer, once, if it has arrived.
     pub fn try_recv(&self) -> Result<T, TryRecvError> {
-        let mut state = self.0.lock();
+        let mut state = lock(&self.0.state);
         let none = if state.is_over { TryRecvError::Disconnected } else { TryRecvError::Empty };
         state.sent.take().ok_or(none)
     }

@@ -13,18 +13,19 @@ use proto_common::tensor::label;
 use thiserror::Error;
 
 /// An operation that failed.
+///
+/// Fields of one name are the same in all of them: `subject` is the operation, `key` the tensor, `chunk` a chunk of it, `round` the
+/// round, `server` the server that this is about, and `waited_ms` is how long the operation waited.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[expect(missing_docs, reason = "what is the same in all is said above")]
 pub enum OpError {
     /// The round did not complete in time.
     #[error("{} timed out after {}: {} {} not contributed to round {round}. Raise deadlines.busy_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", missing, "some workers"), have(missing), ranks("worker", missing, "them with `gradwire status`"))]
     Deadline {
-        /// The operation.
         subject: Subject,
-        /// A chunk of the tensor.
         chunk: ChunkId,
         /// The round that was being collected.
         round: u64,
-        /// How long the operation waited.
         waited_ms: u64,
         /// Workers that did not contribute (the first few).
         missing: Vec<Rank>,
@@ -32,13 +33,9 @@ pub enum OpError {
     /// The round is complete, but its weights could not be published in time.
     #[error("{} timed out after {}: round {round} is complete, but {} {} still reading older weights. Raise deadlines.busy_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", readers, "some workers"), are(readers), ranks("worker", readers, "them with `gradwire status`"))]
     StillRead {
-        /// The operation.
         subject: Subject,
-        /// A chunk of the tensor.
         chunk: ChunkId,
-        /// The round.
         round: u64,
-        /// How long the operation waited.
         waited_ms: u64,
         /// Workers that are still reading (the first few).
         readers: Vec<Rank>,
@@ -46,39 +43,23 @@ pub enum OpError {
     /// The round is complete, but a server did not confirm its copy in time.
     #[error("{} timed out after {}: round {round} is complete, but {} {} not confirmed the copy of it. Raise deadlines.operation_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("server", servers, "some servers"), have(servers), ranks("server", servers, "them with `gradwire status`"))]
     Uncopied {
-        /// The operation.
         subject: Subject,
-        /// A chunk of the tensor.
         chunk: ChunkId,
-        /// The round.
         round: u64,
-        /// How long the operation waited.
         waited_ms: u64,
         /// Servers whose copies are not confirmed (the first few).
         servers: Vec<Rank>,
     },
     /// The round is complete, but the one before it was not copied for a checkpoint in time.
     #[error("{} timed out after {}: round {round} is complete, but the server has not copied the round before it for a checkpoint. Check the disk under checkpoint.directory (`gradwire why`), raise checkpoint.memory_bytes, write checkpoints less often (checkpoint.every_rounds), or raise deadlines.operation_ms.", subject.of(chunk.key), waited(*waited_ms))]
-    Unsaved {
-        /// The operation.
-        subject: Subject,
-        /// A chunk of the tensor.
-        chunk: ChunkId,
-        /// The round.
-        round: u64,
-        /// How long the operation waited.
-        waited_ms: u64,
-    },
+    Unsaved { subject: Subject, chunk: ChunkId, round: u64, waited_ms: u64 },
     /// In mode `bounded:N` the slowest workers did not catch up in time.
     #[error("{} timed out after {}: {} {} further behind this worker, which has made {made} contributions, than the mode of the tensor allows. Raise N of mode bounded:N or deadlines.busy_ms, or check {}.", subject.of(chunk.key), waited(*waited_ms), ranks("worker", behind, "some workers"), are(behind), ranks("worker", behind, "them with `gradwire status`"))]
     Behind {
-        /// The operation.
         subject: Subject,
-        /// A chunk of the tensor.
         chunk: ChunkId,
         /// The contributions that this worker had made to the tensor.
         made: u64,
-        /// How long the operation waited.
         waited_ms: u64,
         /// Workers that are too far behind (the first few).
         behind: Vec<Rank>,
@@ -86,37 +67,28 @@ pub enum OpError {
     /// Servers did not answer at all.
     #[error("{} timed out after {}: {} not answered. {} alive according to the scheduler, so the data path is stuck or slow: check the server's log and the network path (`gradwire doctor`), or raise deadlines.operation_ms.", subject.of(*key), waited(*waited_ms), unanswered(servers), if servers.len() == 1 { "It is" } else { "They are" })]
     NoAnswer {
-        /// The operation.
         subject: Subject,
-        /// The tensor.
         key: Key,
         /// Servers that have not answered.
         servers: Vec<Rank>,
-        /// How long the operation waited.
         waited_ms: u64,
     },
     /// The server that the shard map names does not serve the chunk.
     #[error("{} timed out after {}: server {server} has not taken over chunk {}, although the shard map assigns it. Check the logs of server {server} and of the scheduler, or raise deadlines.operation_ms.", subject.of(chunk.key), waited(*waited_ms), chunk.chunk)]
     Elsewhere {
-        /// The operation.
         subject: Subject,
-        /// The chunk.
         chunk: ChunkId,
         /// The server that the shard map names.
         server: Rank,
-        /// How long the operation waited.
         waited_ms: u64,
     },
     /// There is no channel to the servers that the operation waits for.
     #[error("{} timed out after {}: no data channel to {}, and no other server has taken over. Check the server's log and the network path (`gradwire doctor`), or raise deadlines.operation_ms.", subject.of(*key), waited(*waited_ms), ranks("server", servers, "the servers"))]
     Unconnected {
-        /// The operation.
         subject: Subject,
-        /// The tensor.
         key: Key,
         /// The servers.
         servers: Vec<Rank>,
-        /// How long the operation waited.
         waited_ms: u64,
     },
     /// A member failed, and the job cannot continue without it.
@@ -135,7 +107,6 @@ pub enum OpError {
         "the data channel to server {server} broke: {reason}. Check the log of server {server} and the network path (`gradwire doctor`)."
     )]
     Broken {
-        /// The server.
         server: Rank,
         /// What the channel reported.
         reason: String,
@@ -157,11 +128,8 @@ pub enum OpError {
     /// The round's value does not fit the tensor's type. All contributors get this error; the next round works.
     #[error("{} failed: the sum of round {round}, or the weights with it, do not fit {dtype} (chunk {}), so the weights of the round before stay. Contribute smaller values, or declare the tensor with a wider type.", subject.of(chunk.key), chunk.chunk)]
     BadValue {
-        /// The operation.
         subject: Subject,
-        /// The chunk.
         chunk: ChunkId,
-        /// The round.
         round: u64,
         /// The tensor's type.
         dtype: proto_common::element::Dtype,
@@ -169,9 +137,7 @@ pub enum OpError {
     /// One exact version was requested, and newer ones have replaced it.
     #[error("{} failed: version {wanted} no longer exists (chunk {} is at version {version}). Servers keep the previous version only with cluster.worker_loss = \"wait\", and none before it: pull the newest version.", subject.of(chunk.key), chunk.chunk)]
     VersionGone {
-        /// The operation.
         subject: Subject,
-        /// The chunk.
         chunk: ChunkId,
         /// The requested version.
         wanted: u64,
@@ -181,11 +147,8 @@ pub enum OpError {
     /// Two servers failed while a copy was being made.
     #[error("{} failed: server {server} took over before its copy was complete, so chunk {} is at round {version} and other chunks are not; the updates between are lost. Restart the job from its last checkpoint (checkpoint.restore = \"latest\").", subject.of(chunk.key), chunk.chunk)]
     Torn {
-        /// The operation.
         subject: Subject,
-        /// The chunk.
         chunk: ChunkId,
-        /// The server.
         server: Rank,
         /// The round that it has.
         version: u64,
@@ -193,11 +156,8 @@ pub enum OpError {
     /// The server refused the operation.
     #[error("{} was refused by server {server} ({status:?}, chunk {}); the log of server {server} has the reason. Run the same release everywhere, and declare the tensor identically on all workers.", subject.of(chunk.key), chunk.chunk)]
     Refused {
-        /// The operation.
         subject: Subject,
-        /// The chunk.
         chunk: ChunkId,
-        /// The server.
         server: Rank,
         /// Its reason.
         status: Status,
@@ -207,7 +167,6 @@ pub enum OpError {
     Call {
         /// The handler.
         app: u32,
-        /// The server.
         server: Rank,
         /// How long the call waited.
         waited_ms: u64,
@@ -252,7 +211,10 @@ impl OpError {
 }
 
 /// A call that failed.
+///
+/// `key` and `name` are the tensor; the name is empty for a tensor that was declared by number.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "what is the same in all is said above")]
 pub enum ClientError {
     /// Certificates or a key cannot be used.
     #[error(transparent)]
@@ -303,9 +265,7 @@ pub enum ClientError {
         "{} has {want} bytes of {dtype}, but the buffer has {have} bytes. Pass a buffer of exactly {want} bytes.", label(*key, name)
     )]
     WrongLength {
-        /// The tensor.
         key: Key,
-        /// Its name; empty for a tensor declared by number.
         name: String,
         /// Its element type.
         dtype: proto_common::element::Dtype,
@@ -319,9 +279,7 @@ pub enum ClientError {
         "{} has elements of type {want}, but the buffer has {have}. Convert the buffer, or declare the tensor as {have}.", label(*key, name)
     )]
     WrongDtype {
-        /// The tensor.
         key: Key,
-        /// Its name; empty for a tensor declared by number.
         name: String,
         /// Its type.
         want: proto_common::element::Dtype,
@@ -332,20 +290,13 @@ pub enum ClientError {
     #[error(
         "{} is dynamic: the length that is pushed and the length that is pulled may differ. Use push and pull.", label(*key, name)
     )]
-    Dynamic {
-        /// The tensor.
-        key: Key,
-        /// Its name; empty for a tensor declared by number.
-        name: String,
-    },
+    Dynamic { key: Key, name: String },
     /// Parts of a dynamic tensor came from rounds of different lengths.
     #[error(
         "pull of dynamic {} returned chunks of rounds {oldest} to {newest}, whose lengths may differ. Wait for each pull before the next push.", label(*key, name)
     )]
     Torn {
-        /// The tensor.
         key: Key,
-        /// Its name; empty for a tensor declared by number.
         name: String,
         /// The oldest round.
         oldest: Version,
@@ -359,13 +310,11 @@ pub enum ClientError {
     Uneven {
         /// The older tensor.
         behind: Key,
-        /// Its name; empty for a tensor declared by number.
         behind_name: String,
         /// Its round.
         least: u64,
         /// The newer tensor.
         ahead: Key,
-        /// Its name; empty for a tensor declared by number.
         ahead_name: String,
         /// Its round.
         greatest: u64,
@@ -378,9 +327,7 @@ pub enum ClientError {
         "the {what} passed for {} belongs to another client. Pass one that {source_of} of this client returned.", label(*key, name)
     )]
     Foreign {
-        /// The tensor.
         key: Key,
-        /// Its name; empty for a tensor declared by number.
         name: String,
         /// Tensor or buffer.
         what: &'static str,

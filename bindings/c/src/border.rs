@@ -5,9 +5,9 @@
 //! to live objects, as the header states for each type.
 
 use crate::error::Failure;
+pub(crate) use fabric::lock;
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Where a result goes. C need not have written there before.
 pub(crate) type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
@@ -35,11 +35,6 @@ pub(crate) fn make<T>(
     let place = out.ok_or_else(|| Failure::null(name))?;
     place.write(Some(Box::new(new()?)));
     Ok(())
-}
-
-/// What a thread that panicked has left behind the lock is used as it is.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An object that C passed.

@@ -87,7 +87,7 @@ pub extern "C" fn gradwire_buffer_allocate(
     bytes: u64,
     buffer: Option<&mut MaybeUninit<Option<Box<GradwireBuffer>>>>,
 ) -> GradwireCode {
-    guard(|| make(buffer, "buffer", || Ok(made(object(client, "client")?.client().allocate(bytes)?))))
+    guard(|| make(buffer, "buffer", || Ok(made(object(client, "client")?.client.allocate(bytes)?))))
 }
 
 fn made(mut memory: TensorBuffer) -> GradwireBuffer {
@@ -102,7 +102,7 @@ pub extern "C" fn gradwire_buffer_allocate_kept(
     client: Option<&GradwireClient>,
     bytes: u64,
 ) -> Option<Box<GradwireBuffer>> {
-    let client = client?.client();
+    let client = &client?.client;
     guard_or(None, || Ok(client.allocate_kept(bytes)?.map(|memory| Box::new(made(memory)))))
 }
 

@@ -73,7 +73,7 @@ fn start(
     client: Option<&GradwireClient>,
     (call, lent, into): (&GradwireCall, Vec<Lent<'_>>, Lent<'_>),
 ) -> Result<(CallHandle, Place), Failure> {
-    let client = object(client, "client")?.client();
+    let client = &object(client, "client")?.client;
     let head = bytes(call.head.cast(), call.head_bytes, "head")?.to_vec();
     let body = lent.into_iter().map(|piece| piece.for_call(client)).collect();
     let place = call.reply_into.data.expose_provenance();

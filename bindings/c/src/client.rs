@@ -18,14 +18,8 @@ pub const GRADWIRE_LAST_RANK: u32 = u32::MAX;
 /// Do not use it in a child process after a `fork`: its threads exist only in the parent.
 #[derive(Debug)]
 pub struct GradwireClient {
-    client: Client,
+    pub(crate) client: Client,
     transport: CString,
-}
-
-impl GradwireClient {
-    pub(crate) fn client(&self) -> &Client {
-        &self.client
-    }
 }
 
 /// What a client has done so far. The counts never decrease.

@@ -80,7 +80,7 @@ pub extern "C" fn gradwire_declare_table(
     table: Option<&mut MaybeUninit<Option<Box<GradwireTable>>>>,
 ) -> GradwireCode {
     guard(|| {
-        let client = object(client, "client")?.client();
+        let client = &object(client, "client")?.client;
         let spec = object(spec, "spec")?.typed()?;
         make(table, "table", || Ok(GradwireTable(client.declare_table(&spec)?)))
     })
@@ -130,7 +130,7 @@ fn push(
     begin: impl FnOnce(&Client, &Table, &[u64], &[f32]) -> Result<RowsHandle, ClientError>,
 ) -> GradwireCode {
     guard(|| {
-        let (client, table) = (object(client, "client")?.client(), &object(table, "table")?.0);
+        let (client, table) = (&object(client, "client")?.client, &object(table, "table")?.0);
         let (ids, values) = (slice(ids, count, "ids")?, slice(values, value_count, "values")?);
         make(handle, "handle", || {
             Ok(GradwireRowsHandle(Mutex::new(Some(begin(client, table, ids, values)?))))
@@ -150,7 +150,7 @@ pub extern "C" fn gradwire_pull_rows(
     out_count: u64,
 ) -> GradwireCode {
     guard(|| {
-        let (client, table) = (object(client, "client")?.client(), &object(table, "table")?.0);
+        let (client, table) = (&object(client, "client")?.client, &object(table, "table")?.0);
         let (ids, out) = (slice(ids, count, "ids")?, slice_mut(out, out_count, "out")?);
         Ok(client.pull_rows(table, ids, out)?)
     })

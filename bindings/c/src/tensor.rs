@@ -121,7 +121,7 @@ pub extern "C" fn gradwire_declare(
     tensors: *mut Option<Box<GradwireTensor>>,
 ) -> GradwireCode {
     guard(|| {
-        let client = object(client, "client")?.client();
+        let client = &object(client, "client")?.client;
         let specs = slice(specs, count, "specs")?;
         let places = slice_mut(tensors.cast::<MaybeUninit<_>>(), count, "tensors")?;
         let specs: Vec<_> = specs.iter().map(GradwireTensorSpec::typed).collect::<Result<_, _>>()?;
@@ -140,7 +140,7 @@ pub extern "C" fn gradwire_tensor_of(
     key: u64,
     tensor: Option<&mut MaybeUninit<Option<Box<GradwireTensor>>>>,
 ) -> GradwireCode {
-    guard(|| make(tensor, "tensor", || Ok(GradwireTensor(object(client, "client")?.client().tensor(key)?))))
+    guard(|| make(tensor, "tensor", || Ok(GradwireTensor(object(client, "client")?.client.tensor(key)?))))
 }
 
 /// Changes a tensor's update rule, from this worker's next contribution on. One worker's call is enough. `round`
@@ -153,7 +153,7 @@ pub extern "C" fn gradwire_change_rule(
     round: Option<&mut MaybeUninit<u64>>,
 ) -> GradwireCode {
     guard(|| {
-        let (client, tensor) = (object(client, "client")?.client(), object(tensor, "tensor")?);
+        let (client, tensor) = (&object(client, "client")?.client, object(tensor, "tensor")?);
         let from = client.change_rule(&tensor.0, object(optimizer, "optimizer")?.typed()?)?;
         put_if_wanted(round, from);
         Ok(())
@@ -178,7 +178,7 @@ pub extern "C" fn gradwire_resume(
     round: Option<&mut MaybeUninit<u64>>,
 ) -> GradwireCode {
     guard(|| {
-        let client = object(client, "client")?.client();
+        let client = &object(client, "client")?.client;
         put(round, "round", client.resume(&tensors_of(tensors, count)?)?)
     })
 }
@@ -199,7 +199,7 @@ pub extern "C" fn gradwire_checkpoint(
     name_bytes: u64,
 ) -> GradwireCode {
     guard(|| {
-        let client = object(client, "client")?.client();
+        let client = &object(client, "client")?.client;
         let place = slice_mut(name.cast::<u8>(), name_bytes, "name")?;
         let tensors = tensors_of(tensors, count)?;
         if !place.is_empty() && place.len() < NAME_BYTES_MIN {

@@ -16,7 +16,7 @@ fn objects<'a>(
     client: Option<&'a GradwireClient>,
     tensor: Option<&'a GradwireTensor>,
 ) -> Result<(&'a Client, &'a Tensor), Failure> {
-    Ok((object(client, "client")?.client(), &object(tensor, "tensor")?.0))
+    Ok((&object(client, "client")?.client, &object(tensor, "tensor")?.0))
 }
 
 /// Has the memory the tensor's length? A dynamic tensor's contribution may be shorter.

@@ -1,10 +1,10 @@
 //! Errors as Python has them: which class of `gradwire.errors`, a code for programs, a text for people.
 
+pub(crate) use fabric::lock;
 use gradwire_worker::{ClientError, OpError};
 use proto_common::error::{Blame, ExitCode};
 use proto_common::message::{DeclareError, WaitError};
 use pyo3::prelude::*;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A class of `gradwire.errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,10 +149,4 @@ fn class_of_op(error: &OpError) -> (Kind, &'static str) {
         OpError::Call { .. } => (Kind::Operation, "call"),
         OpError::Unregistered(_) => (Kind::Operation, "unregistered"),
     }
-}
-
-/// Whoever panicked has left what is in there whole: each change under a lock of this library is one assignment, or one
-/// insertion or removal.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

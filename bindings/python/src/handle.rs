@@ -6,7 +6,6 @@ use crate::error::{Failure, Kind, lock};
 use crate::finisher::{Finish, Finisher};
 use crate::here::Here;
 use crate::interrupt::{STRETCH, deadline_of, wait_in_stretches};
-use crate::tensor::label;
 use gradwire_worker::Ended;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -267,7 +266,7 @@ impl Handle {
         if !self.wait_for(py, core, deadline)? {
             let text = format!(
                 "wait for an operation on {} timed out after {} s; the operation continues",
-                label(&self.tensor),
+                self.tensor.spec().label(),
                 timeout.unwrap_or_default()
             );
             return Err(Failure::new(Kind::WaitTimeout, "wait_timeout", text).into());
@@ -338,6 +337,6 @@ impl Handle {
             Ok(Some(Ok(told))) => format!("version {}", told.version),
             Ok(Some(Err(_))) => "failed".to_owned(),
         };
-        format!("<gradwire.Handle of {}: {state}>", label(&self.tensor))
+        format!("<gradwire.Handle of {}: {state}>", self.tensor.spec().label())
     }
 }

@@ -38,7 +38,7 @@ impl Tensor {
             }
             _ => Err(Failure::input(
                 "wrong_shape",
-                format!("{} does not have the shape {shape:?}", label(&inner)),
+                format!("{} does not have the shape {shape:?}", inner.spec().label()),
             )),
         }
     }
@@ -51,14 +51,10 @@ impl Tensor {
         self.inner.spec().elements as usize
     }
 
+    /// As messages name it: `tensor "fc1.weight"`, or `tensor 5` if it was declared by number.
     pub(crate) fn label(&self) -> String {
-        label(&self.inner)
+        self.inner.spec().label()
     }
-}
-
-/// A tensor as messages name it: `tensor "fc1.weight"`, or `tensor 5` if it was declared by number.
-pub(crate) fn label(tensor: &gradwire_worker::Tensor) -> String {
-    tensor.spec().label()
 }
 
 #[pymethods]

@@ -107,11 +107,11 @@ def test_rows_are_updated_as_mxnets(tmp_path):
 
 
 def test_only_releases_that_were_tried_are_taken(monkeypatch):
-    from gradwire.mxnet import _engine
+    from gradwire.mxnet import _connection
 
     monkeypatch.setattr(mx, "__version__", "1.7.0")
     with pytest.raises(mx.base.MXNetError, match="unsupported MXNet 1.7.0: use one of 1.9.1"):
-        _engine.start(None)
+        _connection.start(None)
     with gradwire.launch(servers=1, workers=1) as cluster, cluster.connect() as client:
         monkeypatch.undo()
-        assert _engine.start(client) is not None
+        assert _connection.start(client) is not None

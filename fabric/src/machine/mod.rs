@@ -50,13 +50,11 @@
 //! ```
 
 mod channel;
-mod choice;
 mod config;
 mod copy;
 mod inner;
 mod peer;
 mod poller;
-mod published;
 mod reception;
 mod words;
 
@@ -68,20 +66,20 @@ pub use drivers::{Choice, Driver};
 use crate::devices::Devices;
 use crate::error::FabricError;
 use crate::host::host_identity;
+use crate::lock::lock;
 use crate::memory::{PeerWritable, Region};
-use choice::Means;
 use config::WITHIN_MAX;
 use copy::check_name;
-use inner::Inner;
+use inner::{Inner, Published};
 use peer::Peer;
 use poller::Poller;
-use published::{Published, locked};
 use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use words::Means;
 
 /// The interval between repeated lookups, so that they do not keep others from the peer.
 const LOOKUP_SLICE: Duration = Duration::from_millis(200);
@@ -214,10 +212,10 @@ impl Machine {
         work: impl FnOnce(&mut Peer, &Inner) -> Result<T, FabricError>,
     ) -> Result<T, FabricError> {
         let peer = {
-            let mut peers = locked(&self.peers);
+            let mut peers = lock(&self.peers);
             Arc::clone(peers.entry(endpoint).or_insert_with(|| Arc::new(Mutex::new(Peer::new(endpoint)))))
         };
-        work(&mut locked(&peer), &self.inner)
+        work(&mut lock(&peer), &self.inner)
     }
 }
 
@@ -244,10 +242,10 @@ impl Drop for Machine {
         if let Some(reception) = self.reception.take() {
             let _ = reception.join();
         }
-        for guest in locked(&self.inner.guests).values() {
+        for guest in lock(&self.inner.guests).values() {
             let _ = guest.shutdown(Shutdown::Both);
         }
         self.inner.pollers.iter().for_each(Poller::stop);
-        locked(&self.peers).clear();
+        lock(&self.peers).clear();
     }
 }

@@ -1,11 +1,10 @@
 //! A peer as this machine reached it: the set-up connection to its endpoint, and the channels opened over that. One
 //! question at a time; whatever breaks is made anew with the next use.
 
-use super::choice::choose;
 use super::copy::RemoteRegion;
 use super::inner::Inner;
 use super::poller::{Attached, Order};
-use super::words::{Answer, Question, VERSION, left, receive, send, tune};
+use super::words::{Answer, Question, VERSION, choose, left, receive, send, tune};
 use crate::error::FabricError;
 use crate::work::RemoteKey;
 use drivers::{Choice, Driver};

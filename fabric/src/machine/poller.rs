@@ -5,6 +5,7 @@ use super::copy::{CopyError, Direction, Job};
 use crate::device::{ChannelSetup, CompletionQueue, CqHandle};
 use crate::error::{FabricError, PostError};
 use crate::lane::LaneQueue;
+use crate::lock::lock;
 use crate::mailbox::{Letters, Mailbox};
 use crate::memory::{Access, Region};
 use crate::oneshot;
@@ -12,7 +13,7 @@ use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, Write}
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::TryRecvError;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -96,7 +97,7 @@ impl Poller {
     /// Ends all channels with their copies, and waits for the thread.
     pub(super) fn stop(&self) {
         self.orders.send(Order::Stop);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = lock(&self.thread).take();
         // A callback may drop the machine's handle: its thread cannot wait for itself.
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()

@@ -1,11 +1,10 @@
 //! The side of a machine that others connect to: a thread that takes set-up connections, and one for each of them that
 //! answers its questions. What a connection has brought about, its channels, ends with it.
 
-use super::choice::choose;
 use super::copy::check_name;
 use super::inner::Inner;
 use super::poller::{Attached, Order, ask_poller};
-use super::words::{Answer, Question, VERSION, receive, send, tune};
+use super::words::{Answer, Question, VERSION, choose, receive, send, tune};
 use crate::device::ChannelSetup;
 use crate::error::{FabricError, PostError};
 use crate::memory::Region;

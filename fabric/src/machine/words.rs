@@ -1,9 +1,8 @@
 //! What machines say to each other over a set-up connection, a question and an answer at a time: the paper's plain RPC,
 //! by which addresses of memory are told. Bounded frames with deadlines; nothing of a copy's bytes travels here.
 
-use super::choice::Means;
 use crate::error::FabricError;
-use drivers::Driver;
+use drivers::{Choice, Driver, Side};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use socket2::{SockRef, TcpKeepalive};
@@ -20,6 +19,44 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Of this protocol; peers of another one are refused. 1: the first. 2: who connects says the secret. 3: each driver that is missing
 /// is told with its reason, not verbs alone.
 pub(super) const VERSION: u32 = 3;
+
+/// The capabilities of a machine, as sent to its peers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Means {
+    pub(super) host: String,
+    pub(super) uid: u32,
+    /// Only this driver, if set.
+    pub(super) required: Option<Driver>,
+    /// The drivers that it has not, and why.
+    pub(super) missing: Vec<(Driver, String)>,
+}
+
+/// A machine's means, with what reasons call it.
+struct Having<'a>(&'static str, &'a Means);
+
+impl Side for Having<'_> {
+    fn name(&self) -> &str {
+        self.0
+    }
+
+    fn place(&self) -> (&str, u32) {
+        (&self.1.host, self.1.uid)
+    }
+
+    fn required(&self) -> Option<Driver> {
+        self.1.required
+    }
+
+    fn obstacle(&self, driver: Driver) -> Option<String> {
+        let missing = self.1.missing.iter().find(|(missing, _)| *missing == driver);
+        missing.map(|(_, why)| format!("{}: {why}", self.0))
+    }
+}
+
+/// Chooses the driver. The error has the reason for each that is excluded.
+pub(super) fn choose(ours: &Means, theirs: &Means) -> Result<Choice, String> {
+    drivers::choose(&Having("this side", ours), &Having("the peer", theirs))
+}
 
 /// A question, by the machine that connected.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -206,5 +243,19 @@ mod tests {
         assert!(matches!(send(&near, &of(FRAME_BYTES_MAX - 11), soon()), Err(FabricError::Misuse(_))));
         send(&near, &most, soon()).unwrap();
         assert_eq!(receive(&far, Some(soon()), SOON).unwrap(), Some(most));
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_its_side() {
+        let ours = Means { host: "a".into(), uid: 1, required: None, missing: Vec::new() };
+        assert_eq!(choose(&ours, &ours).unwrap().driver, Driver::Shm);
+        let theirs =
+            Means { host: "b".into(), missing: vec![(Driver::Verbs, "no device".into())], ..ours.clone() };
+        let choice = choose(&ours, &theirs).unwrap();
+        assert_eq!(choice.driver, Driver::Tcp);
+        assert_eq!(choice.why, "tcp: no shm (different hosts); no verbs (the peer: no device)");
+        let required = Means { required: Some(Driver::Shm), ..ours };
+        let why = choose(&required, &theirs).unwrap_err();
+        assert!(why.contains("no tcp (shm is required by this side)"), "{why}");
     }
 }

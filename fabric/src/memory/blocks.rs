@@ -20,12 +20,6 @@ impl Blocks {
         Ok(Self { region, block_bytes, free: (0..count).rev().collect() })
     }
 
-    /// The region behind the blocks.
-    #[must_use]
-    pub fn region(&self) -> &Region {
-        &self.region
-    }
-
     /// Blocks that are free.
     #[must_use]
     pub fn free(&self) -> usize {

@@ -4,9 +4,10 @@
 use super::elements::{Number, Numbers};
 use super::region::{OutOfBounds, Pages, Region, Span};
 use crate::error::FabricError;
+use crate::lock::lock;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -181,22 +182,13 @@ impl Pool {
     /// Bytes in use, alignment included, without those that are kept for long.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
-        self.lock().used
+        lock(&self.0.free).used
     }
 
     /// How many callers have had to wait in [`Pool::allocate_all`].
     #[must_use]
     pub fn waits(&self) -> u64 {
-        self.lock().waits
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Free> {
-        // A panic while the lock was held cannot leave the map half changed in a way that matters.
-        self.0.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_kept(&self) -> MutexGuard<'_, Free> {
-        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.free).waits
     }
 
     fn exhausted(&self, wanted: u64, free: &Free) -> PoolError {
@@ -212,7 +204,7 @@ impl Pool {
         if bytes == 0 {
             return Err(PoolError::Empty);
         }
-        let mut free = self.lock();
+        let mut free = lock(&self.0.free);
         let taken = free.take(bytes).ok_or_else(|| self.exhausted(bytes, &free))?;
         drop(free);
         Ok(self.buffer(bytes, taken))
@@ -222,7 +214,7 @@ impl Pool {
     /// a long one would find no room. `None` if this part is used up.
     #[must_use]
     pub fn allocate_kept(&self, bytes: u64) -> Option<Exclusive> {
-        let taken = if bytes > 0 { self.lock_kept().take(bytes)? } else { return None };
+        let taken = if bytes > 0 { lock(&self.0.kept).take(bytes)? } else { return None };
         Some(self.buffer(bytes, taken))
     }
 
@@ -235,7 +227,7 @@ impl Pool {
         }
         let padded = sizes.iter().map(|bytes| bytes.checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX));
         let wanted = padded.fold(0, u64::saturating_add);
-        let mut free = self.lock();
+        let mut free = lock(&self.0.free);
         if wanted > self.0.capacity {
             return Err(self.exhausted(wanted, &free));
         }
@@ -274,7 +266,7 @@ impl Pool {
     /// they leave alone what comes back, and `bell` is called each time, on the thread that gave it back. It must not block.
     #[must_use]
     pub fn go_ahead(&self, bell: impl Fn() + Send + Sync + 'static) -> Ahead {
-        let mut free = self.lock();
+        let mut free = lock(&self.0.free);
         let ticket = free.next_ticket;
         free.next_ticket += 1;
         free.ahead.push((ticket, Bell(Arc::new(bell))));
@@ -283,9 +275,9 @@ impl Pool {
 
     fn release(&self, offset: u64, padded: u64) {
         if offset >= self.0.capacity {
-            return self.lock_kept().put_back(offset, padded);
+            return lock(&self.0.kept).put_back(offset, padded);
         }
-        let mut free = self.lock();
+        let mut free = lock(&self.0.free);
         free.put_back(offset, padded);
         free.returned += 1;
         let bells: Vec<Bell> = free.ahead.iter().map(|(_, bell)| bell.clone()).collect();
@@ -307,7 +299,7 @@ pub struct Ahead {
 
 impl Drop for Ahead {
     fn drop(&mut self) {
-        self.pool.lock().ahead.retain(|(ticket, _)| *ticket != self.ticket);
+        lock(&self.pool.0.free).ahead.retain(|(ticket, _)| *ticket != self.ticket);
         self.pool.0.changed.notify_all();
     }
 }
@@ -468,7 +460,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn wait_for_waiters(pool: &Pool, count: usize) {
-        while pool.lock().queue.len() < count {
+        while lock(&pool.0.free).queue.len() < count {
             std::thread::yield_now();
         }
     }

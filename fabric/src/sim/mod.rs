@@ -91,10 +91,11 @@ pub use world::{NodeStats, QueueId};
 
 use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence};
 use crate::error::{FabricError, PostError};
+use crate::lock::lock;
 use crate::memory::{Access, Region, Span, View};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use world::World;
 
 /// A simulated network. Clones are the same network.
@@ -114,53 +115,48 @@ impl SimNet {
         Self(Arc::new(Mutex::new(World::new(seed, faults))))
     }
 
-    fn lock(&self) -> MutexGuard<'_, World> {
-        // A test that panicked while it held the lock still gets its trace.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts a process.
     pub fn node(&self, name: &str) -> NodeId {
-        self.lock().add_node(name)
+        lock(&self.0).add_node(name)
     }
 
     /// Opens a completion queue on a node.
     #[must_use]
     pub fn create_cq(&self, node: NodeId) -> SimQueue {
-        let id = self.lock().add_queue(node);
+        let id = lock(&self.0).add_queue(node);
         SimQueue { net: self.clone(), id, node }
     }
 
     /// Connects two queues of this network. With a crashed node the living side's channel ends after the
     /// detection delay; through a partition the channel exists and its messages wait.
     pub fn connect(&self, one: &SimQueue, other: &SimQueue) -> (ChannelId, ChannelId) {
-        self.lock().connect(one.id(), other.id())
+        lock(&self.0).connect(one.id(), other.id())
     }
 
     /// The time now.
     #[must_use]
     pub fn now_us(&self) -> u64 {
-        self.lock().now_us
+        lock(&self.0).now_us
     }
 
     /// When the next thing happens, if anything is to.
     #[must_use]
     pub fn next_event_us(&self) -> Option<u64> {
-        self.lock().next_us()
+        lock(&self.0).next_us()
     }
 
     /// Moves to the time of the next event and carries out all that happens then. False, and nothing
     /// moves, when nothing is to happen.
     #[must_use]
     pub fn advance(&self) -> bool {
-        let mut world = self.lock();
+        let mut world = lock(&self.0);
         let next_us = world.next_us();
         next_us.inspect(|&next_us| world.run_to(next_us)).is_some()
     }
 
     /// Carries out all that happens up to a time, which is now afterwards. A time that is over is no time.
     pub fn advance_to(&self, until_us: u64) {
-        let mut world = self.lock();
+        let mut world = lock(&self.0);
         let until_us = until_us.max(world.now_us);
         world.run_to(until_us);
     }
@@ -168,25 +164,25 @@ impl SimNet {
     /// Has this queue something to poll?
     #[must_use]
     pub fn has_ready(&self, queue: &SimQueue) -> bool {
-        self.lock().ready.contains(&queue.id())
+        lock(&self.0).ready.contains(&queue.id())
     }
 
     /// Appends all queues that have something to poll, in their order; so that of a thousand roles only
     /// those with work need a step; and those with a deadline, and those whose post was refused with `Full`,
     /// as time moves.
     pub fn ready_queues(&self, into: &mut Vec<QueueId>) {
-        into.extend(&self.lock().ready);
+        into.extend(&lock(&self.0).ready);
     }
 
     /// Requests and news under way in the whole network.
     #[must_use]
     pub fn under_way(&self) -> usize {
-        self.lock().messages.len()
+        lock(&self.0).messages.len()
     }
 
     /// Has this to happen at a time (now, where that is over).
     pub fn at(&self, at_us: u64, action: Action) {
-        self.lock().act_at(at_us, action);
+        lock(&self.0).act_at(at_us, action);
     }
 
     /// Has all actions of a script happen at their times.
@@ -196,39 +192,39 @@ impl SimNet {
 
     /// Cuts two nodes off from each other, now.
     pub fn partition(&self, one: NodeId, other: NodeId) {
-        self.lock().act(Action::Partition(one, other));
+        lock(&self.0).act(Action::Partition(one, other));
     }
 
     /// Ends a partition, now. What waits goes on with its next retransmission.
     pub fn heal(&self, one: NodeId, other: NodeId) {
-        self.lock().act(Action::Heal(one, other));
+        lock(&self.0).act(Action::Heal(one, other));
     }
 
     /// Kills a process, now.
     pub fn crash(&self, node: NodeId) {
-        self.lock().act(Action::Crash(node));
+        lock(&self.0).act(Action::Crash(node));
     }
 
     /// Breaks all channels between two nodes, now.
     pub fn break_between(&self, one: NodeId, other: NodeId) {
-        self.lock().act(Action::Break(one, other));
+        lock(&self.0).act(Action::Break(one, other));
     }
 
     /// Has this node crashed? Harnesses stop stepping its roles.
     #[must_use]
     pub fn is_crashed(&self, node: NodeId) -> bool {
-        self.lock().nodes[node.0 as usize].crashed
+        lock(&self.0).nodes[node.0 as usize].crashed
     }
 
     /// What a node has sent, got and registered.
     #[must_use]
     pub fn stats(&self, node: NodeId) -> NodeStats {
-        self.lock().nodes[node.0 as usize].stats
+        lock(&self.0).nodes[node.0 as usize].stats
     }
 
     /// Puts the harness's own word into the trace, and so into its hash.
     pub fn note(&self, text: &str) {
-        let mut world = self.lock();
+        let mut world = lock(&self.0);
         let now_us = world.now_us;
         world.trace.note(now_us, text);
     }
@@ -236,7 +232,7 @@ impl SimNet {
     /// The last events as text, oldest first, for failure reports.
     #[must_use]
     pub fn trace(&self) -> Vec<String> {
-        let world = self.lock();
+        let world = lock(&self.0);
         let name = |node: u32| world.nodes.get(node as usize).map_or_else(|| "?".into(), |n| n.name.clone());
         world.trace.lines(|channel| world.label(channel), name)
     }
@@ -244,13 +240,13 @@ impl SimNet {
     /// A hash over all events since the start: two runs with the same one did the same.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
-        self.lock().trace.hash()
+        lock(&self.0).trace.hash()
     }
 
     /// Events since the start.
     #[must_use]
     pub fn trace_events(&self) -> u64 {
-        self.lock().trace.events()
+        lock(&self.0).trace.events()
     }
 }
 
@@ -283,82 +279,82 @@ impl CompletionQueue for SimQueue {
     }
 
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
-        let mut world = self.net.lock();
+        let mut world = lock(&self.net.0);
         let end = world.open_end(self.id, channel).ok_or(PostError::Closed)?;
         world.expose(end, region);
         Ok(RemoteKey(region.id()))
     }
 
     fn lend(&mut self, channel: ChannelId, span: &Span, access: Access, lease: u64) -> Result<(), PostError> {
-        let mut world = self.net.lock();
+        let mut world = lock(&self.net.0);
         let end = world.open_end(self.id, channel).ok_or(PostError::Closed)?;
         world.grants(end).add(span, access, lease);
         Ok(())
     }
 
     fn take_back(&mut self, channel: ChannelId, span: &Span, lease: u64) {
-        let mut world = self.net.lock();
+        let mut world = lock(&self.net.0);
         if let Some(end) = world.open_end(self.id, channel) {
             world.grants(end).remove(span, lease);
         }
     }
 
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
-        self.net.lock().post_write(self.id, channel, write, false)
+        lock(&self.net.0).post_write(self.id, channel, write, false)
     }
 
     fn post_landing(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
-        self.net.lock().post_write(self.id, channel, write, true)
+        lock(&self.net.0).post_write(self.id, channel, write, true)
     }
 
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
-        self.net.lock().post_read(self.id, channel, read)
+        lock(&self.net.0).post_read(self.id, channel, read)
     }
 
     fn move_landings(&mut self, channel: ChannelId, id: u64, span: &Span) -> usize {
-        self.net.lock().move_landings(self.id, channel, id, span)
+        lock(&self.net.0).move_landings(self.id, channel, id, span)
     }
 
     fn reads_in_place(&self, _channel: ChannelId) -> bool {
-        self.net.lock().faults.reads_in_place
+        lock(&self.net.0).faults.reads_in_place
     }
 
     fn map(&mut self, channel: ChannelId, key: RemoteKey) -> Result<View, PostError> {
-        let mut world = self.net.lock();
+        let mut world = lock(&self.net.0);
         let end = world.open_end(self.id, channel).ok_or(PostError::Closed)?;
         world.map(end, key).ok_or(PostError::RemoteAccess)
     }
 
     fn flush(&mut self) {
-        self.net.lock().flush(self.id);
+        lock(&self.net.0).flush(self.id);
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
-        self.net.lock().poll(self.id, completions);
+        lock(&self.net.0).poll(self.id, completions);
     }
 
     fn begin_reads(&mut self, channel: ChannelId) -> Result<(), PostError> {
-        let mut world = self.net.lock();
+        let mut world = lock(&self.net.0);
         let end = world.open_end(self.id, channel).ok_or(PostError::Closed)?;
         world.begin_reads(end)
     }
 
     fn end_reads(&mut self, channel: ChannelId) {
-        self.net.lock().end_reads(self.id, channel);
+        lock(&self.net.0).end_reads(self.id, channel);
     }
 
     fn close(&mut self, channel: ChannelId) -> Fence {
-        let mut world = self.net.lock();
+        let mut world = lock(&self.net.0);
         world.close(self.id, channel);
         world.fence(channel)
     }
 
     fn fence(&mut self, channel: ChannelId) -> Fence {
-        self.net.lock().fence(channel)
+        lock(&self.net.0).fence(channel)
     }
 
     fn caps(&self) -> Caps {
-        let world = self.net.lock();
+        let world = lock(&self.net.0);
         let SimFaults { gather_max, send_depth, order, .. } = world.faults;
         Caps { gather_max, send_depth, order }
     }
@@ -366,6 +362,6 @@ impl CompletionQueue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
-        self.net.lock().close_all(self.id);
+        lock(&self.net.0).close_all(self.id);
     }
 }

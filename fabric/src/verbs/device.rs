@@ -175,10 +175,10 @@ impl VerbsDevice {
     fn endpoint(&self, owner: VerbsHandle) -> Result<Prepared, FabricError> {
         self.watch.check()?;
         let queue_pair = owner.0.queue_pair()?;
-        let plan = owner.0.plan();
+        let plan = &owner.0.plan;
         let [a, b, c, ..] = random::random()?;
         let first_packet = u32::from_le_bytes([a, b, c, 0]);
-        let flags = self.tail_flags.then(|| Flags::new(owner.0.registrar())).transpose()?;
+        let flags = self.tail_flags.then(|| Flags::new(&owner.0.registrar)).transpose()?;
         let remote = Remote { gid: self.gid, queue_pair: queue_pair.number, first_packet };
         let endpoint = Endpoint {
             remote,
@@ -198,7 +198,7 @@ impl VerbsDevice {
                     .into(),
             ));
         }
-        let plan = prepared.owner.0.plan();
+        let plan = &prepared.owner.0.plan;
         let reads = plan.reads.min(theirs.reads);
         let path =
             Path { mtu: ours.mtu.min(theirs.mtu), reads, reads_answered: plan.reads_answered, ..self.path };

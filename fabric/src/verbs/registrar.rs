@@ -4,10 +4,11 @@
 
 use super::sys::{Domain, Registration};
 use crate::error::FabricError;
+use crate::lock::lock;
 use crate::memlock;
 use crate::memory::{Region, Span};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Extents where memory is not scarce. The kernel pins an extent whole.
 const EXTENT_BYTES_MAX: u64 = 16 << 20;
@@ -72,22 +73,17 @@ impl Registrar {
     }
 
     pub(super) fn registered_bytes(&self) -> u64 {
-        self.lock().bytes
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Held> {
-        // A panic while it is held leaves at most an extent that is not counted.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.held).bytes
     }
 
     /// Peers may be given keys of this region from now on. False: they could before.
     pub(super) fn expose(&self, region: &Region) -> bool {
-        self.lock().exposed.insert(region.id())
+        lock(&self.held).exposed.insert(region.id())
     }
 
     /// No peer was given a key: what is registered from now on is for us alone.
     pub(super) fn withdraw(&self, region: &Region) {
-        self.lock().exposed.remove(&region.id());
+        lock(&self.held).exposed.remove(&region.id());
     }
 
     /// The extent of a region that an offset lies in, registered now if it was not, and its key where it is new. `for_peers`: one
@@ -100,11 +96,11 @@ impl Registrar {
         tell: bool,
     ) -> Result<(Extent, Option<(u64, bool)>), FabricError> {
         let start = self.index(offset) * self.extent_bytes;
-        if let Some(extent) = self.lock().find(region, start, for_peers) {
+        if let Some(extent) = lock(&self.held).find(region, start, for_peers) {
             return Ok((extent, None));
         }
         self.release_unused();
-        let mut held = self.lock();
+        let mut held = lock(&self.held);
         if let Some(extent) = held.find(region, start, for_peers) {
             return Ok((extent, None));
         }
@@ -126,8 +122,8 @@ impl Registrar {
         let region = span.region();
         let (mut at, end) = (span.offset(), span.offset() + span.len());
         // What cannot succeed takes no room from others meanwhile.
-        let missing = self.lock().missing(region, (at, end), self.extent_bytes);
-        self.lock().check(missing, self.budget_bytes)?;
+        let missing = lock(&self.held).missing(region, (at, end), self.extent_bytes);
+        lock(&self.held).check(missing, self.budget_bytes)?;
         let mut new = Vec::new();
         while at < end {
             match self.extent(region, at, false, false) {
@@ -141,14 +137,14 @@ impl Registrar {
                 }
             }
         }
-        self.lock().told(region, &new);
+        lock(&self.held).told(region, &new);
         Ok(())
     }
 
     /// Registers memory that the driver itself needs: it counts as any other.
     pub(super) fn own(self: &Arc<Self>, bytes: u64, name: &str, is_remote: bool) -> Result<Own, FabricError> {
         let region = Region::allocate(bytes as usize, name)?;
-        self.lock().take(bytes, self.budget_bytes)?;
+        lock(&self.held).take(bytes, self.budget_bytes)?;
         // Given back with this, also where there is no registration.
         let charge = Charge { registrar: Arc::clone(self), bytes };
         let registration = Registration::new(&self.domain, &region, (0, bytes), is_remote)
@@ -159,7 +155,7 @@ impl Registrar {
     /// Gives back what nobody was told of.
     fn take_back(&self, region: &Region, new: &[(u64, bool)]) {
         let mut gone = Vec::new();
-        if let Some(extents) = self.lock().regions.get_mut(&region.id()) {
+        if let Some(extents) = lock(&self.held).regions.get_mut(&region.id()) {
             for key in new {
                 if extents.get(key).is_some_and(|kept| !kept.is_told) {
                     gone.extend(extents.remove(key).map(|kept| kept.registration));
@@ -171,7 +167,7 @@ impl Registrar {
 
     /// Gives back what nobody else owns any more.
     pub(super) fn release_unused(&self) {
-        let gone = self.lock().take_unused();
+        let gone = lock(&self.held).take_unused();
         self.give_back(gone);
     }
 
@@ -179,7 +175,7 @@ impl Registrar {
     fn give_back(&self, gone: Vec<Registration>) {
         let bytes = gone.iter().map(|registration| registration.bytes).sum::<u64>();
         drop(gone);
-        self.lock().bytes -= bytes;
+        lock(&self.held).bytes -= bytes;
     }
 }
 
@@ -199,7 +195,7 @@ struct Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.registrar.lock().bytes -= self.bytes;
+        lock(&self.registrar.held).bytes -= self.bytes;
     }
 }
 

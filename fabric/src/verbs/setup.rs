@@ -18,14 +18,6 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn registrar(&self) -> &Arc<Registrar> {
-        &self.registrar
-    }
-
-    pub(super) fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
     pub(super) fn queue_pair(&self) -> Result<QueuePair, FabricError> {
         let size = (self.plan.requests, self.plan.gather_max);
         QueuePair::new(self.registrar.domain(), &self.completions, &self.receives, size)

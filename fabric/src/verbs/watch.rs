@@ -5,11 +5,12 @@
 use super::counters::PortCounters;
 use super::sys::{Context, Event, Fault};
 use crate::error::FabricError;
+use crate::lock::lock;
 use crate::work::DisconnectReason;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 /// Events read at once: a port that goes up and down without end keeps nobody.
@@ -45,7 +46,7 @@ impl Alarm {
 
     fn ring(&self, word: Word) {
         {
-            let mut words = locked(&self.words);
+            let mut words = lock(&self.words);
             if words.contains(&word) {
                 return;
             }
@@ -70,7 +71,7 @@ impl Alarm {
             return Vec::new();
         }
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
-        std::mem::take(&mut *locked(&self.words))
+        std::mem::take(&mut *lock(&self.words))
     }
 }
 
@@ -152,7 +153,7 @@ impl Notes {
             .map_err(|e| FabricError::os("making an event descriptor (raise the limit of open files)", e))?;
         let (words, is_rung) = (Mutex::default(), AtomicBool::new(false));
         let alarm = Arc::new(Alarm { completions, receives, bell, words, is_rung });
-        let mut alarms = locked(&self.alarms);
+        let mut alarms = lock(&self.alarms);
         alarms.retain(|alarm| alarm.strong_count() > 0);
         alarms.push(Arc::downgrade(&alarm));
         Ok(alarm)
@@ -179,7 +180,7 @@ impl Notes {
             }
             Event::Port { port, is_up } if port == self.port => {
                 tracing::warn!(device = name, port, is_up, "the port of an RDMA device went up or down");
-                let mut since = locked(&self.down_since);
+                let mut since = lock(&self.down_since);
                 *since = if is_up { None } else { since.or_else(|| Some(Instant::now())) };
             }
             Event::Device => {
@@ -197,7 +198,7 @@ impl Notes {
     }
 
     fn ring(&self, word: &Word, is_its: impl Fn(&Alarm) -> bool) {
-        let alarms = locked(&self.alarms);
+        let alarms = lock(&self.alarms);
         let alarms = alarms.iter().filter_map(Weak::upgrade).filter(|alarm| is_its(alarm));
         alarms.for_each(|alarm| alarm.ring(word.clone()));
     }
@@ -205,7 +206,7 @@ impl Notes {
     fn explain(&self, reason: DisconnectReason, trouble: &PortCounters) -> DisconnectReason {
         let DisconnectReason::Failed(mut why) = reason else { return reason };
         let port = format!("port {} of RDMA device {}", self.port, self.name);
-        if let Some(since) = *locked(&self.down_since) {
+        if let Some(since) = *lock(&self.down_since) {
             why += &format!("; {port} went down {} ms ago", since.elapsed().as_millis());
         }
         if !trouble.is_empty() {
@@ -232,11 +233,6 @@ fn reason(device: &str, fault: Fault) -> DisconnectReason {
         Fault::Fatal => (DisconnectReason::Failed, "lost the channel's queue pair"),
     };
     of(format!("RDMA device {device} {what}"))
-}
-
-/// A panic while one of these is held leaves nothing half done that matters.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Joining a cluster, step by step.
 
 use super::registrations::RegistrationCache;
-use super::state::{Client, Inner, REPORT_WITHIN, lock};
+use super::state::{Client, Inner, REPORT_WITHIN};
 use super::status::{Late, WorkerMetrics};
 use super::together::in_flight_max;
 use crate::engine::EngineConfig;
@@ -17,7 +17,7 @@ use daemon::notify::{Notify, Pulse};
 use daemon::port::PortWatch;
 use daemon::security::Security;
 use daemon::settings::load_settings;
-use fabric::{CqHandle, Devices, Pool, oneshot};
+use fabric::{CqHandle, Devices, Pool, lock, oneshot};
 use prometheus::Registry;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
@@ -44,7 +44,7 @@ impl Client {
     /// missing members.
     pub fn connect(settings: Settings) -> Result<Self, ClientError> {
         let flight = Flight::embedded(Role::Worker, &settings);
-        connect(settings, Notify::default(), flight)
+        Self::connect_told(settings, Notify::default(), flight)
     }
 
     /// As [`Client::connect`], with notifications to the service manager that started this process: registered, alive

@@ -1,8 +1,9 @@
 //! Declarations: tensors that are new, and new rules of those that are not. Must not decide where a tensor lies: the map says it.
 
-use super::state::{Client, lock};
+use super::state::Client;
 use super::{Tensor, together};
 use crate::error::{ClientError, OpError};
+use fabric::lock;
 use proto_common::ids::Key;
 use proto_common::message::{Coming, DeclareError};
 use proto_common::optimizer::Optimizer;
@@ -112,7 +113,7 @@ impl Client {
         let requests = self.requests()?;
         // Nobody finishes a round that this worker has not contributed to, and it does not before this is answered.
         let numbers = tensor.numbers();
-        let change = RuleChange { key, from_round: numbers.rounds() + 1, optimizer };
+        let change = RuleChange { key, from_round: numbers.rounds + 1, optimizer };
         tensor.spec().validate_change(&change, self.0.shape.chunk_bytes).map_err(DeclareError::from)?;
         let specs = std::slice::from_ref(tensor.spec());
         requests.change_rule(change, within).map_err(|error| named(error, specs))?;

@@ -3,9 +3,10 @@
 
 use super::{CallHandle, CallReply, Ended, Handle, RowsHandle};
 use crate::error::ClientError;
+use fabric::lock;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 /// A handle that is awaited. It is ready when the operation has ended, and returns what the handle's `wait` returns.
@@ -30,7 +31,7 @@ impl Signal {
 
     /// One operation has ended. The last one wakes the task.
     pub(super) fn ended(&self) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.0);
         state.0 -= 1;
         let waker = if state.0 == 0 { state.1.take() } else { None };
         drop(state);
@@ -41,7 +42,7 @@ impl Signal {
 
     /// Have all operations ended? If not, `waker` is woken when they have.
     fn is_over(&self, waker: &Waker) -> bool {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.0);
         if state.0 > 0 {
             state.1 = Some(waker.clone());
         }

@@ -1,11 +1,12 @@
 //! Where the rows of tables are: their homes, which lie in the shard map as tensors do, and the steps of pushes to them.
 
 use super::Tensor;
+use fabric::lock;
 use proto_common::ids::{ChunkId, Lane};
 use proto_common::table::{PushStep, Spread};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// One part's home.
 #[derive(Debug)]
@@ -89,6 +90,6 @@ impl Homes {
     }
 
     pub(super) fn stepped(&self, key: u32) -> Arc<Mutex<Stepped>> {
-        self.stepped.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone()
+        lock(&self.stepped).entry(key).or_default().clone()
     }
 }

@@ -2,10 +2,11 @@
 
 use super::call::{CallHandle, CallReply, CallRequest};
 use super::home::{Home, Homes};
-use super::state::{Client, lock};
+use super::state::Client;
 use super::{Handle, Tensor};
 use crate::call_fault::CallFault;
 use crate::error::{ClientError, OpError};
+use fabric::lock;
 use proto_common::batch::OpKind;
 use proto_common::ids::ChunkId;
 use proto_common::message::Coming;

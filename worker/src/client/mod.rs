@@ -4,7 +4,6 @@
 
 mod buffer;
 mod call;
-mod coded;
 mod connect;
 mod cut;
 mod declare;
@@ -16,7 +15,6 @@ mod placing;
 mod registrations;
 mod reported;
 mod resume;
-mod source;
 mod state;
 mod status;
 mod tables;
@@ -25,12 +23,11 @@ mod together;
 mod transfer;
 mod weights;
 
-pub use buffer::{Element, LentMemory, Piece, ReplyInto, SharedBuffer, TensorBuffer};
+pub use buffer::{Element, LentMemory, Piece, ReplyInto, SharedBuffer, Source, Target, TensorBuffer};
 pub use call::{CallHandle, CallReply, CallRequest, ReplyBody};
 pub use future::OpFuture;
 pub use handle::{Ended, Handle};
 pub use registrations::RegistrationStats;
-pub use source::{Source, Target};
 pub use state::Client;
 pub use tables::{RowsHandle, Table};
 pub use tensor::Tensor;

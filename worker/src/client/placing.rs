@@ -41,7 +41,7 @@ impl Client {
         let bytes = tensor.bytes();
         let single_writer = self.0.shape.workers == 1;
         Trace {
-            contributions: in_first_iteration(tensor.numbers().rounds()),
+            contributions: in_first_iteration(tensor.numbers().rounds),
             bytes_min: bytes,
             bytes_max: bytes,
             single_writer,

@@ -7,10 +7,10 @@
 //! is gone (seen with the next new buffer, after some more look-ups, and at every heartbeat), when it gives way to
 //! another, or by [`Client::forget`](super::Client::forget).
 
-use fabric::{BufferId, Devices, Handles, Region, Span, UserBuffer};
+use fabric::{BufferId, Devices, Handles, Region, Span, UserBuffer, lock};
 use proto_common::config::MemorySettings;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Buffers of any size, so that small ones do not fill the process with entries.
 const ENTRIES_MAX: usize = 1 << 14;
@@ -105,7 +105,7 @@ impl RegistrationCache {
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Entries) -> T) -> T {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         let result = change(&mut entries);
         let gone = std::mem::take(&mut entries.gone);
         drop(entries);

@@ -2,18 +2,15 @@
 //! them to the scheduler, scrapes to whoever asks.
 
 use crate::error::ClientError;
+use fabric::lock;
 use proto_common::limits::{METRIC_NAME_BYTES_MAX, METRICS_MAX};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 #[derive(Debug, Default)]
 pub(super) struct Reported(Mutex<BTreeMap<String, f64>>);
 
 impl Reported {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, f64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn set(&self, name: &str, value: f64) -> Result<(), ClientError> {
         let refused = |reason: String| {
             // What is too long is not repeated.
@@ -29,7 +26,7 @@ impl Reported {
         if !value.is_finite() {
             return refused(format!("invalid value {value}; report only finite numbers"));
         }
-        let mut known = self.lock();
+        let mut known = lock(&self.0);
         if let Some(kept) = known.get_mut(name) {
             *kept = value;
             return Ok(());
@@ -42,7 +39,7 @@ impl Reported {
     }
 
     pub(super) fn all(&self) -> Vec<(String, f64)> {
-        self.lock().iter().map(|(name, value)| (name.clone(), *value)).collect()
+        lock(&self.0).iter().map(|(name, value)| (name.clone(), *value)).collect()
     }
 }
 

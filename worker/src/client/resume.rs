@@ -31,7 +31,7 @@ impl Client {
     pub fn resume(&self, tensors: &[Tensor]) -> Result<u64, ClientError> {
         if self.0.coming == Coming::Between {
             // Said when they were declared, and not the same for all of them.
-            return Ok(tensors.iter().map(|tensor| tensor.numbers().rounds()).min().unwrap_or(0));
+            return Ok(tensors.iter().map(|tensor| tensor.numbers().rounds).min().unwrap_or(0));
         }
         let tell = |tensor: &Tensor| self.tell(tensor, OpKind::Release);
         let asked = tensors.iter().map(tell).collect::<Result<Vec<_>, _>>()?;
@@ -75,7 +75,7 @@ impl Client {
     ///
     /// Training stands still meanwhile. Checkpoints that are written behind it are those of `checkpoint.every_rounds`.
     pub fn checkpoint(&self, tensors: &[Tensor], within: Duration) -> Result<String, ClientError> {
-        let round = tensors.iter().map(|tensor| tensor.numbers().rounds()).max().unwrap_or(0);
+        let round = tensors.iter().map(|tensor| tensor.numbers().rounds).max().unwrap_or(0);
         self.requests()?.save(round, within)
     }
 

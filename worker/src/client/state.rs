@@ -13,7 +13,7 @@ use crate::runtime::{
 };
 use daemon::lanes::Reports;
 use daemon::post::Posts;
-use fabric::{Devices, Pool, Region, Span};
+use fabric::{Devices, Pool, Region, Span, lock};
 use proto_common::config::{Settings, WorkerLoss};
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, Coming, NodeGroup, ToScheduler, WaitError};
@@ -21,7 +21,7 @@ use proto_common::mode::Mode;
 use proto_common::transport::{Choice, Driver};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -73,11 +73,6 @@ impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client").field("rank", &self.0.rank).finish_non_exhaustive()
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these locks guard is replaced whole; a panic elsewhere leaves nothing half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Client {

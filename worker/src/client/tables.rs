@@ -5,9 +5,10 @@ use super::buffer::Piece;
 use super::call::{CallHandle, CallReply, CallRequest};
 use super::home::{Home, Homes};
 use super::homes::is_elsewhere;
-use super::state::{Client, lock};
+use super::state::Client;
 use super::{Handle, TensorBuffer};
 use crate::error::{ClientError, OpError};
+use fabric::lock;
 use proto_common::ids::{ChunkId, Incarnation};
 use proto_common::message;
 use proto_common::table::{

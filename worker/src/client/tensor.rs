@@ -5,13 +5,14 @@ use crate::encoder::Encoder;
 use crate::engine::{Coded, PartSpec};
 use crate::error::ClientError;
 use crate::runtime::{OpBuffers, Shown, Spares, Viewing};
+use fabric::lock;
 use proto_common::batch::OpKind;
 use proto_common::ids::{Incarnation, Key, Operation, Rank};
 use proto_common::plan::Placement;
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A declared tensor. Clones share it.
 #[derive(Clone, Debug)]
@@ -41,27 +42,18 @@ struct Declared {
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     operations: u64,
-    rounds: u64,
+    /// Contributions so far.
+    pub(super) rounds: u64,
     /// The next pull must return the weights of that round, and no newer ones.
-    is_exact: bool,
+    pub(super) is_exact: bool,
     pub(super) encoder: Option<Encoder>,
 }
 
 impl Numbers {
-    /// Contributions so far.
-    pub(super) fn rounds(&self) -> u64 {
-        self.rounds
-    }
-
     /// A restarted worker continues: its next contribution is to the round after this one. With `exactly` the next pull returns
     /// the weights of this round, even if the other workers have finished one more.
     pub(super) fn go_on_after(&mut self, round: u64, exactly: bool) {
         (self.rounds, self.is_exact) = (round, exactly);
-    }
-
-    /// Must the next pull return one exact version?
-    pub(super) fn is_exact(&self) -> bool {
-        self.is_exact
     }
 
     /// Must this operation return one exact version? Only the first operation that returns weights may have to.
@@ -258,6 +250,6 @@ impl Tensor {
 
     /// Held from numbering an operation until all lanes have it, so that they all see one order.
     pub(super) fn numbers(&self) -> MutexGuard<'_, Numbers> {
-        self.declared.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.declared.numbers)
     }
 }

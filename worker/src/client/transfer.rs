@@ -3,6 +3,7 @@
 
 use super::buffer::copy_in;
 use super::registrations::Way;
+use super::tensor::{CodedTensor, Numbers};
 use super::{Client, Element, Ended, Handle, Source, Target, Tensor, TensorBuffer};
 use crate::engine::{PartSpec, Submit};
 use crate::error::{ClientError, OpError};
@@ -15,6 +16,7 @@ use proto_common::table::home_of;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use zerocopy::FromBytes;
 
 /// Servers that share this worker's memory reduce gradients where they lie in the pool. From so many bytes on, a buffer of the
 /// program's own is copied to the pool each time, because writing it to the servers' slots takes half as long again. A quarter of
@@ -159,7 +161,7 @@ impl Client {
         priority: i32,
     ) -> Result<Handle, ClientError> {
         // A pull of one exact version is not a view: a view has the newest version, and the exact one may be the version before it.
-        let is_exact = tensor.numbers().is_exact() && kind == OpKind::Pull;
+        let is_exact = tensor.numbers().is_exact && kind == OpKind::Pull;
         let in_place = tensor.may_be_shown() && self.0.links.share_memory() && !is_exact;
         let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?.into()) };
         Ok(self
@@ -273,6 +275,33 @@ impl Client {
             }
         };
         Ok((Some(span), buffers))
+    }
+
+    /// As `gather`, of a gradient that is to be encoded: room is made.
+    pub(super) fn hold(
+        &self,
+        coded: &CodedTensor,
+        source: Option<Source>,
+    ) -> Result<(Option<Span>, OpBuffers), ClientError> {
+        let mut buffers = OpBuffers::default();
+        match source {
+            None => return Ok((None, buffers)),
+            Some(Source::Pool(buffer)) => buffers.source = Some(buffer.into_inner()),
+            Some(Source::User(user)) => buffers.user = Some(user),
+            // Others may write it while it is looked at: a copy of our own is encoded.
+            Some(Source::Shared(shared)) => {
+                let mut copy = self.0.pool.allocate(shared.bytes())?;
+                shared.read(&mut copy).map_err(|error| ClientError::Internal(error.to_string()))?;
+                buffers.source = Some(copy);
+            }
+        }
+        let allocate = || -> Result<Exclusive, ClientError> {
+            let buffer = self.0.pool.allocate(coded.bytes)?;
+            self.prepare(&buffer.span())?;
+            Ok(buffer)
+        };
+        let span = buffers.encoded.insert(coded.spares.take(allocate)?).span();
+        Ok((span, buffers))
     }
 
     /// Servers read only from the pool. Other memory is sent to them.
@@ -398,4 +427,24 @@ fn shortened(parts: &[PartSpec], bytes: u64) -> Arc<[PartSpec]> {
 fn copy_out<T: Element>(ended: &Ended, weights: &mut [T]) -> Result<Version, ClientError> {
     ended.weights.as_ref().map_or(Ok(()), |found| found.copy_to(weights))?;
     Ok(ended.version)
+}
+
+fn gradient(buffers: &OpBuffers) -> &[f32] {
+    match (&buffers.user, &buffers.source) {
+        (Some(user), _) => user,
+        // Pool buffers are aligned, and the tensor's length was checked.
+        (None, Some(source)) => <[f32]>::ref_from_bytes(source).unwrap_or_default(),
+        (None, None) => &[],
+    }
+}
+
+impl Numbers {
+    /// Encodes the contribution to a round that was numbered just now: rounds follow one another, and so does what the
+    /// encoder keeps.
+    pub(super) fn encode(&mut self, round: u64, buffers: &mut OpBuffers) {
+        if let (Some(encoder), Some(mut encoded)) = (&mut self.encoder, buffers.encoded.take()) {
+            encoder.encode(gradient(buffers), round, &mut encoded);
+            buffers.encoded = Some(encoded);
+        }
+    }
 }

@@ -6,12 +6,12 @@ use proto_common::ids::Rank;
 use proto_common::message::WaitCause;
 use std::ops::Range;
 
-/// One thing to do.
+/// One thing to do. `op` is the operation, and `server` the server, that it is about.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "what is the same in all is said above")]
 pub enum Command {
     /// Write a batch into a slot of the server's inbox.
     Send {
-        /// The server.
         server: Rank,
         /// The slot.
         slot: SlotGrant,
@@ -26,7 +26,6 @@ pub enum Command {
     },
     /// Write a part's payload into the buffer that the server granted, before anything that is sent after.
     Place {
-        /// The server.
         server: Rank,
         /// The part.
         part: PartBlock,
@@ -35,14 +34,12 @@ pub enum Command {
     },
     /// Write a notice without a batch.
     Notice {
-        /// The server.
         server: Rank,
         /// What it says.
         notice: Notice,
     },
     /// The operation still waits for workers: warn.
     Waits {
-        /// The operation.
         op: u64,
         /// For how long.
         waited_ms: u64,
@@ -53,14 +50,12 @@ pub enum Command {
     },
     /// The operation failed: tell the caller. Its buffers may still be in use.
     Failed {
-        /// The operation.
         op: u64,
         /// Why.
         error: OpError,
     },
     /// A part's weights are to be read where they lie; the operation's end follows.
     Shown {
-        /// The operation.
         op: u64,
         /// The server that has them.
         server: Rank,
@@ -71,7 +66,6 @@ pub enum Command {
     },
     /// A pull of a dynamic tensor brought so many bytes on this lane; its end follows.
     Landed {
-        /// The operation.
         op: u64,
         /// Bytes that landed.
         bytes: u64,
@@ -80,7 +74,6 @@ pub enum Command {
     },
     /// A part has ended with this version; the operation's end follows.
     Version {
-        /// The operation.
         op: u64,
         /// Bytes before the part in the tensor.
         offset: u64,
@@ -89,14 +82,12 @@ pub enum Command {
     },
     /// So many of the operation's parts on this lane came too late for their round, and were dropped; its end follows.
     Late {
-        /// The operation.
         op: u64,
         /// How many.
         chunks: u32,
     },
     /// A call's reply has come; its end follows.
     Replied {
-        /// The operation.
         op: u64,
         /// Where what came with the result begins in the result's payload.
         offset: u64,
@@ -107,21 +98,18 @@ pub enum Command {
     },
     /// A call's reply needs room of so many bytes: it is asked for again, with that.
     Room {
-        /// The operation.
         op: u64,
         /// Bytes of the body.
         bytes: u64,
     },
     /// All of the operation's parts on this lane have ended; its buffers are free as far as this lane goes.
     Done {
-        /// The operation.
         op: u64,
         /// Least version among its parts.
         version: u64,
     },
     /// The server broke the protocol: close its channel.
     Close {
-        /// The server.
         server: Rank,
         /// What it did.
         reason: String,

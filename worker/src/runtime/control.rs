@@ -10,7 +10,7 @@ use daemon::http::HttpState;
 use daemon::notify::{Notify, Pulse};
 use daemon::post::Posts;
 use daemon::security::Security;
-use fabric::oneshot;
+use fabric::{lock, oneshot};
 use proto_common::config::Settings;
 use proto_common::error::{Death, DeathCause, ExitCode};
 use proto_common::ids::{Epoch, MemberId, Rank, Role};
@@ -22,7 +22,7 @@ use proto_common::shard_map::MapUpdate;
 use proto_common::tensor::{RuleChange, TensorSpec};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -247,11 +247,6 @@ impl Requests {
     }
 }
 
-fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
-    // Nothing that can panic runs while the lock is held.
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 type Ready = oneshot::Sender<Result<Roster, ClientError>>;
 
 fn run(
@@ -295,7 +290,10 @@ async fn session(
     let (mut link, welcome) =
         match SchedulerLink::connect((&settings, &security), register, report, resume).await {
             Ok(connected) => connected,
-            Err(error) => return failed(describe(&error), error.exit_code()),
+            Err(error) => {
+                let code = error.exit_code();
+                return failed(describe(error), code);
+            }
         };
     let (rank, shape) = (welcome.rank, welcome.shape);
     let reach_ms = settings.deadlines.connect_ms.saturating_add(shape.silence_ms);
@@ -349,7 +347,7 @@ async fn session(
 fn heard(said: Result<(), LinkError>, message: Option<ToScheduler>, shared: &Mutex<Shared>) {
     if let (Err(error), Some(message)) = (said, message) {
         tracing::warn!(%error, "cannot send a message to the scheduler");
-        refuse(&message, &describe(&error), shared);
+        refuse(&message, &describe(error), shared);
     }
 }
 
@@ -417,7 +415,7 @@ impl<'a> Starting<'a> {
             }
             Some(LinkEvent::Lost(lost)) => {
                 let member = MemberId { role: Role::Scheduler, rank: Rank(0) };
-                OpError::Died(Death { member, cause: DeathCause::Failed { reason: describe(&lost) } })
+                OpError::Died(Death { member, cause: DeathCause::Failed { reason: describe(lost) } })
             }
             None => OpError::Closed("the link to the scheduler ended".into()),
         };
@@ -463,15 +461,9 @@ async fn serve(
     Ok(trigger)
 }
 
-fn describe(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text.push_str(": ");
-        text.push_str(&source.to_string());
-        next = source.source();
-    }
-    text
+/// With its causes.
+fn describe(error: LinkError) -> String {
+    format!("{:#}", anyhow::Error::from(error))
 }
 
 fn fatal(error: OpError, shared: &Mutex<Shared>, on_fatal: &dyn Fn(OpError)) {

@@ -1,15 +1,15 @@
 //! What a lane records of its operations, and what it says of those that were slow. It must not change what the lane does.
 
 use super::op::Submission;
-use super::waits::{waiting, warn};
 use crate::engine::PartBlock;
-use crate::subject::ranks;
+use crate::subject::{ranks, waited};
 use daemon::flight::{Event, Flight, Kind, NOBODY, Recorder, Slow};
 use proto_common::batch::{Block, OpKind};
 use proto_common::ids::{ChunkId, Rank};
 use proto_common::message::WaitCause;
 use std::cell::Cell;
 use std::fmt;
+use std::io::Write as _;
 use std::time::Instant;
 
 /// The record of an operation that has ended. Times are the recorder's.
@@ -239,6 +239,29 @@ fn name_of(kind: OpKind) -> &'static str {
     }
 }
 
+/// The warning's text. `left_out` is how many other waits it stands for.
+pub(crate) fn waiting(operation: &str, waited_ms: u64, on: &str, why: &str, left_out: u64) -> String {
+    let others = match left_out {
+        0 => String::new(),
+        1 => " (as does one other operation)".into(),
+        many => format!(" (as do {many} other operations)"),
+    };
+    format!(
+        "{operation} has waited {} for {on} {why}{others}. Members that are alive are waited for (deadlines.busy_ms)",
+        waited(waited_ms)
+    )
+}
+
+/// Logs a warning. A program without logging, such as most scripts in Python, gets it on stderr.
+pub(crate) fn warn(text: &str) {
+    if tracing::dispatcher::has_been_set() {
+        tracing::warn!("{text}");
+    } else {
+        // There is nobody to report a failure to.
+        let _ = writeln!(std::io::stderr(), "gradwire: {text}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,5 +286,17 @@ mod tests {
         assert_eq!(unsent.to_string(), "a push was not sent for 900 ms (150 ms for credits); it failed");
         let unknown = Waited { last: None, ..went };
         assert!(unknown.to_string().ends_with("700 ms for the answer"), "{unknown}");
+    }
+
+    #[test]
+    fn it_names_operation_members_and_setting() {
+        let text =
+            |left_out| waiting("a push of tensor \"w\"", 30_000, "workers 0, 2", "to contribute", left_out);
+        assert_eq!(
+            text(0),
+            "a push of tensor \"w\" has waited 30 s for workers 0, 2 to contribute. Members that are alive are waited for (deadlines.busy_ms)"
+        );
+        assert!(text(1).contains("to contribute (as does one other operation). "));
+        assert!(text(7).contains("to contribute (as do 7 other operations). "));
     }
 }

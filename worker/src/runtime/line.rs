@@ -2,6 +2,7 @@
 //! than a window of them. A caller whose call is beyond the window waits here, before the call has any memory. Otherwise calls that
 //! cannot be sent yet could fill the pool, while the first call of the line waits for room for its reply.
 
+use fabric::lock;
 use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,11 +32,6 @@ struct Open {
 pub(crate) struct Place {
     line: Arc<Line>,
     number: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that can panic runs while these locks are held, but for the turn, whose number changes last.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Default for Line {

@@ -1,10 +1,11 @@
 //! The links to servers in force, as callers, metrics and status look at them. Kept by who connects; on the way of an
 //! operation two flags are all that is asked.
 
+use fabric::lock;
 use proto_common::ids::Rank;
 use proto_common::transport::{Choice, Driver};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -19,19 +20,14 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    fn lock(&self) -> MutexGuard<'_, Vec<(Rank, Choice)>> {
-        // It is changed in one step.
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// All of them, by rank.
     pub(crate) fn all(&self) -> Vec<(Rank, Choice)> {
-        self.lock().clone()
+        lock(&self.all).clone()
     }
 
     /// A server is connected, perhaps by another driver than before.
     pub(crate) fn set(&self, server: Rank, choice: Choice) {
-        let mut all = self.lock();
+        let mut all = lock(&self.all);
         match all.binary_search_by_key(&server, |(rank, _)| *rank) {
             Ok(at) => {
                 all[at].1 = choice;
@@ -44,7 +40,7 @@ impl Links {
 
     /// A server's process has failed or left.
     pub(crate) fn remove(&self, server: Rank) {
-        let mut all = self.lock();
+        let mut all = lock(&self.all);
         all.retain(|(rank, _)| *rank != server);
         self.flag(&all);
     }

@@ -8,14 +8,14 @@ use super::message::LaneMessage;
 use super::seat::LaneHandle;
 use crate::engine::{Member, MemberCommand, MemberConfig};
 use crate::error::{ClientError, OpError};
-use fabric::oneshot;
+use fabric::{lock, oneshot};
 use proto_common::ids::{Epoch, Key, Rank};
 use proto_common::message::{FromScheduler, Member as Entry, Resume};
 use proto_common::shard_map::{MapError, MapUpdate, ShardMap};
 use proto_common::transport::Choice;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, Sender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// What happens while servers are connected for the first time.
@@ -86,23 +86,18 @@ impl Members {
         WeakMembers(Arc::downgrade(&self.0))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // The engine's own invariants hold after each call; a panic elsewhere leaves nothing half done.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn now_ms(&self) -> u64 {
         self.0.start.elapsed().as_millis() as u64
     }
 
     /// The scheduler has registered this worker.
     pub(crate) fn registered(&self, config: MemberConfig) {
-        self.lock().engine.get_or_insert_with(|| Member::new(config));
+        lock(&self.0.state).engine.get_or_insert_with(|| Member::new(config));
     }
 
     /// The lanes are there: what was decided before is done now.
     pub(crate) fn install(&self, lanes: Vec<LaneHandle>, connector: Connector) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0.state);
         (state.lanes, state.connector) = (lanes, Some(Arc::new(connector)));
         let waiting = std::mem::take(&mut state.waiting);
         let fatal = self.execute(&mut state, waiting);
@@ -113,7 +108,7 @@ impl Members {
     /// The client leaves: nobody is connected any more. What is known stays, because the goodbye may have to be said to a
     /// scheduler that has to be told it.
     pub(crate) fn close(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0.state);
         (state.connector, state.leaves) = (None, true);
         state.lanes.clear();
         state.dials.clear();
@@ -124,7 +119,7 @@ impl Members {
 
     /// Takes what the scheduler said on its own account; returns what ends the job.
     pub(crate) fn heard(&self, message: &FromScheduler) -> Option<OpError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.0.state);
         let mut out = Vec::new();
         let engine = state.engine.as_mut()?;
         engine.heard(message, &mut out);
@@ -137,7 +132,7 @@ impl Members {
 
     /// Takes the answer to a declaration, in its place among what the scheduler says.
     pub(crate) fn declared(&self, update: &MapUpdate) -> Result<(), MapError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.0.state);
         let mut out = Vec::new();
         let Some(engine) = state.engine.as_mut() else { return Ok(()) };
         engine.declared(update, &mut out)?;
@@ -149,12 +144,12 @@ impl Members {
 
     /// What a scheduler that knows nothing is to know; barriers are to be added.
     pub(crate) fn resume(&self) -> Option<Resume> {
-        self.lock().engine.as_ref().and_then(Member::resume)
+        lock(&self.0.state).engine.as_ref().and_then(Member::resume)
     }
 
     /// Servers of the roster that are not connected; none before the first roster.
     pub(crate) fn missing(&self) -> Vec<Rank> {
-        self.lock().engine.as_ref().map_or_else(Vec::new, Member::missing)
+        lock(&self.0.state).engine.as_ref().map_or_else(Vec::new, Member::missing)
     }
 
     /// From which round of each tensor on this worker counts, which came in between; waits for that to be decided, within a
@@ -163,18 +158,18 @@ impl Members {
         let undecided = |state: &mut State| {
             !state.leaves && state.engine.as_ref().is_some_and(|engine| engine.counts().is_none())
         };
-        let waited = self.0.changed.wait_timeout_while(self.lock(), within, undecided);
+        let waited = self.0.changed.wait_timeout_while(lock(&self.0.state), within, undecided);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.engine.as_ref()?.counts().cloned()
     }
 
     /// Looks at the shard map in force.
     pub(crate) fn with_map<R>(&self, look: impl FnOnce(&ShardMap) -> R) -> Option<R> {
-        self.lock().engine.as_ref().map(|engine| look(engine.map()))
+        lock(&self.0.state).engine.as_ref().map(|engine| look(engine.map()))
     }
 
     fn broken(&self, server: Rank, number: u64, reason: String) {
-        let (mut state, now_ms, mut out) = (self.lock(), self.now_ms(), Vec::new());
+        let (mut state, now_ms, mut out) = (lock(&self.0.state), self.now_ms(), Vec::new());
         let Some(engine) = state.engine.as_mut() else { return };
         engine.broken(server, number, reason, now_ms, &mut out);
         let fatal = self.execute(&mut state, out);
@@ -183,7 +178,7 @@ impl Members {
     }
 
     fn connected(&self, number: u64, server: Rank, result: Result<Choice, ClientError>) {
-        let (mut state, now_ms, mut out) = (self.lock(), self.now_ms(), Vec::new());
+        let (mut state, now_ms, mut out) = (lock(&self.0.state), self.now_ms(), Vec::new());
         let Some(engine) = state.engine.as_mut() else { return };
         let told = result.as_ref().map(drop).map_err(ToString::to_string);
         if !engine.connected(number, told, now_ms, &mut out) {

@@ -22,10 +22,10 @@ mod shown;
 mod spares;
 mod states;
 mod thread;
-mod waits;
 
 pub(crate) use bootstrap::Connector;
 pub(crate) use control::{Control, ControlStart, Requests, Roster, Told};
+pub(crate) use flight::{waiting, warn};
 pub use lane::{LaneConfig, LaneDriver, LaneError};
 pub(crate) use line::Line;
 pub use link::ServerInbox;
@@ -39,4 +39,3 @@ pub(crate) use shown::{Shown, Viewing};
 pub(crate) use spares::Spares;
 pub(crate) use states::OpStates;
 pub(crate) use thread::spawn_lane;
-pub(crate) use waits::{waiting, warn};

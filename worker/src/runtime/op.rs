@@ -6,7 +6,7 @@ use super::spares::Spare;
 use crate::client::{LentMemory, Piece};
 use crate::engine::{PartSpec, Submit};
 use crate::error::OpError;
-use fabric::{Exclusive, Fenced, PeerWritable, Span, UserBuffer, View};
+use fabric::{Exclusive, Fenced, PeerWritable, Span, UserBuffer, View, lock};
 use proto_common::ids::Version;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -160,11 +160,6 @@ impl OpState {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Progress> {
-        // Nothing that can panic runs while the lock is held.
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn tell(&self, mut progress: MutexGuard<'_, Progress>) {
         let (waiters, result) = (progress.waiters > 0, outcome(&progress));
         let callback = progress.callback.take();
@@ -183,7 +178,7 @@ impl OpState {
     /// ended. Scenario: one of two servers answers that the deadline has passed. The caller writes the next gradient into the
     /// array, while the other server still adds up the last one. Returns false if the caller has not heard of the failure yet.
     pub(crate) fn fail(&self, error: OpError) -> bool {
-        let mut progress = self.lock();
+        let mut progress = lock(&self.progress);
         self.failed.store(true, Ordering::Release);
         progress.error.get_or_insert(error);
         let is_told = progress.ended || !progress.shares();
@@ -196,7 +191,7 @@ impl OpState {
     /// Servers have kept the memory for too long: the caller gets an error now, unless it already has one. `error` makes it from
     /// the first failure.
     pub(crate) fn fail_now(&self, error: impl FnOnce(Option<OpError>) -> OpError) {
-        let mut progress = self.lock();
+        let mut progress = lock(&self.progress);
         if !self.told.load(Ordering::Acquire) {
             self.failed.store(true, Ordering::Release);
             progress.error = Some(error(progress.error.take()));
@@ -206,19 +201,19 @@ impl OpState {
 
     /// Before any lane has it: it is to be shown weights.
     pub(crate) fn will_show(&self, shown: Shown) {
-        self.lock().buffers.shown = Some(shown);
+        lock(&self.progress).buffers.shown = Some(shown);
     }
 
     /// A lane is shown a part's weights, before it ends its part.
     pub(crate) fn shown(&self, offset: u64, view: View) {
-        if let Some(shown) = &mut self.lock().buffers.shown {
+        if let Some(shown) = &mut lock(&self.progress).buffers.shown {
             shown.pieces.push((offset, view));
         }
     }
 
     /// A lane tells a chunk's version, before it ends its part.
     pub(crate) fn chunk_version(&self, offset: u64, version: Version) {
-        if let Some(versions) = &mut self.lock().buffers.versions {
+        if let Some(versions) = &mut lock(&self.progress).buffers.versions {
             versions.push((offset, version));
         }
     }
@@ -236,26 +231,26 @@ impl OpState {
 
     /// A call's reply has come, before its lane ends its part.
     pub(crate) fn replied(&self, inline: &[u8], landed_bytes: Option<u64>) {
-        if let Some(call) = &mut self.lock().buffers.call {
+        if let Some(call) = &mut lock(&self.progress).buffers.call {
             call.reply = Some(RawReply { inline: inline.to_vec(), landed_bytes });
         }
     }
 
     /// A call's server has read the request.
     pub(crate) fn forget_request(&self) {
-        self.lock().buffers.forget_request();
+        lock(&self.progress).buffers.forget_request();
     }
 
     /// A call's reply of so many bytes was announced, and has no room yet.
     pub(crate) fn announced(&self, bytes: u64) {
-        if let Some(call) = &mut self.lock().buffers.call {
+        if let Some(call) = &mut lock(&self.progress).buffers.call {
             call.roomless = Some(bytes);
         }
     }
 
     /// Room for a call's reply that had too little.
     pub(crate) fn make_room(&self, room: PeerWritable) {
-        let mut progress = self.lock();
+        let mut progress = lock(&self.progress);
         progress.buffers.target = Some(room);
         if let Some(call) = &mut progress.buffers.call {
             call.roomless = None;
@@ -264,12 +259,12 @@ impl OpState {
 
     /// Bytes of a call's reply that waits for room.
     pub(crate) fn roomless_bytes(&self) -> Option<u64> {
-        self.lock().buffers.call.as_ref().and_then(|call| call.roomless)
+        lock(&self.progress).buffers.call.as_ref().and_then(|call| call.roomless)
     }
 
     /// What the server of a call reads where it lies.
     pub(crate) fn lent(&self) -> Vec<Span> {
-        self.lock().buffers.call.as_ref().map_or_else(Vec::new, |call| call.lent.clone())
+        lock(&self.progress).buffers.call.as_ref().map_or_else(Vec::new, |call| call.lent.clone())
     }
 
     /// A lane tells how much of a dynamic tensor landed, before it ends its part.
@@ -291,7 +286,7 @@ impl OpState {
 
     /// A lane has ended its part, with a version or a failure, and no server reaches the operation's memory by it any more.
     pub(crate) fn lane_done(&self, ended: Result<u64, OpError>, fenced: Fenced) {
-        let mut progress = self.lock();
+        let mut progress = lock(&self.progress);
         match ended {
             Ok(version) => {
                 progress.version = Some(progress.version.map_or(version, |v| v.min(version)));
@@ -323,7 +318,7 @@ impl OpState {
     /// How the operation ended, if it can be told already.
     #[must_use]
     pub fn poll(&self) -> Option<Result<Version, OpError>> {
-        self.is_told().then(|| outcome(&self.lock()))
+        self.is_told().then(|| outcome(&lock(&self.progress)))
     }
 
     /// Can the caller be told how it ended?
@@ -338,7 +333,7 @@ impl OpState {
 
     /// Calls back when the operation has ended, on the thread that ends it, or at once if it has.
     pub(crate) fn on_end(&self, callback: Callback) {
-        let mut progress = self.lock();
+        let mut progress = lock(&self.progress);
         if self.is_told() {
             let result = outcome(&progress);
             drop(progress);
@@ -356,7 +351,7 @@ impl OpState {
             }
             std::hint::spin_loop();
         }
-        let mut progress = self.lock();
+        let mut progress = lock(&self.progress);
         loop {
             if self.is_told() {
                 return Some(outcome(&progress));
@@ -373,7 +368,7 @@ impl OpState {
 
     /// The buffers, once no lane uses them any more.
     pub(crate) fn take_buffers(&self) -> Option<OpBuffers> {
-        let mut progress = self.lock();
+        let mut progress = lock(&self.progress);
         progress.ended.then(|| std::mem::take(&mut progress.buffers))
     }
 }

@@ -1,10 +1,10 @@
 //! Weights that a trainer reads where they lie, and which of a tensor's it still reads. Servers keep what they showed
 //! as it is until a message says that it is not read any more; each operation on the tensor says what is.
 
-use fabric::View;
+use fabric::{View, lock};
 use proto_common::batch::{Kept, Reading};
 use proto_common::ids::{Operation, Version};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Lists of pieces kept for the next operations, so that those allocate none.
 const SPARE_MAX: usize = 4;
@@ -27,14 +27,9 @@ struct State {
 pub(crate) struct Viewing(Arc<Mutex<State>>);
 
 impl Viewing {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that can panic runs while the lock is held.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What is read while this operation begins.
     pub(crate) fn reading(&self, next: Operation) -> Reading {
-        let state = self.lock();
+        let state = lock(&self.0);
         let unanswered = state.operations.iter().filter(|(_, version)| version.is_none());
         let from = unanswered.map(|(operation, _)| *operation).min().unwrap_or(next);
         let kept =
@@ -50,18 +45,18 @@ impl Viewing {
 
     /// An operation on the tensor begins.
     pub(crate) fn busy(&self) -> Busy {
-        self.lock().under_way += 1;
+        lock(&self.0).under_way += 1;
         Busy(self.clone())
     }
 
     /// May an operation be under way?
     pub(crate) fn is_busy(&self) -> bool {
-        self.lock().under_way > 0
+        lock(&self.0).under_way > 0
     }
 
     /// An operation is about to ask for weights in so many pieces.
     pub(crate) fn begin(&self, operation: Operation, pieces: usize) -> Shown {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         state.operations.push((operation, None));
         let mut list = state.spare.pop().unwrap_or_default();
         drop(state);
@@ -76,7 +71,7 @@ pub(crate) struct Busy(Viewing);
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = lock(&self.0.0);
         state.under_way = state.under_way.saturating_sub(1);
     }
 }
@@ -93,7 +88,7 @@ pub(crate) struct Shown {
 impl Shown {
     /// All of it has come, and is of this version.
     pub(crate) fn is_of(&self, version: Version) {
-        let mut state = self.viewing.lock();
+        let mut state = lock(&self.viewing.0);
         let mine = state.operations.iter_mut().find(|(operation, _)| *operation == self.operation);
         if let Some((_, shown)) = mine {
             *shown = Some(version);
@@ -105,7 +100,7 @@ impl Drop for Shown {
     fn drop(&mut self) {
         let mut pieces = std::mem::take(&mut self.pieces);
         pieces.clear();
-        let mut state = self.viewing.lock();
+        let mut state = lock(&self.viewing.0);
         if let Some(at) = state.operations.iter().position(|(operation, _)| *operation == self.operation) {
             state.operations.swap_remove(at);
         }

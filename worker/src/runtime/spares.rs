@@ -1,8 +1,8 @@
 //! Buffers that encoded gradients of one tensor are sent from, used again and again: none is allocated in steady state.
 
-use fabric::Exclusive;
+use fabric::{Exclusive, lock};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// As many as are kept; operations beyond them give theirs back to the pool. Servers take contributions of no more
 /// rounds ahead.
@@ -13,14 +13,9 @@ const KEPT_MAX: usize = 4;
 pub(crate) struct Spares(Arc<Mutex<Vec<Exclusive>>>);
 
 impl Spares {
-    fn lock(&self) -> MutexGuard<'_, Vec<Exclusive>> {
-        // A list that is pushed to and popped from is whole, whatever happened to others.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// One that was used before, or a new one.
     pub(crate) fn take<E>(&self, allocate: impl FnOnce() -> Result<Exclusive, E>) -> Result<Spare, E> {
-        let kept = self.lock().pop();
+        let kept = lock(&self.0).pop();
         let buffer = kept.map_or_else(allocate, Ok)?;
         Ok(Spare { buffer: Some(buffer), home: self.clone() })
     }
@@ -57,7 +52,7 @@ impl DerefMut for Spare {
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        let mut kept = self.home.lock();
+        let mut kept = lock(&self.home.0);
         if let Some(buffer) = self.buffer.take().filter(|_| kept.len() < KEPT_MAX) {
             kept.push(buffer);
         }

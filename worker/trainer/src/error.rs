@@ -7,68 +7,37 @@ use std::path::{Path, PathBuf};
 
 /// Everything that ends training or evaluation early.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what fields are")]
 pub enum TrainError {
     /// One field of one line of a text file is wrong.
     #[error("{}:{line}, column {column}: {cause}; fix: {fix}", file.display())]
     Row {
-        /// The file read.
         file: PathBuf,
         /// Line number, from 1.
         line: u64,
         /// Field number in the line, from 1.
         column: u64,
-        /// What is wrong.
         cause: String,
-        /// What to do about it.
         fix: String,
     },
     /// A data file as a whole is wrong.
     #[error("{}: {cause}; fix: {fix}", file.display())]
-    File {
-        /// The file read.
-        file: PathBuf,
-        /// What is wrong.
-        cause: String,
-        /// What to do about it.
-        fix: String,
-    },
+    File { file: PathBuf, cause: String, fix: String },
     /// An input file cannot be opened.
     #[error("cannot open {}: {source}; fix: give the path of a readable file", file.display())]
-    Open {
-        /// The file wanted.
-        file: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
+    Open { file: PathBuf, source: io::Error },
     /// An opened input file cannot be read to its end.
     #[error("cannot read {}: {source}; fix: check the disk or file system and run again", file.display())]
-    Read {
-        /// The file read.
-        file: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
+    Read { file: PathBuf, source: io::Error },
     /// A result cannot be written.
     #[error("cannot write {}: {source}; fix: check that the directory exists, is writable and has room", file.display())]
-    Write {
-        /// The file to be written.
-        file: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
+    Write { file: PathBuf, source: io::Error },
     /// Standard output cannot be written.
     #[error("cannot write to standard output: {0}; fix: keep the reading end open")]
     Stdout(io::Error),
     /// A flag's value is out of range or does not fit the others.
     #[error("{flag}: {cause}; fix: {fix}")]
-    Setting {
-        /// The flag.
-        flag: &'static str,
-        /// What is wrong.
-        cause: String,
-        /// What to do about it.
-        fix: String,
-    },
+    Setting { flag: &'static str, cause: String, fix: String },
     /// The loss is no longer a number.
     #[error("the loss became {loss} in epoch {epoch}, step {step}; fix: lower --lr or check --scale")]
     Diverged {

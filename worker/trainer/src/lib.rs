@@ -17,7 +17,6 @@ pub mod layers;
 pub mod mlp;
 pub mod model;
 pub mod overlap;
-pub mod poison;
 pub mod reference;
 pub mod report;
 pub mod rng;

@@ -2,9 +2,10 @@
 //! array's numbers lie. The functions come from the `libmxnet` that the interpreter has loaded; nothing is linked. It must
 //! not know what the operations do.
 
+use crate::error::lock;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 type Handle = *mut c_void;
 type Begin = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void);
@@ -177,7 +178,7 @@ unsafe fn begin<W: Work>(on_complete: *mut c_void, parcel: *mut c_void) {
     // exclusively. The callback is three words in all versions, and may be copied.
     let (work, library, callback) = unsafe {
         let Parcel { work, library } = &*parcel.cast::<Parcel<W>>();
-        let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let work = lock(work).take();
         (work, library.clone(), on_complete.cast::<Callback>().read())
     };
     let ending = Ending { callback: Some(callback), library };

@@ -4,7 +4,6 @@
 
 #[cfg(feature = "sim")]
 mod forge;
-mod inbound;
 mod plan;
 mod work;
 
@@ -14,8 +13,9 @@ pub use forge::Forged;
 use super::channel::Channel;
 use super::dmabuf::Dmabuf;
 use super::endpoint::say_ready;
+use super::ids::Turns;
 use super::reach::{MESSAGE_BYTES, Told};
-use super::registrar::{Extent, Registrar};
+use super::registrar::{Extent, Own, Registrar};
 use super::setup::{Shared, VerbsHandle, VerbsSetup};
 use super::sys::{Completions, Context, POLLED_MAX, Receives, Work, ibv_sge, place};
 use super::watch::{Alarm, Watch};
@@ -25,7 +25,6 @@ use crate::device::{
 use crate::error::{FabricError, PostError};
 use crate::memory::{Access, Region, Span};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
-use inbound::Inbound;
 use plan::RECEIVES_MAX;
 pub(super) use plan::{OWN_REQUESTS, Plan};
 use rustix::event::{Timespec, epoll};
@@ -482,5 +481,44 @@ impl Drop for VerbsQueue {
         // Queue pairs first: what they reach may be given back with the last lane that used it.
         self.channels.clear();
         self.shared.registrar.release_unused();
+    }
+}
+
+/// Where what peers send comes in: the receives of a lane, each with its stretch of registered memory.
+#[derive(Debug)]
+struct Inbound {
+    memory: Own,
+    receives: Arc<Receives>,
+    turns: Turns,
+}
+
+impl Inbound {
+    /// All receives are posted.
+    fn new(registrar: &Arc<Registrar>, receives: &Arc<Receives>, count: usize) -> Result<Self, FabricError> {
+        let memory = registrar.own((count * MESSAGE_BYTES) as u64, "gradwire-verbs-messages", false)?;
+        let this = Self { memory, receives: Arc::clone(receives), turns: Turns::new(count) };
+        (0..count as u32).try_for_each(|index| this.post(index))?;
+        Ok(this)
+    }
+
+    /// Posts a receive, which has been taken.
+    pub(super) fn post(&self, index: u32) -> Result<(), FabricError> {
+        let (offset, bytes) = (u64::from(index) * MESSAGE_BYTES as u64, MESSAGE_BYTES as u64);
+        let memory = &self.memory.registration;
+        let span = memory.region.span(offset, bytes).map_err(|e| FabricError::Internal(e.to_string()))?;
+        self.receives.post(self.turns.id(index), &place(&span, memory.keys().0))
+    }
+
+    /// Takes a receive that has completed. False: it is none that is posted.
+    pub(super) fn take(&mut self, index: u32, turn: u32) -> bool {
+        self.turns.take(index, turn)
+    }
+
+    /// The message in a receive that was taken.
+    pub(super) fn message(&self, index: u32) -> Option<[u8; MESSAGE_BYTES]> {
+        let mut message = [0; MESSAGE_BYTES];
+        let read =
+            self.memory.registration.region.read(u64::from(index) * MESSAGE_BYTES as u64, &mut message);
+        read.is_ok().then_some(message)
     }
 }

@@ -527,11 +527,7 @@ class KVWorker : public SimpleApp {
     // Where keys have different numbers of values, an answer may have been kept in a place that is another server's.
     const Val *at = vals->data();
     for (Answer *answer : answers) {
-      if (answer->vals.data() == answer->place.data() && answer->vals.data() != at) {
-        SArray<Val> own;
-        own.CopyFrom(answer->vals);
-        answer->vals = own;
-      }
+      if (answer->vals.data() == answer->place.data() && answer->vals.data() != at) KeepOne(&answer->vals);
       at += answer->vals.size();
     }
     Val *to = vals->data();

@@ -27,14 +27,6 @@ static_assert(sizeof(Envelope) == 8, "an envelope has no padding");
 /// How long a request's receivers have to answer it, in milliseconds.
 static const uint64_t kRequestMs = 600 * 1000;
 
-/// A node's id from the library's words for it.
-inline int NodeOf(uint32_t group, uint32_t rank) {
-  const int number = static_cast<int>(rank);
-  return group == GRADWIRE_GROUP_SCHEDULER ? kScheduler
-         : group == GRADWIRE_GROUP_SERVERS ? Postoffice::ServerRankToID(number)
-                                           : Postoffice::WorkerRankToID(number);
-}
-
 /// The library's words for a node or group.
 inline std::pair<uint32_t, uint32_t> WordsOf(int node) {
   if (node < 8) return std::make_pair(static_cast<uint32_t>(node), GRADWIRE_EVERYONE);

@@ -1,16 +1,53 @@
-"""The cluster of this process, shared by its stores, and joined when the first of them is made."""
+"""The cluster of this process, shared by its stores, and joined when the first of them is made; and what of MXNet's library the native
+half needs: addresses of functions, and how its version calls back."""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import threading
 from typing import Any
 
 import mxnet as mx
+from mxnet.base import _LIB, MXNetError
 
 import gradwire
 
-from . import _engine
+from .. import _native
+
+_FUNCTIONS = (
+    "MXEnginePushAsyncND",
+    "MXShallowCopyNDArray",
+    "MXNDArrayFree",
+    "MXNDArrayToDLPack",
+    "MXNDArrayCallDLPackDeleter",
+    "MXGetLastError",
+)
+#: std::runtime_error(const char *), which is how the engine takes failures.
+_RUNTIME_ERROR = "_ZNSt13runtime_errorC1EPKc"
+
+#: Releases that this was tried with. Others have these functions, too, some of them with other arguments: a crash.
+TRIED = ("1.9.1", "2.0.0beta1")
+#: Is it MXNet 2?
+IS_2 = int(mx.__version__.split(".")[0]) >= 2
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    try:
+        function = getattr(library, name)
+    except AttributeError as error:
+        text = f"gradwire: unsupported MXNet {mx.__version__} (no function {name}): use one of {', '.join(TRIED)}"
+        raise MXNetError(text) from error
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def start(client: Any) -> _native.MxEngine:
+    """The native half for a client."""
+    if mx.__version__ not in TRIED:
+        raise MXNetError(f"gradwire: unsupported MXNet {mx.__version__}: use one of {', '.join(TRIED)}")
+    addresses = [_address(_LIB, name) for name in _FUNCTIONS]
+    addresses.append(_address(ctypes.CDLL("libstdc++.so.6"), _RUNTIME_ERROR))
+    return _native.MxEngine(client, addresses, IS_2)
 
 
 class Connection:
@@ -18,7 +55,7 @@ class Connection:
 
     def __init__(self) -> None:
         self.client = gradwire.connect()
-        self.engine = _engine.start(self.client)
+        self.engine = start(self.client)
         self._stores = 0
 
     def number_store(self) -> int:
@@ -46,7 +83,7 @@ def _finish() -> None:
     # Operations that the engine has still to begin need the client.
     try:
         mx.nd.waitall()
-    except mx.base.MXNetError:
+    except MXNetError:
         # Whoever waited for it was told.
         pass
 

@@ -9,7 +9,7 @@ from typing import Any
 import mxnet as mx
 
 from ..optimizers import CONSTANT, Optimizer
-from ._engine import IS_2
+from ._connection import IS_2
 
 
 class Unmapped(Exception):

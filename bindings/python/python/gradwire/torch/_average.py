@@ -17,9 +17,8 @@ from ..client import Client, Declaration
 from ..codecs import Codec
 from ..errors import InputError, OperationError
 from ..optimizers import Assign
-from ._absence import ABSENT, Absence, refuse_absent
 from ._exchange import MEAN, Exchange, Named, Taken, plain, unique
-from ._roll import Called, Roll
+from ._roll import ABSENT, Absence, Called, Roll, refuse_absent
 
 _CHANGED = (
     "gradients were modified after backward had contributed them, and the change would be lost: call synchronize() after "

@@ -15,8 +15,8 @@ import torch
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook, _JoinConfig
 
 from ..client import Client
-from ._absence import Absence
 from ._process import client_or_default
+from ._roll import Absence
 from ._state import state_of
 
 __all__ = ["Join", "Uneven", "join"]

@@ -17,13 +17,12 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..client import Client
 from ..codecs import Codec
 from ..errors import InputError
-from ._absence import ABSENT, Absence, refuse_absent
 from ._average import Averager
 from ._broadcast import broadcast, broadcast_parameters, tensors_in
 from ._compression import codec_of
 from ._join import Join, Uneven
 from ._process import client_or_default
-from ._roll import Roll
+from ._roll import ABSENT, Absence, Roll, refuse_absent
 from ._state import state_of
 
 

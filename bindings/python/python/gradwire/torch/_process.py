@@ -3,7 +3,6 @@ client pass it as `client=…` and do not need this module."""
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any, NamedTuple
 

@@ -98,8 +98,11 @@ pub trait UpdateRule: Constants {
     const IS_INTERNAL: bool = false;
 
     /// What each array holds that it keeps, at most two. A rule continues with the state of a rule that has the same arrays;
-    /// otherwise its state begins with zeros.
-    fn arrays(&self, form: Form) -> &'static [&'static str];
+    /// otherwise its state begins with zeros. By default it keeps none.
+    #[inline]
+    fn arrays(&self, _form: Form) -> &'static [&'static str] {
+        &[]
+    }
 
     /// Corrections of means that began with zeros, in the given round after that.
     #[inline]
@@ -107,10 +110,10 @@ pub trait UpdateRule: Constants {
         [1.0, 1.0]
     }
 
-    /// Whether weight decay is part of the gradient. If not, the rule does it itself.
+    /// Whether weight decay is part of the gradient, as by default with all rules that have it. If not, the rule does it itself.
     #[inline(always)]
     fn decays_gradient(&self, _form: Form) -> bool {
-        true
+        Self::STEPS
     }
 
     /// The rule over a whole chunk without copies between, for rules that need no state and are short. By default, or with

@@ -45,10 +45,6 @@ impl What {
             Self::Pushes => "pushes",
         }
     }
-
-    fn of_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|what| what.word() == word)
-    }
 }
 
 /// A tensor's name in entries. Names that would be read as something else give way to the key.
@@ -86,7 +82,7 @@ pub(crate) fn parse(
     let (begin, end) = range.split_once(':')?;
     let (begin, end) = (begin.parse::<u64>().ok()?, end.parse::<u64>().ok()?);
     let (base, word) = before.rsplit_once('#').unwrap_or((before, ""));
-    let what = What::of_word(word)?;
+    let what = What::ALL.into_iter().find(|what| what.word() == word)?;
     (end.checked_sub(begin)? == length).then_some((*keys.get(base)?, what, (begin, end)))
 }
 

@@ -6,71 +6,41 @@ use thiserror::Error;
 
 /// Why a checkpoint cannot be written, found or read.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum CheckpointError {
     /// The operating system or the object store returned an error.
     #[error(
         "cannot {what} {file}: {source}; check that the directory exists, its permissions and its free space"
     )]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        /// The file.
-        file: String,
-        /// The error that was returned.
-        source: io::Error,
-    },
+    Io { what: &'static str, file: String, source: io::Error },
     /// There is no complete checkpoint of this name.
     #[error(
         "no complete checkpoint {name:?} in {place}; `gradwire checkpoint list {place}` lists the complete ones"
     )]
-    Missing {
-        /// Its name.
-        name: String,
-        /// Where it was looked for.
-        place: String,
-    },
+    Missing { name: String, place: String },
     /// The name is not valid.
     #[error(
         "invalid checkpoint name {name:?}: names look like job-0/round-000000120 or round-000000120, as `gradwire checkpoint list` shows them"
     )]
-    BadName {
-        /// The name.
-        name: String,
-    },
+    BadName { name: String },
     /// The job's checkpoints belong to another scheduler.
     #[error(
         "another scheduler of this job owns the checkpoints in {place}: {by}; stop it first, or give one of the two jobs another number (job) or another checkpoint.directory"
     )]
-    Owned {
-        /// The job's place.
-        place: String,
-        /// The owner.
-        by: String,
-    },
+    Owned { place: String, by: String },
     /// This scheduler owned the job's checkpoints, and another scheduler has replaced it.
     #[error(
         "another scheduler of this job has taken over the checkpoints in {place}: {by}; this scheduler no longer writes or removes checkpoints. If both are to run, give one of the two jobs another number (job) or another checkpoint.directory"
     )]
-    Deposed {
-        /// The job's place.
-        place: String,
-        /// The new owner.
-        by: String,
-    },
+    Deposed { place: String, by: String },
     /// The place is not usable.
     #[error("cannot store checkpoints at {place}: {why}")]
-    BadPlace {
-        /// The place.
-        place: String,
-        /// Why not.
-        why: String,
-    },
+    BadPlace { place: String, why: String },
     /// The file was written by another program or another release.
     #[error(
         "{file} is not a checkpoint file of this release: {why}; use another checkpoint, or the release that wrote it"
     )]
     Foreign {
-        /// Which file.
         file: String,
         /// How it differs from a checkpoint file.
         why: String,
@@ -79,60 +49,27 @@ pub enum CheckpointError {
     #[error(
         "{file} is damaged: {why}; restore it from a copy, or set checkpoint.restore to an earlier checkpoint (`gradwire checkpoint verify` finds the intact ones)"
     )]
-    Corrupt {
-        /// Which file.
-        file: String,
-        /// What is wrong.
-        why: String,
-    },
+    Corrupt { file: String, why: String },
     /// The newest checkpoint cannot be determined.
     #[error(
         "cannot determine the newest checkpoint, because {name} may be it and cannot be read: {why}; set checkpoint.restore to the name of the checkpoint to restore, or delete this one (`gradwire checkpoint delete {place} {name}`)"
     )]
-    Unclear {
-        /// The checkpoint that cannot be read.
-        name: String,
-        /// Where it is.
-        place: String,
-        /// Why it cannot be read.
-        why: Box<CheckpointError>,
-    },
+    Unclear { name: String, place: String, why: Box<CheckpointError> },
     /// The checkpoint has chunks of another length than the cluster.
     #[error(
         "checkpoint {name} was written with cluster.chunk_bytes = {theirs}, but this cluster has {ours}; set cluster.chunk_bytes to {theirs}"
     )]
-    ChunkBytes {
-        /// The checkpoint.
-        name: String,
-        /// The checkpoint's `cluster.chunk_bytes`.
-        theirs: u64,
-        /// The cluster's `cluster.chunk_bytes`.
-        ours: u64,
-    },
+    ChunkBytes { name: String, theirs: u64, ours: u64 },
     /// A tensor is declared differently than in the checkpoint.
     #[error(
         "{tensor} is declared as {ours}, but as {theirs} in checkpoint {name}; declare it as in the checkpoint, and change its rule afterwards"
     )]
-    OtherSpec {
-        /// The tensor, as messages name it.
-        tensor: String,
-        /// The checkpoint.
-        name: String,
-        /// The declaration now.
-        ours: String,
-        /// The declaration in the checkpoint.
-        theirs: String,
-    },
+    OtherSpec { tensor: String, name: String, ours: String, theirs: String },
     /// The header of a part would be longer than a safetensors file may have.
     #[error(
         "a checkpoint part with {chunks} chunks needs a header of {header_bytes} bytes, more than a safetensors file may have; raise cluster.lanes, cluster.servers or cluster.chunk_bytes"
     )]
-    TooManyChunks {
-        /// Chunks of the part.
-        chunks: u64,
-        /// Bytes of its header.
-        header_bytes: u64,
-    },
+    TooManyChunks { chunks: u64, header_bytes: u64 },
     /// The data to write differ from their description: a bug.
     #[error("internal error while writing a checkpoint: {0}")]
     Plan(String),

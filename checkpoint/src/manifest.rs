@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 
 /// What every manifest begins with.
 const FORMAT: &str = "gradwire-checkpoint";
-/// The one version there is.
 const VERSION: u32 = 1;
 /// What a table's word begins with.
 const TABLE: &str = "table.";
@@ -73,7 +72,6 @@ pub struct PartRecord {
 pub struct Manifest {
     /// What the file is.
     format: String,
-    /// The version of the format.
     format_version: u32,
     /// The checkpoint's name.
     pub name: String,
@@ -115,7 +113,6 @@ impl Contents {
         Self(runs.chain(tables).collect::<Vec<_>>().join(" "))
     }
 
-    /// Its runs of chunks.
     pub(crate) fn runs(&self) -> impl Iterator<Item = Result<(ChunkId, u32), String>> {
         let run = |word: &str| {
             let (key, rest) = word.split_once(':')?;

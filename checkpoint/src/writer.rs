@@ -17,7 +17,6 @@ use std::sync::Arc;
 pub(crate) const BLOCK_BYTES: u64 = 256 << 10;
 /// The part's word for tensors' names.
 pub(crate) const KEYS: &str = "gradwire.keys";
-/// And for tables.
 pub(crate) const TABLES: &str = "gradwire.tables";
 /// Headers end at a multiple of it.
 const ALIGN_BYTES: u64 = 4096;

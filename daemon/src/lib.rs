@@ -51,7 +51,6 @@ pub mod flight;
 pub mod host;
 pub mod http;
 pub mod lanes;
-mod later;
 pub mod logging;
 #[cfg(any(test, feature = "cli"))]
 pub mod manual;
@@ -72,4 +71,6 @@ pub mod small_file;
 pub mod status;
 pub mod targets;
 
-pub use later::Later;
+/// A future in a box. The body of an `async fn` is compiled where it is awaited: without the box each of the four programs would
+/// compile connections, TLS and the link to the scheduler again.
+pub type Later<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -1,9 +1,9 @@
 //! The dialling side of a data path, as workers and servers have it in common: the control connection to a server, its offer,
 //! the channels of all lanes, the inboxes told. What hellos say, and what lanes make of channels, is the role's.
 
+use crate::Later;
 use crate::control::{Connection, FrameError, connect_with_retry};
 use crate::devices;
-use crate::later::Later;
 use crate::security::Security;
 use crate::settings::split_address;
 use fabric::{ChannelSetup, CqHandle, Devices};

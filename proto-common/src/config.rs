@@ -4,7 +4,6 @@
 mod checkpoint;
 mod cluster;
 mod error;
-mod launch;
 mod meaning;
 mod security;
 
@@ -15,7 +14,6 @@ pub use checkpoint::CheckpointSettings;
 pub use cluster::{ClusterSettings, ClusterShape, WorkerLoss};
 pub use error::{SettingError, is_pem, shown};
 use error::{within, wrong};
-pub use launch::LaunchSettings;
 pub use meaning::meaning;
 pub use security::{Hidden, SecurityMode, SecuritySettings};
 use serde::{Deserialize, Serialize};
@@ -50,6 +48,17 @@ pub struct Settings {
     pub log: LogSettings,
     /// What `gradwire launch` does with the processes that it has started.
     pub launch: LaunchSettings,
+}
+
+/// What `gradwire launch` does with the processes that it has started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct LaunchSettings {
+    /// End a server of the launcher's host with SIGKILL if the scheduler has declared it failed but the process has not exited
+    /// after `--grace-ms`: it may have been stopped by a signal. Never ends a worker, a program of `--every-role`, or a process
+    /// that somebody else has started.
+    pub end_failed: bool,
 }
 
 /// The scheduler's address.

@@ -108,25 +108,16 @@ impl<'de> Deserialize<'de> for SharedUpdate {
 
 /// An update that cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum MapError {
     /// The update is from an older scheduler.
     #[error(
         "shard map update is outdated: it has epoch {got}, the current epoch is {have}; a replaced scheduler is still running, stop it"
     )]
-    OldTerm {
-        /// Epoch of the update.
-        got: Epoch,
-        /// Epoch in force.
-        have: Epoch,
-    },
+    OldTerm { got: Epoch, have: Epoch },
     /// A tensor's ranges do not cover its chunks exactly.
     #[error("invalid shard map update for tensor {key}: {what}")]
-    BadCover {
-        /// The tensor.
-        key: Key,
-        /// The reason.
-        what: String,
-    },
+    BadCover { key: Key, what: String },
 }
 
 /// One tensor's entry.

@@ -25,7 +25,6 @@ impl Recovery {
     }
 }
 
-/// One run.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct RunReport {
     pub(super) seed: u64,

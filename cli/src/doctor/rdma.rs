@@ -26,7 +26,6 @@ pub(super) struct Seen {
     devices: Result<Vec<DeviceInfo>, FabricError>,
 }
 
-/// Looks.
 pub(super) fn look() -> Seen {
     let names = |entries: std::fs::ReadDir| {
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()

@@ -59,7 +59,8 @@ async fn attend_one() -> Result<u8, Failure> {
     let spec = spec_of(order)?;
     let mut guard = Guard::start().context("cannot start the guard").code(ExitCode::Io)?;
     let Running { mut process, handle } = child::start(&spec, &guard)?;
-    say_started();
+    // The launcher learns by it that ssh works and the program runs.
+    let _ = io::stderr().write_all(&[STARTED_LINE, b"\n"].concat());
     let (printer, printer_thread) = Printer::start(None).code(ExitCode::Io)?;
     let mut pipes = JoinSet::new();
     if let Some(pipe) = process.stdout.take() {
@@ -104,11 +105,6 @@ async fn next_signal(lines: &mut mpsc::Receiver<String>) -> Signal {
 /// Lines pass without a prefix: the launcher adds it and writes the log files.
 fn way(target: Target) -> Way {
     Way { prefix: String::new(), target, log: None, tail: Tail::default(), is_raw: true, started: None }
-}
-
-/// Reports to the launcher that ssh works and the program runs.
-fn say_started() {
-    let _ = io::stderr().write_all(&[STARTED_LINE, b"\n"].concat());
 }
 
 fn spec_of(order: Order) -> Result<ChildSpec, Failure> {

@@ -26,7 +26,6 @@ pub(super) struct Lines {
 /// What a piece of input has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// A line.
     Line,
     /// A frame of progress.
     Frame,

@@ -190,7 +190,6 @@ pub(super) async fn forward(pipe: impl AsyncRead + Unpin, mut way: Way, printer:
 }
 
 impl Way {
-    /// The end of a line.
     async fn end(&mut self, lines: &mut Lines, printer: &Printer) {
         let rest = lines.pass();
         let was_progress = lines.is_progress();

@@ -172,7 +172,7 @@ impl Reach {
             );
             Failure::message(ExitCode::Deadline, text)
         })?;
-        let output = output.context("rsync").map_err(|error| failure_of(&failed, &error))?;
+        let output = output.context("rsync").map_err(|error| failed(format!("{error:#}")))?;
         match output.status.success() {
             true => Ok(()),
             false => {
@@ -182,10 +182,6 @@ impl Reach {
             }
         }
     }
-}
-
-fn failure_of(failed: &impl Fn(String) -> Failure, error: &anyhow::Error) -> Failure {
-    failed(format!("{error:#}"))
 }
 
 fn goes_along(name: &str) -> bool {

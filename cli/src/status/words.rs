@@ -71,7 +71,6 @@ pub(crate) fn phase(phase: JobPhase) -> &'static str {
     }
 }
 
-/// How a member is.
 pub(crate) fn state(member: &MemberStatus, silence_ms: u64) -> &'static str {
     match member {
         _ if member.left => "left",

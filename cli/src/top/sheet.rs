@@ -135,7 +135,6 @@ impl Cell {
     }
 }
 
-/// A row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
     pub(super) cells: Vec<Cell>,

@@ -91,7 +91,6 @@ fn parse(text: &[u8]) -> anyhow::Result<Dump> {
     Ok(dump)
 }
 
-/// Who is asked.
 #[derive(Clone, Debug)]
 struct Asked {
     name: String,

@@ -3,7 +3,6 @@
 
 mod clocks;
 mod collect;
-mod rows;
 mod timeline;
 
 use crate::status::Whom;

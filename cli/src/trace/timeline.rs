@@ -3,7 +3,6 @@
 
 use super::clocks::Axis;
 use super::collect::{Found, Source};
-use super::rows::Rows;
 use daemon::flight::{Event, Extent, Kind, NOBODY, Stamp, Timed};
 use proto_common::batch::OpKind;
 use proto_common::ids::Role;
@@ -16,12 +15,34 @@ const ARROWS_MAX: usize = 4096;
 const TIDS_PER_LANE: u64 = 1_000;
 const CONTROL_TID: u64 = 1;
 
+/// Rows of one kind beside each other: what does not fit is shown otherwise.
+const ROWS_MAX: usize = 64;
+
 /// The document, and what it has.
 #[derive(Debug)]
 pub(super) struct Timeline {
     pub(super) text: String,
     pub(super) events: usize,
     pub(super) span_ns: i128,
+}
+
+/// Rows of one kind on one thread, by when each is free again. A viewer shows only spans on one row that lie within one another.
+#[derive(Debug, Default)]
+struct Rows(Vec<i128>);
+
+impl Rows {
+    /// The first row that is free then; none where all are taken. Spans come by their beginning.
+    fn place(&mut self, start_ns: i128, end_ns: i128) -> Option<usize> {
+        if let Some(row) = self.0.iter().position(|free_ns| *free_ns <= start_ns) {
+            self.0[row] = end_ns;
+            return Some(row);
+        }
+        if self.0.len() == ROWS_MAX {
+            return None;
+        }
+        self.0.push(end_ns);
+        Some(self.0.len() - 1)
+    }
 }
 
 /// A tensor and a round of it.
@@ -42,7 +63,6 @@ struct Writer<'a> {
     async_id: u64,
 }
 
-/// All of it on one axis.
 pub(super) fn of(found: &Found, axis: &Axis) -> Timeline {
     let names: BTreeMap<u64, String> =
         found.sources.iter().flat_map(|source| source.dump.names.clone()).collect();

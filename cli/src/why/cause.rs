@@ -21,7 +21,6 @@ const BARRIER_MIN_MS: u64 = 1_000;
 pub(super) struct Finding {
     /// Who or what holds up what, and for how long.
     pub(super) what: String,
-    /// What this was seen in.
     pub(super) seen: Vec<String>,
     /// What to do about it.
     pub(super) fix: String,
@@ -125,7 +124,6 @@ enum End<'a> {
     Idle(&'a MemberStatus),
     /// A worker that has no way to its servers yet, so its trainer has not even begun.
     Unlinked(&'a MemberStatus),
-    /// One that is not there.
     Absent(MemberId),
     /// It waits, for this reason, and for nobody else.
     Stays(&'a MemberStatus, WaitCause),

@@ -16,16 +16,12 @@ pub(super) const BACKOFF_MAX_MS: u64 = 500;
 /// The peer could not be reached.
 #[derive(Debug, Error)]
 #[error("cannot connect to {host}:{port} within {waited_ms} ms ({cause}); {fix}")]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub struct ConnectError {
-    /// The peer's host.
     pub host: String,
-    /// Its port.
     pub port: u16,
-    /// How long it was tried.
     pub waited_ms: u64,
-    /// The last attempt's error.
     pub cause: io::Error,
-    /// What to do.
     pub fix: String,
 }
 

@@ -22,17 +22,13 @@ const STEP_BYTES: usize = 16 << 10;
 
 /// A frame that cannot be sent or received. After any of these the connection is of no use.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum FrameError {
     /// The peer announces more than a frame may have: it is hostile, or speaks another protocol.
     #[error(
         "the peer announced a frame of {announced} bytes, the limit is {limit}; is it a Gradwire process?"
     )]
-    TooLong {
-        /// What it announced.
-        announced: u32,
-        /// The bound.
-        limit: usize,
-    },
+    TooLong { announced: u32, limit: usize },
     /// An answer of a web server.
     #[error(
         "the peer is an HTTP service, not a control port: use the control address (scheduler.host and scheduler.port), not the HTTP address"
@@ -45,19 +41,13 @@ pub enum FrameError {
     HttpClient,
     /// The connection ended within a frame.
     #[error("the connection closed in the middle of a frame, after {got} bytes")]
-    Cut {
-        /// Bytes that came.
-        got: usize,
-    },
+    Cut { got: usize },
     /// The message cannot be written or read.
     #[error(transparent)]
     Codec(#[from] CodecError),
     /// Nothing came, or nothing could be sent, in time.
     #[error("the control connection made no progress for {waited_ms} ms")]
-    Deadline {
-        /// How long it was waited for.
-        waited_ms: u64,
-    },
+    Deadline { waited_ms: u64 },
     /// The other side is not to be trusted, or does not trust this one.
     #[error(transparent)]
     Security(#[from] Fault),

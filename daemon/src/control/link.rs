@@ -15,7 +15,7 @@ use super::frame::{FrameError, frame_of};
 use super::link_error::LinkError;
 use super::seek::{Resuming, Seeker, greet};
 use super::undecided::{Overflow, Undecided};
-use crate::later::Later;
+use crate::Later;
 use crate::security::Security;
 use proto_common::config::Settings;
 use proto_common::message::{FromScheduler, MemberReport, Register, Resume, ToScheduler, Welcome};

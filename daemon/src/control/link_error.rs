@@ -12,26 +12,17 @@ use thiserror::Error;
 /// The link to the scheduler could not be made, or is of no more use. Cheap to clone: every waiting caller
 /// gets the same one.
 #[derive(Clone, Debug, Error)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum LinkError {
     /// It cannot be reached.
     #[error("the scheduler is unreachable: {0}")]
     Unreachable(Arc<ConnectError>),
     /// It was reached and did not answer the registration.
     #[error("the scheduler at {address} did not answer the registration: {cause}{}", asked_of(cause))]
-    NoAnswer {
-        /// Where it should be.
-        address: String,
-        /// What happened instead.
-        cause: Arc<FrameError>,
-    },
+    NoAnswer { address: String, cause: Arc<FrameError> },
     /// One of the two does not trust the other.
     #[error("no trusted connection to the scheduler at {address}: {fault}")]
-    Untrusted {
-        /// Where it should be.
-        address: String,
-        /// What is wrong.
-        fault: Fault,
-    },
+    Untrusted { address: String, fault: Fault },
     /// It refused this process.
     #[error("the scheduler refused this process: {0}")]
     Refused(RefusalReason),
@@ -40,10 +31,7 @@ pub enum LinkError {
     Closed,
     /// It says nothing any more.
     #[error("lost the scheduler: no heartbeat for {silent_ms} ms; check its host and the network")]
-    Silent {
-        /// Milliseconds of silence.
-        silent_ms: u64,
-    },
+    Silent { silent_ms: u64 },
     /// It sends decisions and does not say that they are in force.
     #[error(
         "lost the scheduler: too many of its decisions wait for a majority of the members; check the network"
@@ -54,28 +42,12 @@ pub enum LinkError {
     Broken(Arc<FrameError>),
     /// It is lost, and none came in its place.
     #[error("{lost}; no scheduler answered within {waited_ms} ms (deadlines.scheduler_ms): {last}")]
-    NotBack {
-        /// How long it was looked for.
-        waited_ms: u64,
-        /// How it was lost.
-        lost: Box<LinkError>,
-        /// The last attempt's error.
-        last: Box<LinkError>,
-    },
+    NotBack { waited_ms: u64, lost: Box<LinkError>, last: Box<LinkError> },
     /// Another scheduler is in its place: an older one, or one of another job.
     #[error(
         "two schedulers are running: the scheduler at {address} has job {job} and term {term}, but this process already follows term {known}; stop the scheduler at {address}"
     )]
-    Deposed {
-        /// Where it is.
-        address: String,
-        /// Its job.
-        job: JobId,
-        /// Its term.
-        term: u32,
-        /// The highest term that was obeyed.
-        known: u32,
-    },
+    Deposed { address: String, job: JobId, term: u32, known: u32 },
     /// The next scheduler has confirmed the goodbye that the one before had heard.
     #[error("the scheduler has confirmed that this member left")]
     MayGo,

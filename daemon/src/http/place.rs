@@ -49,7 +49,6 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Whose it is.
     pub(super) fn client(&self) -> &Client {
         &self.client
     }

@@ -37,7 +37,6 @@ impl Room {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for so many bytes, where there is one.
     pub(super) fn place(self: &Arc<Self>, bytes: usize) -> Option<Place> {
         let mut taken = self.taken();
         let has_room = taken.count < self.count_max && taken.bytes.saturating_add(bytes) <= self.bytes_max;

@@ -23,27 +23,14 @@ const OTHERS: u32 = 0o007;
 
 /// Certificates or a key that cannot be used. Processes end with `ExitCode::Config`.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum SecurityError {
     /// A file cannot be read.
     #[error("cannot read {key} = {}: {cause}; `gradwire certs issue` makes it, and this process's user must be able to read it", path.display())]
-    Read {
-        /// The setting.
-        key: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        cause: io::Error,
-    },
+    Read { key: &'static str, path: PathBuf, cause: io::Error },
     /// It is there, and it is not what it should be.
     #[error("{key} = {name} cannot be used: {why}")]
-    Wrong {
-        /// The setting.
-        key: &'static str,
-        /// The file.
-        name: String,
-        /// Why, and what to do.
-        why: String,
-    },
+    Wrong { key: &'static str, name: String, why: String },
 }
 
 /// A file, or its text itself.

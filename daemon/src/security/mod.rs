@@ -17,8 +17,8 @@ pub use fault::Fault;
 pub use files::SecurityError;
 pub use identity::{Identity, Name, NotAName, NotOfJob, NotPermitted, role_of};
 
+use crate::Later;
 use crate::control::{Connection, FrameError};
-use crate::later::Later;
 use crate::seldom::Seldom;
 use files::{Files, Loaded};
 use proto_common::config::Settings;

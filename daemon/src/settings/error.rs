@@ -8,45 +8,29 @@ use thiserror::Error;
 
 /// Settings that cannot be used. Processes end with `ExitCode::Config`.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum SettingsError {
     /// A settings file cannot be read.
     #[error("cannot read settings file {}; name another with --config, or make it readable", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// A settings file is not TOML.
     #[error("settings file {} is not valid TOML: {reason}", path.display())]
     Parse {
-        /// The file.
         path: PathBuf,
         /// Where and why, without what stands there: that may be a key.
         reason: String,
     },
     /// No such setting.
     #[error("unknown setting {} in {origin}; did you mean {nearest}?", shown(key))]
-    Unknown {
-        /// File, variable or flag.
-        origin: String,
-        /// What was written.
-        key: String,
-        /// The known setting that is spelt most like it.
-        nearest: String,
-    },
+    Unknown { origin: String, key: String, nearest: String },
     /// A value of the wrong type, or a word that is not among the choices.
     #[error("a setting has a wrong value: {reason}")]
-    Wrong {
-        /// Which, where and what was expected.
-        reason: String,
-    },
+    Wrong { reason: String },
     /// A value out of bounds, or one that contradicts another.
     #[error("{cause} ({key} is set by {origin})", key = cause.key)]
     Invalid {
         /// Which setting, and what would be right.
         cause: SettingError,
-        /// File, variable or flag.
         origin: String,
     },
     /// The same where no single source sets it: a default that contradicts another setting, or several together.
@@ -55,9 +39,7 @@ pub enum SettingsError {
     /// A flag or a `DMLC_*` alias that cannot be understood.
     #[error("{name} = {:?} is wrong: {fix}", shown(value))]
     Source {
-        /// The flag or variable.
         name: String,
-        /// Its value.
         value: String,
         /// What would be right.
         fix: String,
@@ -67,23 +49,13 @@ pub enum SettingsError {
         "DMLC_INTERFACE = {:?}: {reason}; name an interface with an IPv4 address, or set DMLC_NODE_HOST",
         shown(name)
     )]
-    Interface {
-        /// The interface.
-        name: String,
-        /// Why it cannot be used.
-        reason: String,
-    },
+    Interface { name: String, reason: String },
     /// The log filter cannot be parsed.
     #[error(
         "invalid setting log.filter = {:?}: {reason}; use a filter such as info or info,fabric=debug",
         shown(filter)
     )]
-    LogFilter {
-        /// The filter.
-        filter: String,
-        /// Why.
-        reason: String,
-    },
+    LogFilter { filter: String, reason: String },
 }
 
 /// The `config` crate says that a word is no variant of an enum, but not which words are.

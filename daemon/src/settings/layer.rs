@@ -85,7 +85,6 @@ pub(super) fn known_names() -> Vec<String> {
     walk(&Settings::default()).into_iter().map(|(name, _)| name).collect()
 }
 
-/// All settings with their values.
 pub(super) fn walk(settings: &Settings) -> Vec<(String, serde_json::Value)> {
     fn step(prefix: &str, value: serde_json::Value, found: &mut Vec<(String, serde_json::Value)>) {
         match value {

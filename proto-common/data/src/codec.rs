@@ -34,6 +34,7 @@ mod sparse;
 #[cfg(test)]
 mod tests;
 
+use crate::half::{BF16_MAX, F16_MAX, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::ids::{ChunkId, Rank};
 
 pub use config::{Codec, CodecError, Compression};
@@ -68,8 +69,8 @@ impl Codec {
         debug_assert_eq!(into.len(), self.encoded_bytes(values.len()), "bytes of an encoded chunk");
         match self {
             Self::Plain => halves::encode_plain(values, into),
-            Self::F16 => halves::encode_f16(values, into),
-            Self::Bf16 => halves::encode_bf16(values, into),
+            Self::F16 => halves::encode(values, into, F16_MAX, f32_to_f16, f16_to_f32),
+            Self::Bf16 => halves::encode(values, into, BF16_MAX, f32_to_bf16, bf16_to_f32),
             Self::OneBit => signs::encode_one(values, into),
             Self::TwoBit { threshold } => signs::encode_two(*threshold, values, into),
             Self::TopK { share } => sparse::encode_top(*share, values, into),
@@ -114,8 +115,8 @@ impl Codec {
     pub fn decode(&self, encoded: &[u8], into: &mut [f32]) {
         match self {
             Self::Plain => halves::decode_plain(encoded, into),
-            Self::F16 => halves::decode_f16(encoded, into),
-            Self::Bf16 => halves::decode_bf16(encoded, into),
+            Self::F16 => halves::decode(encoded, into, f16_to_f32),
+            Self::Bf16 => halves::decode(encoded, into, bf16_to_f32),
             Self::OneBit => signs::decode_one(encoded, into),
             Self::TwoBit { threshold } => signs::decode_two(*threshold, encoded, into),
             Self::TopK { .. } => sparse::decode_top(encoded, into),

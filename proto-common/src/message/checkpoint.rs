@@ -139,36 +139,20 @@ pub struct PartWritten {
 
 /// Reports of servers to the scheduler.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum CheckpointNews {
     /// A chunk has reached a round for which a checkpoint is written: all servers must begin.
-    Begun {
-        /// The round.
-        round: u64,
-    },
+    Begun { round: u64 },
     /// A chunk is two rounds further.
-    Passed {
-        /// The round.
-        round: u64,
-    },
+    Passed { round: u64 },
     /// A part is complete.
     Part(PartWritten),
     /// The checkpoint failed.
-    Failed {
-        /// The round.
-        round: u64,
-        /// The reason.
-        reason: String,
-    },
+    Failed { round: u64, reason: String },
     /// The checkpoint failed: a chunk had passed its round before the order arrived.
-    Past {
-        /// The round.
-        round: u64,
-        /// The round of that chunk.
-        newest: u64,
-    },
+    Past { round: u64, newest: u64 },
     /// The version of a lane.
     At {
-        /// The lane.
         lane: u16,
         /// The newest version of any chunk with rounds; if no chunk has rounds, of any chunk.
         newest: u64,
@@ -179,6 +163,7 @@ pub enum CheckpointNews {
 
 /// Why a requested checkpoint was not written.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum SaveError {
     /// No directory is set.
     #[error(
@@ -187,37 +172,16 @@ pub enum SaveError {
     NoPlace,
     /// It was begun and failed.
     #[error("checkpoint of round {round} was not written: {reason}")]
-    Failed {
-        /// The round.
-        round: u64,
-        /// The reason.
-        reason: String,
-    },
+    Failed { round: u64, reason: String },
     /// It takes longer than the requester waits. It may be completed later.
     #[error(
         "checkpoint of round {round} is not complete after {waited_ms} ms: {missing} of {parts} parts are missing: {}; retry with a longer timeout, or check the servers' logs",
         Waiting::list(waiting, *missing)
     )]
-    Deadline {
-        /// The round.
-        round: u64,
-        /// How long the requester waited.
-        waited_ms: u64,
-        /// Missing parts.
-        missing: u64,
-        /// Parts in total.
-        parts: u64,
-        /// The first missing parts.
-        waiting: Vec<Waiting>,
-    },
+    Deadline { round: u64, waited_ms: u64, missing: u64, parts: u64, waiting: Vec<Waiting> },
     /// It was not begun.
     #[error("no checkpoint was started within {waited_ms} ms: {why}; retry with a longer timeout")]
-    NotBegun {
-        /// How long the requester waited.
-        waited_ms: u64,
-        /// The reason.
-        why: String,
-    },
+    NotBegun { waited_ms: u64, why: String },
     /// The cluster is not complete, or is ending.
     #[error("{0}")]
     NotNow(String),

@@ -8,15 +8,13 @@ use thiserror::Error;
 
 /// A control message that cannot be encoded or decoded.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum CodecError {
     /// Our message is larger than a frame.
     #[error(
         "control message too large: {bytes} bytes, the limit is {CONTROL_FRAME_BYTES_MAX}; declare fewer tensors at once"
     )]
-    TooLarge {
-        /// Its bytes.
-        bytes: usize,
-    },
+    TooLarge { bytes: usize },
     /// Our message cannot be encoded: a bug.
     #[error("control message cannot be encoded: {0}")]
     Encode(String),
@@ -25,12 +23,7 @@ pub enum CodecError {
     Malformed(String),
     /// The peer's message has trailing bytes.
     #[error("malformed control message: {extra} extra bytes after {used} bytes")]
-    Trailing {
-        /// Bytes of the message.
-        used: usize,
-        /// Trailing bytes.
-        extra: usize,
-    },
+    Trailing { used: usize, extra: usize },
 }
 
 fn settings() -> impl bincode::config::Config {

@@ -56,6 +56,7 @@ fn places_of(role: &str) -> String {
 
 /// Why a registration was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum RefusalReason {
     /// Another protocol version. The bytes of this refusal are the same in every version: see `version.rs`.
     #[error(
@@ -63,59 +64,30 @@ pub enum RefusalReason {
          restart the job, see docs/upgrading.md",
         older(theirs, ours, ("this process", "the scheduler"))
     )]
-    Protocol {
-        /// The member's.
-        theirs: Build,
-        /// The scheduler's.
-        ours: Build,
-    },
+    Protocol { theirs: Build, ours: Build },
     /// Another job.
     #[error(
         "job {theirs} is not this scheduler's job {ours}: set job to the same value for all processes, or start another scheduler"
     )]
-    Job {
-        /// The member's.
-        theirs: JobId,
-        /// The scheduler's.
-        ours: JobId,
-    },
+    Job { theirs: JobId, ours: JobId },
     /// All places are taken.
     #[error(
         "the job already has {places} {role}s, the maximum: start no more than {places}, or restart the job with a larger {} (it cannot be changed while the job runs)",
         places_of(role)
     )]
-    Full {
-        /// The role.
-        role: String,
-        /// The number of places.
-        places: u32,
-    },
+    Full { role: String, places: u32 },
     /// The requested rank is taken or does not exist.
     #[error(
         "rank {rank} is taken or out of range: leave node.rank unset, or give each process its own rank below {places}"
     )]
-    RankTaken {
-        /// The rank.
-        rank: Rank,
-        /// The number of places.
-        places: u32,
-    },
+    RankTaken { rank: Rank, places: u32 },
     /// The sender is another scheduler.
     #[error(
         "a scheduler of job {job} is already running there (pid {pid}, term {term}, since {} s): stop it first, or set \
          scheduler.port to a free port and job to an unused number",
         age_ms / 1000
     )]
-    Occupied {
-        /// Its job.
-        job: JobId,
-        /// Its term.
-        term: u32,
-        /// Its process id.
-        pid: u32,
-        /// How long it has been running.
-        age_ms: u64,
-    },
+    Occupied { job: JobId, term: u32, pid: u32, age_ms: u64 },
     /// Its certificate is valid, but not for the claimed role or job.
     #[error("{0}")]
     Certificate(String),
@@ -127,12 +99,7 @@ pub enum RefusalReason {
         "the job is incomplete after {waited_ms} ms, missing: {}; start them, or raise deadlines.assemble_ms",
         list(missing)
     )]
-    Incomplete {
-        /// How long the scheduler waited.
-        waited_ms: u64,
-        /// The missing members.
-        missing: Vec<MemberId>,
-    },
+    Incomplete { waited_ms: u64, missing: Vec<MemberId> },
     /// Temporary: the same process may be admitted when it is started again. The reason, and when.
     #[error("{0}")]
     Later(String),
@@ -153,6 +120,7 @@ pub struct Member {
 
 /// Why a declaration was refused.
 #[derive(Clone, Debug, PartialEq, Error, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum DeclareError {
     /// The tensor itself is invalid.
     #[error(transparent)]
@@ -160,20 +128,16 @@ pub enum DeclareError {
     /// It was declared before with another shape or rule.
     #[error("{} was declared before as {before}, now as {now}; all workers must declare the same", label(*key, name))]
     Conflict {
-        /// The tensor.
         key: Key,
         /// Its name. It is not sent: see [`DeclareError::with_names`].
         #[serde(skip)]
         name: String,
-        /// The first declaration.
         before: String,
-        /// This declaration.
         now: String,
     },
     /// The same key twice in one call.
     #[error("{} is listed twice in one declaration; declare it once", label(*key, name))]
     Duplicate {
-        /// The tensor.
         key: Key,
         /// Its name, which is not sent.
         #[serde(skip)]
@@ -181,40 +145,22 @@ pub enum DeclareError {
     },
     /// Too many tensors.
     #[error("more than {limit} tensors; merge small ones")]
-    TooMany {
-        /// The limit.
-        limit: u64,
-    },
+    TooMany { limit: u64 },
     /// A server could not allocate its part, or change a rule.
     #[error("server {server} refused: {reason}")]
-    Server {
-        /// The server.
-        server: Rank,
-        /// Its reason.
-        reason: String,
-    },
+    Server { server: Rank, reason: String },
     /// A server cannot use its part of the checkpoint that the job began from.
     #[error("server {server} could not restore the checkpoint: {reason}")]
-    Checkpoint {
-        /// The server.
-        server: Rank,
-        /// Its reason.
-        reason: String,
-    },
+    Checkpoint { server: Rank, reason: String },
     /// The cluster is not complete or is ending.
     #[error("{0}")]
     NotNow(String),
     /// Some servers did not confirm in time. The declaration remains in force.
     #[error(
         "the declaration timed out after {waited_ms} ms, waiting for server {}: these servers send heartbeats but have not allocated their part; check their logs, then declare the same again, or raise deadlines.operation_ms",
-        list_ranks(servers)
+        list(servers)
     )]
-    Deadline {
-        /// How long the declaration waited.
-        waited_ms: u64,
-        /// Servers that have not answered.
-        servers: Vec<Rank>,
-    },
+    Deadline { waited_ms: u64, servers: Vec<Rank> },
 }
 
 impl DeclareError {
@@ -238,51 +184,31 @@ impl DeclareError {
 
 /// Why a barrier was not released.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum WaitError {
     /// Some members did not arrive in time.
     #[error(
         "barrier {name:?} timed out after {waited_ms} ms, missing: {}; check their logs and `gradwire status`, or raise deadlines.busy_ms",
         list(missing)
     )]
-    Deadline {
-        /// The barrier.
-        name: String,
-        /// How long this member waited.
-        waited_ms: u64,
-        /// The missing members.
-        missing: Vec<MemberId>,
-    },
+    Deadline { name: String, waited_ms: u64, missing: Vec<MemberId> },
     /// The barrier is invalid.
     #[error("barrier {name:?} refused: {reason}")]
-    Refused {
-        /// The barrier.
-        name: String,
-        /// The reason.
-        reason: String,
-    },
+    Refused { name: String, reason: String },
 }
 
 /// Names the first [`RANKS_LISTED_MAX`] and counts the others.
-fn list(members: &[MemberId]) -> String {
-    join(members.iter())
-}
-
-/// As [`list`], for ranks of one role.
-fn list_ranks(ranks: &[Rank]) -> String {
-    join(ranks.iter())
-}
-
-fn join<T: ToString>(all: impl ExactSizeIterator<Item = T>) -> String {
-    let count = all.len();
-    let named: Vec<String> = all.take(RANKS_LISTED_MAX).map(|one| one.to_string()).collect();
-    match count - named.len() {
+fn list<T: ToString>(all: &[T]) -> String {
+    let named: Vec<String> = all.iter().take(RANKS_LISTED_MAX).map(T::to_string).collect();
+    match all.len() - named.len() {
         0 => named.join(", "),
         more => format!("{} and {more} more", named.join(", ")),
     }
 }
 
-/// All messages of the scheduler.
+/// All messages of the scheduler. An answer repeats the number of its request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum FromScheduler {
     /// Registered.
     Welcome(Welcome),
@@ -291,7 +217,6 @@ pub enum FromScheduler {
     /// The membership: sent when all members have registered, and again whenever one joins or leaves. A rank may have
     /// another incarnation than before.
     Roster {
-        /// Epoch of the roster.
         epoch: Epoch,
         /// Servers and workers by rank.
         members: Vec<Member>,
@@ -303,81 +228,46 @@ pub enum FromScheduler {
     /// Server: new ranges to allocate. Answered by `Assigned`.
     Assign(MapUpdate),
     /// Answer to `Declare`.
-    Declared {
-        /// Repeated from the request.
-        request: u64,
-        /// Where the tensors are, or the reason for the refusal.
-        result: Result<SharedUpdate, DeclareError>,
-    },
+    Declared { request: u64, result: Result<SharedUpdate, DeclareError> },
     /// Answer to `Barrier`.
-    Released {
-        /// Repeated from the request.
-        request: u64,
-        /// Released, or the reason for the failure.
-        result: Result<(), WaitError>,
-    },
+    Released { request: u64, result: Result<(), WaitError> },
     /// Heartbeat.
     HeartbeatAck,
     /// Shards or replicas have moved. Every member applies these messages in the order of epochs.
-    Remap {
-        /// The new epoch.
-        epoch: Epoch,
-        /// The change.
-        change: MapChange,
-    },
+    Remap { epoch: Epoch, change: MapChange },
     /// A member has failed, and the job cannot continue without it: report this and exit.
     MemberDied(Death),
     /// The job is over: exit in good order.
-    Shutdown {
-        /// The reason.
-        reason: String,
-    },
+    Shutdown { reason: String },
     /// Answer to `Goodbye`: the member is recorded as having left; the connection is closed.
     GoodbyeAck,
-    /// Server: change the rule of a tensor. Answered by `Assigned`.
-    ChangeRule {
-        /// Its number: every server applies changes in this order.
-        epoch: Epoch,
-        /// The change.
-        change: RuleChange,
-    },
+    /// Server: change the rule of a tensor. Every server applies changes in the order of epochs. Answered by `Assigned`.
+    ChangeRule { epoch: Epoch, change: RuleChange },
     /// A message for this member's program. Answered by `PostReply`.
     Posted {
         /// Identifies it in the answer.
         ticket: u64,
-        /// The sender.
         from: MemberId,
-        /// The message.
         message: PostMessage,
         /// How long its sender waits.
         timeout_ms: u64,
     },
     /// Answer to `Post`, from one receiver.
     PostAnswered {
-        /// Repeated from the request.
         request: u64,
-        /// The receiver.
         from: MemberId,
         /// The number of receivers.
         of: u32,
-        /// The answer, or the reason why there is none.
         result: Result<PostReply, PostError>,
     },
     /// Server: a worker joins between two rounds. From which round of each tensor could it count? The server does not
     /// begin these rounds before `CountFrom`, or before a roster without this incarnation. Answered by `Rounds`, once
     /// for each time it is asked.
-    AskRounds {
-        /// The worker's rank.
-        rank: Rank,
-        /// Its incarnation.
-        incarnation: Incarnation,
-    },
+    AskRounds { rank: Rank, incarnation: Incarnation },
     /// A worker counts from these rounds on, one per tensor; for tensors that are not listed, from the first. Sent to
     /// servers, including those that join later, and to the worker itself.
     CountFrom {
-        /// The worker's rank.
         rank: Rank,
-        /// Its incarnation.
         incarnation: Incarnation,
         /// For each tensor the highest round that a server named. Outside mode sync the worker's first contribution
         /// gets this count.
@@ -386,12 +276,7 @@ pub enum FromScheduler {
     /// Server: an order about a checkpoint. Answered by `Checkpoint`.
     Checkpoint(CheckpointOrder),
     /// Answer to `SaveCheckpoint`.
-    CheckpointSaved {
-        /// Repeated from the request.
-        request: u64,
-        /// Its name, or the reason why there is none.
-        result: Result<String, SaveError>,
-    },
+    CheckpointSaved { request: u64, result: Result<String, SaveError> },
     /// To an operator: progress of the ordered checkpoint. Sent when it has changed.
     CheckpointGoes(SaveProgress),
     /// To a member that has reported the digest of its shard map: no member has sent this map yet. Answered by `Resuming`,
@@ -399,23 +284,16 @@ pub enum FromScheduler {
     SendMap,
     /// A restarted scheduler asks for this member's vote, before `Welcome`. A member that has obeyed only lower terms obeys no other
     /// scheduler of this term from now on, and answers `Heard` with this term and counter 0.
-    Candidate {
-        /// The term.
-        term: u32,
-    },
+    Candidate { term: u32 },
     /// The decisions up to this epoch have been sent. The member stores them, answers `Heard`, and applies them when they
     /// are `Decided`.
     Proposed {
-        /// The newest of them.
         epoch: Epoch,
         /// The rosters that may be in force until then. Each needs a majority that has heard of the decisions.
         rosters: Vec<Vec<Incarnation>>,
     },
     /// Enough members have heard of the decisions up to this epoch: they are in force.
-    Decided {
-        /// The newest of them.
-        epoch: Epoch,
-    },
+    Decided { epoch: Epoch },
 }
 
 impl FromScheduler {

@@ -88,26 +88,19 @@ pub struct PostReply {
 
 /// Why a message was not answered.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum PostError {
     /// The receiver did not answer in time.
     #[error(
         "{member} did not answer within {waited_ms} ms: its program has no such handler, or the handler is slow; check its log"
     )]
-    Deadline {
-        /// The receiver.
-        member: MemberId,
-        /// How long it had.
-        waited_ms: u64,
-    },
+    Deadline { member: MemberId, waited_ms: u64 },
     /// The handler dropped the message without an answer.
     #[error("the handler returned without a reply")]
     NoReply,
     /// The receiver has left the job.
     #[error("{member} has left the job")]
-    Gone {
-        /// The receiver.
-        member: MemberId,
-    },
+    Gone { member: MemberId },
     /// The group is empty.
     #[error("no such member: name a member of the cluster, or a group that is not empty")]
     Nobody,
@@ -115,10 +108,7 @@ pub enum PostError {
     #[error(
         "message too large: the body has {bytes} bytes, the limit is {POST_BODY_BYTES_MAX}; send it as a call to a server, or in parts"
     )]
-    TooLong {
-        /// Its bytes.
-        bytes: u64,
-    },
+    TooLong { bytes: u64 },
     /// Too many messages are in flight.
     #[error("too many messages in flight: wait for replies before you send more")]
     Busy,
@@ -126,10 +116,7 @@ pub enum PostError {
     #[error(
         "no room for a reply of {bytes} bytes: too many replies are on their way to the sender of the message; send fewer messages at once"
     )]
-    Crowded {
-        /// Bytes of its body.
-        bytes: u64,
-    },
+    Crowded { bytes: u64 },
     /// A handler of messages tried to wait for an answer.
     #[error(
         "a message handler cannot wait for replies, because they arrive on the thread that runs the handler; use `post` with a callback, or wait on another thread"

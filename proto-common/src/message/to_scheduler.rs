@@ -137,9 +137,10 @@ pub struct ServerLoad {
     pub quarantined_for: Option<Rank>,
 }
 
-/// All messages of members.
+/// All messages of members. The answer repeats the number of a `request`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(clippy::large_enum_variant, reason = "few are in memory at once")]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum ToScheduler {
     /// First message on the connection.
     Register(Register),
@@ -149,27 +150,18 @@ pub enum ToScheduler {
     LinksReady,
     /// Worker: declare these tensors. Answered by `Declared`.
     Declare {
-        /// Repeated in the answer.
         request: u64,
-        /// The tensors.
         tensors: Vec<TensorSpec>,
         /// How long to wait for servers before the answer names those that have not allocated.
         timeout_ms: u64,
     },
     /// Server: the result of allocating its part of the shard map of this epoch.
-    Assigned {
-        /// The epoch.
-        epoch: Epoch,
-        /// The error, if any.
-        error: Option<NotTaken>,
-    },
+    Assigned { epoch: Epoch, error: Option<NotTaken> },
     /// Wait for all members of the group. Answered by `Released`.
     Barrier {
-        /// Repeated in the answer.
         request: u64,
         /// Barriers with different names are independent.
         name: String,
-        /// The group.
         group: NodeGroup,
         /// How many times this member has passed this barrier before.
         passed: u64,
@@ -179,52 +171,23 @@ pub enum ToScheduler {
     /// The member leaves in good order.
     Goodbye,
     /// The member has failed and leaves.
-    Failing {
-        /// The reason.
-        reason: String,
-    },
+    Failing { reason: String },
     /// Worker: change the rule of a declared tensor. The first round of the new rule is one that this worker has not
     /// contributed to, so no chunk has passed it. Answered by `Declared`, without declarations.
     ChangeRule {
-        /// Repeated in the answer.
         request: u64,
-        /// The change.
         change: RuleChange,
         /// How long to wait before the answer names the servers that did not confirm it.
         timeout_ms: u64,
     },
     /// Forward this message. Answered by one `PostAnswered` for each receiver.
-    Post {
-        /// Repeated in the answers.
-        request: u64,
-        /// The receivers.
-        to: PostTo,
-        /// The message.
-        message: PostMessage,
-        /// How long receivers have to answer.
-        timeout_ms: u64,
-    },
+    Post { request: u64, to: PostTo, message: PostMessage, timeout_ms: u64 },
     /// The answer to a `Posted`.
-    PostReply {
-        /// Its ticket.
-        ticket: u64,
-        /// The answer, or the reason why there is none.
-        result: Result<PostReply, PostError>,
-    },
+    PostReply { ticket: u64, result: Result<PostReply, PostError> },
     /// Server: replicas of all its chunks that were being made on `to`, as of this epoch, are up to date.
-    Seeded {
-        /// The newest epoch that this server knew at that time.
-        epoch: Epoch,
-        /// The server with the replicas.
-        to: Rank,
-    },
+    Seeded { epoch: Epoch, to: Rank },
     /// The lists that follow a registration with `resume`, in parts. `Welcome` comes after the last one.
-    Resuming {
-        /// A part.
-        part: Resume,
-        /// Whether this is the last part.
-        last: bool,
-    },
+    Resuming { part: Resume, last: bool },
     /// Instead of a registration: a scheduler whose port is taken asks which process has it. Answered by `Refused`.
     Identify,
     /// Server: it wants to leave when other servers have its data. It leaves with a goodbye when a `Remap` has left it
@@ -233,9 +196,7 @@ pub enum ToScheduler {
     /// Server: the answer to `AskRounds`. It has begun none of these rounds, and begins none before it receives the
     /// decision.
     Rounds {
-        /// The worker that is joining.
         rank: Rank,
-        /// Its incarnation.
         incarnation: Incarnation,
         /// The first round of each tensor in which the worker can count. Tensors without a chunk here are not listed.
         rounds: RoundsPart,
@@ -244,27 +205,16 @@ pub enum ToScheduler {
     Checkpoint(CheckpointNews),
     /// Worker: write a checkpoint of the round that it has completed, before it contributes to the next one. Answered
     /// by `CheckpointSaved` when the checkpoint is complete.
-    SaveCheckpoint {
-        /// Repeated in the answer.
-        request: u64,
-        /// The round.
-        round: u64,
-        /// How long to wait.
-        timeout_ms: u64,
-    },
+    SaveCheckpoint { request: u64, round: u64, timeout_ms: u64 },
     /// Operator, instead of a registration: write a checkpoint of a round that no server has reached. Answered by
     /// `CheckpointGoes` from time to time, and by `CheckpointSaved` at the end.
     OrderCheckpoint {
         /// [`crate::limits::PROTOCOL_VERSION`] of the sender.
         protocol: u32,
-        /// How long to wait.
         timeout_ms: u64,
     },
     /// It votes for the scheduler (counter 0), or has stored the decisions up to this epoch.
-    Heard {
-        /// The epoch.
-        epoch: Epoch,
-    },
+    Heard { epoch: Epoch },
     /// It looks for another scheduler, because this one was silent. The connection closes, though the process continues.
     Abandons,
 }

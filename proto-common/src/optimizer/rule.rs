@@ -97,9 +97,12 @@ pub trait UpdateRule: Constants {
     /// Whether users do not see it.
     const IS_INTERNAL: bool = false;
 
-    /// The names of the arrays that it keeps, at most two. A rule continues with the state of a rule whose arrays have the same
-    /// names; otherwise its state begins with zeros. Arrays with the same name must hold the same.
-    fn arrays(&self, form: Form) -> &'static [&'static str];
+    /// The names of the arrays that it keeps, at most two, and by default none. A rule continues with the state of a rule whose arrays
+    /// have the same names; otherwise its state begins with zeros. Arrays with the same name must hold the same.
+    #[inline]
+    fn arrays(&self, _form: Form) -> &'static [&'static str] {
+        &[]
+    }
 
     /// Bias corrections of means, `rounds` rounds after their state began with zeros; [`Factors::bias`] passes them to the loops.
     /// Compute powers with `schedule::power`, which has the same bits on every machine.
@@ -108,10 +111,10 @@ pub trait UpdateRule: Constants {
         [1.0, 1.0]
     }
 
-    /// Whether weight decay is part of the gradient. If not, the rule does it itself.
+    /// Whether weight decay is part of the gradient, as by default with all rules that have it. If not, the rule does it itself.
     #[inline(always)]
     fn decays_gradient(&self, _form: Form) -> bool {
-        true
+        Self::STEPS
     }
 
     /// The rule over a whole chunk without copies between, for rules that need no state and are short. By default, or with

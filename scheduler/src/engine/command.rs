@@ -10,20 +10,13 @@ use std::fmt;
 
 /// What the runtime is to do.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum Command {
     /// Send one message to some connections.
-    Send {
-        /// To whom.
-        to: Vec<ConnectionId>,
-        /// What.
-        message: Box<FromScheduler>,
-    },
+    Send { to: Vec<ConnectionId>, message: Box<FromScheduler> },
     /// Close a connection when everything sent to it is written. Whatever it still says does not count, and
     /// no `Closed` follows.
-    Close {
-        /// Which.
-        connection: ConnectionId,
-    },
+    Close { connection: ConnectionId },
     /// All parts of a checkpoint are there: write its manifest. Answered by `Input::ManifestWritten`.
     WriteManifest(Box<Completed>),
     /// Remove what was left of incomplete checkpoints, in the order of these and of manifests. Answered by `Input::ClearedAway`
@@ -35,21 +28,14 @@ pub enum Command {
 
 /// How the job ended.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum Outcome {
     /// In good order.
-    Done {
-        /// Why it ended.
-        reason: String,
-    },
+    Done { reason: String },
     /// A member died.
     Died(Death),
     /// Members did not come in time.
-    Incomplete {
-        /// How long they were waited for.
-        waited_ms: u64,
-        /// Who did not come.
-        missing: Vec<MemberId>,
-    },
+    Incomplete { waited_ms: u64, missing: Vec<MemberId> },
     /// Members of a job that runs were started with another setting, which its data depends on. Nobody was told to end.
     Misconfigured(SettingError),
     /// The checkpoint to begin from cannot be used.
@@ -100,23 +86,17 @@ pub(super) fn deadline_ms(now_ms: u64, timeout_ms: u64) -> u64 {
 /// What people are to hear of a step, beside the messages that the engine sends: for the log and for counters. Nothing is decided
 /// by it.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum Note {
     /// A member died, whether the job goes on or not.
     Lost(Death),
     /// A member left in good order.
     Left(MemberId),
-    /// These servers serve now what a dead one did.
-    TakenOver {
-        /// The dead one.
-        from: Rank,
-        /// Those that had copies.
-        by: Vec<Rank>,
-    },
+    /// Servers that had copies serve now what a dead one did.
+    TakenOver { from: Rank, by: Vec<Rank> },
     /// A server could not do what a decision asked of it.
     Refused {
-        /// Its rank.
         server: Rank,
-        /// In its words.
         reason: String,
         /// Copies that were being made and are given up for it.
         given_up: usize,
@@ -124,24 +104,11 @@ pub enum Note {
         tried: usize,
     },
     /// A restarted scheduler waits for a majority of the members.
-    NoQuorum {
-        /// Those that have not come.
-        missing: Vec<MemberId>,
-    },
-    /// No majority of the members is heard of: nothing is decided.
-    Minority {
-        /// Those that are silent.
-        silent: Vec<MemberId>,
-        /// The job ends on this side after so long.
-        ends_ms: u64,
-    },
+    NoQuorum { missing: Vec<MemberId> },
+    /// No majority of the members is heard of: nothing is decided, and the job ends on this side after `ends_ms`.
+    Minority { silent: Vec<MemberId>, ends_ms: u64 },
     /// A checkpoint was given up, and why.
     CheckpointFailed(String),
     /// A checkpoint was not begun, because what is left of earlier ones cannot be removed.
-    CheckpointsStopped {
-        /// Its round.
-        round: u64,
-        /// What is left, and why.
-        stopped: Stopped,
-    },
+    CheckpointsStopped { round: u64, stopped: Stopped },
 }

@@ -30,7 +30,6 @@ const PLANS_MAX: usize = 64;
 /// What follows from a declaration.
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
-    /// Answer now.
     Answer(Result<SharedUpdate, DeclareError>),
     /// Servers are to allocate this; the answer waits for them.
     Assign(MapUpdate),

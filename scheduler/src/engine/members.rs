@@ -87,7 +87,6 @@ impl Members {
         self.iter().filter(|(_, member)| !member.gone)
     }
 
-    /// Those of one role.
     pub(super) fn there_as(&self, role: Role) -> impl Iterator<Item = (Rank, &Member)> {
         self.there().filter(move |(id, _)| id.role == role).map(|(id, member)| (id.rank, member))
     }
@@ -97,7 +96,6 @@ impl Members {
         self.there().filter(|(id, _)| wanted(*id)).map(|(_, member)| member.connection).collect()
     }
 
-    /// Whose connection this is.
     pub(super) fn on(&self, connection: ConnectionId) -> Option<MemberId> {
         self.connections.get(&connection).copied()
     }
@@ -107,7 +105,6 @@ impl Members {
         self.there().any(|(_, member)| member.incarnation == life)
     }
 
-    /// The servers that are there.
     pub(super) fn servers(&self) -> Servers {
         let draining = self.there_as(Role::Server).filter(|(_, member)| member.draining);
         Servers {

@@ -102,54 +102,24 @@ impl EngineConfig {
 /// What happened.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "lives for one call")]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum Input {
     /// A connection said something.
-    Message {
-        /// Which.
-        from: ConnectionId,
-        /// What.
-        message: ToScheduler,
-    },
-    /// A connection is gone.
-    Closed {
-        /// Which.
-        connection: ConnectionId,
-        /// What the peer did wrong, where it did not just close.
-        fault: Option<String>,
-    },
+    Message { from: ConnectionId, message: ToScheduler },
+    /// A connection is gone. `fault` is what the peer did wrong, where it did not just close.
+    Closed { connection: ConnectionId, fault: Option<String> },
     /// A message of a member was not sent to a receiver: too much waits for it.
-    NotPosted {
-        /// The message's number.
-        ticket: u64,
-        /// Who did not get it.
-        to: ConnectionId,
-    },
+    NotPosted { ticket: u64, to: ConnectionId },
     /// The manifest of a checkpoint is written, under this name, or why not.
-    ManifestWritten {
-        /// The checkpoint.
-        round: u64,
-        /// Its name, or what went wrong.
-        result: Result<String, String>,
-    },
+    ManifestWritten { round: u64, result: Result<String, String> },
     /// What came of a checkpoint that was given up is removed, or why not.
-    ClearedAway {
-        /// What was to go.
-        clearing: Clearing,
-        /// What went wrong.
-        result: Result<(), String>,
-    },
+    ClearedAway { clearing: Clearing, result: Result<(), String> },
     /// Another scheduler of this job owns its checkpoints.
-    Deposed {
-        /// Which.
-        why: Unusable,
-    },
+    Deposed { why: Unusable },
     /// Time has passed.
     Tick,
     /// The scheduler is asked to stop.
-    Stop {
-        /// Why.
-        reason: String,
-    },
+    Stop { reason: String },
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -130,12 +130,12 @@ pub(super) struct Rebuild {
     /// Maps that were reported by digest.
     maps: Maps,
     /// Those that workers know: their declarations were answered.
-    answered: BTreeSet<Key>,
+    pub(super) answered: BTreeSet<Key>,
     /// The lives that those who told of tensors mean by a rank.
     lives: BTreeMap<ConnectionId, Lives>,
-    barriers: BTreeMap<(String, NodeGroup), u64>,
+    pub(super) barriers: BTreeMap<(String, NodeGroup), u64>,
     /// The checkpoint that the job began from, once somebody has said it.
-    restore: Option<Option<String>>,
+    pub(super) restore: Option<Option<String>>,
 }
 
 impl Rebuild {
@@ -486,20 +486,5 @@ impl Rebuild {
     /// Workers that have left by the newest roster.
     pub(super) fn left(&self) -> &[Rank] {
         &self.left
-    }
-
-    /// How often each barrier was opened.
-    pub(super) fn take_barriers(&mut self) -> BTreeMap<(String, NodeGroup), u64> {
-        std::mem::take(&mut self.barriers)
-    }
-
-    /// Tensors that workers know: their declarations were answered.
-    pub(super) fn take_answered(&mut self) -> BTreeSet<Key> {
-        std::mem::take(&mut self.answered)
-    }
-
-    /// The checkpoint that the job began from, if a member has said it.
-    pub(super) fn take_restore(&mut self) -> Option<Option<String>> {
-        self.restore.take()
     }
 }

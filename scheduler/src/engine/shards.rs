@@ -30,7 +30,6 @@ const _: () = assert!(RANGES_MAX * RANGE_BYTES < CHANGE_BYTES_MAX);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Servers {
     pub(super) there: BTreeSet<Rank>,
-    /// Those that drain.
     pub(super) draining: BTreeSet<Rank>,
 }
 
@@ -111,7 +110,6 @@ pub(super) struct Seed {
     pub(super) to: Rank,
     why: Why,
     bytes: u64,
-    /// The decision.
     epoch: Epoch,
 }
 

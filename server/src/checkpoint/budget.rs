@@ -20,7 +20,6 @@ impl Budget {
         Self(Arc::new(Inner { most_bytes, used_bytes: AtomicU64::new(0), is_wanted: AtomicBool::new(false) }))
     }
 
-    /// Bytes in use.
     pub(super) fn used_bytes(&self) -> u64 {
         self.0.used_bytes.load(Ordering::Relaxed)
     }

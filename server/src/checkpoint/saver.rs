@@ -170,7 +170,6 @@ impl Saver {
         Ok(Self { letters, told, news, budget, every_rounds, has_rounds, is_over, ended, drain, thread })
     }
 
-    /// For a lane.
     pub(crate) fn lane(&self, lane: u16) -> LaneSaver {
         let (letters, news, budget) = (self.letters.clone(), self.told.clone(), self.budget.clone());
         let has_rounds = self.has_rounds.clone();

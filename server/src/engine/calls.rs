@@ -393,7 +393,6 @@ impl Calls {
         all.filter(|(.., entry)| !matches!(entry.stage, Stage::Answered(_)))
     }
 
-    /// How many those are.
     pub(super) fn open(&self) -> usize {
         self.unanswered().count()
     }

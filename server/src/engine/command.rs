@@ -8,37 +8,17 @@ use std::ops::Range;
 
 /// Where a contribution's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum Source {
     /// In a slot of the inbox, this many bytes after the slot's start.
-    Slot {
-        /// The slot.
-        slot: u32,
-        /// Bytes from the slot's start.
-        offset: u64,
-    },
+    Slot { slot: u32, offset: u64 },
     /// In a spill block.
     Spill(u32),
     /// In a slot of the stream from a server whose chunks we have copies of. As a contribution it is a whole sum: plain
     /// numbers, whatever the tensor's codec.
-    Record {
-        /// The server.
-        from: Rank,
-        /// The slot.
-        slot: u32,
-        /// Bytes from the slot's start.
-        offset: u64,
-    },
-    /// In the worker's own memory, which can be read where it lies.
-    Worker {
-        /// The worker.
-        peer: Rank,
-        /// Its region's key.
-        region: u64,
-        /// Bytes from the region's start.
-        offset: u64,
-        /// Its bytes.
-        bytes: u64,
-    },
+    Record { from: Rank, slot: u32, offset: u64 },
+    /// In the worker's own memory, which can be read where it lies: at this offset of the region with this key.
+    Worker { peer: Rank, region: u64, offset: u64, bytes: u64 },
 }
 
 /// A contribution to be reduced. `S` says where contributions are.
@@ -70,183 +50,68 @@ pub enum Verdict {
     BadValue,
 }
 
-/// One thing to do.
+/// One thing to do. A `chunk` is a chunk's index within the lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum Command {
     /// The commands that follow are about the first so many bytes of a dynamic chunk.
-    Size {
-        /// Chunk index.
-        chunk: u32,
-        /// Its length for now.
-        bytes: u64,
-    },
+    Size { chunk: u32, bytes: u64 },
     /// The sum goes to the accumulator.
-    Reduce {
-        /// Chunk index within the lane.
-        chunk: u32,
-        /// The contribution.
-        addend: Addend,
-    },
+    Reduce { chunk: u32, addend: Addend },
     /// The round is complete: update rule over the accumulator and, where given, one last contribution that
-    /// was not reduced yet; the new weights go to buffer `into`. Answered by `LaneEngine::finished`.
-    Finish {
-        /// Chunk index.
-        chunk: u32,
-        /// The round, counted from 1.
-        round: u64,
-        /// The last contribution, fused into the update's pass.
-        last: Option<Addend>,
-        /// Which of the two weight buffers holds the version in force.
-        old: u8,
-        /// Which one is written; the same one where nobody reads it.
-        into: u8,
-        /// How many contributed.
-        contributors: u32,
-    },
+    /// was not reduced yet. The weights in force are in buffer `old`, and the new ones go to buffer `into`: the same one where
+    /// nobody reads it. Answered by `LaneEngine::finished`.
+    Finish { chunk: u32, round: u64, last: Option<Addend>, old: u8, into: u8, contributors: u32 },
     /// All have contributed to a chunk whose tensor's norms count: its step, and its share of the norms, are computed. Its
     /// weights stay; `Finish` follows when all chunks of the tensor are prepared.
-    Prepare {
-        /// Chunk index.
-        chunk: u32,
-        /// The round, counted from 1.
-        round: u64,
-        /// The last contribution, where it was not reduced yet.
-        last: Option<Addend>,
-        /// The buffer with the weights in force.
-        old: u8,
-        /// How many contributed.
-        contributors: u32,
-    },
+    Prepare { chunk: u32, round: u64, last: Option<Addend>, old: u8, contributors: u32 },
     /// These are all chunks of a tensor, prepared: their shares, in this order, make its norms.
-    Norms {
-        /// Chunk indices.
-        chunks: Range<u32>,
-    },
+    Norms { chunks: Range<u32> },
     /// The initial value of the chunk.
-    Init {
-        /// Chunk index.
-        chunk: u32,
-        /// Its bytes.
-        from: Source,
-        /// Which buffer.
-        into: u8,
-    },
-    /// Copy a contribution out of its slot.
-    Spill {
-        /// Chunk index, for the length.
-        chunk: u32,
-        /// Where it is.
-        from: Source,
-        /// The spill block.
-        to: u32,
-    },
-    /// Read a contribution one-sided out of the worker's memory. Answered by `LaneEngine::fetched`.
-    Fetch {
-        /// The worker.
-        peer: Rank,
-        /// Chunk index, for the length.
-        chunk: u32,
-        /// Remote key of the worker's region.
-        region: u64,
-        /// Bytes from the region's start.
-        offset: u64,
-        /// The spill block.
-        to: u32,
-    },
+    Init { chunk: u32, from: Source, into: u8 },
+    /// Copy a contribution to this chunk out of its slot, into spill block `to`.
+    Spill { chunk: u32, from: Source, to: u32 },
+    /// Read a contribution to this chunk one-sided out of the worker's memory, into spill block `to`. Answered by
+    /// `LaneEngine::fetched`.
+    Fetch { peer: Rank, chunk: u32, region: u64, offset: u64, to: u32 },
     /// Write weights one-sided to where the operation granted. Answered by `LaneEngine::landed`.
-    Land {
-        /// The worker.
-        peer: Rank,
-        /// Chunk index.
-        chunk: u32,
-        /// Which buffer.
-        buffer: u8,
-        /// Where to.
-        landing: Landing,
-    },
-    /// Copy the weights in a buffer into a spill block, and let workers that have not copied them yet copy those. Answered by
+    Land { peer: Rank, chunk: u32, buffer: u8, landing: Landing },
+    /// Copy the weights in a buffer into spill block `to`, and let workers that have not copied them yet copy those. Answered by
     /// `LaneEngine::relieved`.
-    Relieve {
-        /// Chunk index.
-        chunk: u32,
-        /// Which buffer.
-        buffer: u8,
-        /// The spill block.
-        to: u32,
-    },
+    Relieve { chunk: u32, buffer: u8, to: u32 },
     /// Copy a call's frame out of its slot, and read what its worker has of the body. Answered by
     /// `LaneEngine::call_arrived`.
     CallTake(CallTaken),
     /// The call goes to its handler, which answers with `LaneEngine::call_answered`.
-    CallDeliver {
-        /// The call.
-        call: u64,
-    },
+    CallDeliver { call: u64 },
     /// The call is answered: its handler need not begin with it.
-    CallCancel {
-        /// The call.
-        call: u64,
-    },
+    CallCancel { call: u64 },
     /// Write a reply's body one-sided to where the call granted. Answered by `LaneEngine::call_landed`, when all of it is on
     /// its way.
-    CallLand {
-        /// The worker.
-        peer: Rank,
-        /// The call.
-        call: u64,
-        /// Where to.
-        landing: Landing,
-    },
+    CallLand { peer: Rank, call: u64, landing: Landing },
     /// Nothing is kept of the call any more.
-    CallDrop {
-        /// The call.
-        call: u64,
-    },
+    CallDrop { call: u64 },
     /// Write a batch of results into a slot of the worker's inbox.
     Results {
-        /// The worker.
         peer: Rank,
-        /// The slot of its inbox.
         slot: SlotGrant,
         /// Which of [`Commands::results`].
         results: Range<usize>,
-        /// Which of [`Commands::grants`].
         grants: Range<usize>,
         /// Count of batches on the channel.
         sequence: u64,
     },
     /// Write a notice without a batch.
-    Notice {
-        /// The worker.
-        peer: Rank,
-        /// What it says.
-        notice: Notice,
-    },
+    Notice { peer: Rank, notice: Notice },
     /// The worker broke the protocol: close its channel.
-    Expel {
-        /// The worker.
-        peer: Rank,
-        /// What it did.
-        reason: String,
-    },
-    /// A chunk's image is taken, for its `State` in a stream. Answered by `LaneEngine::captured`.
-    Capture {
-        /// The server that is to have it.
-        to: Rank,
-        /// Chunk index.
-        chunk: u32,
-        /// The engine's part.
-        state: Box<ChunkState>,
-        /// The buffer with the weights in force.
-        live: u8,
-    },
+    Expel { peer: Rank, reason: String },
+    /// A chunk's image is taken, for its `State` in the stream to a server. `state` is the engine's part of it, and the weights in force
+    /// are in buffer `live`. Answered by `LaneEngine::captured`.
+    Capture { to: Rank, chunk: u32, state: Box<ChunkState>, live: u8 },
     /// Write a record into a slot of a server that has copies.
     Record {
-        /// The server.
         to: Rank,
-        /// The slot.
         slot: SlotGrant,
-        /// Chunk index.
         chunk: u32,
         /// The record; its payload is the part of the whole that `landing` says, of what [`Payload`] says.
         block: Block,
@@ -258,87 +123,23 @@ pub enum Command {
         sequence: u64,
     },
     /// Tell the server whose chunks we have copies of.
-    TellPrimary {
-        /// The server.
-        from: Rank,
-        /// What.
-        notice: Notice,
-    },
-    /// The sum of a chunk that we have a copy of: so many bytes of it are there.
-    TakeSum {
-        /// Chunk index.
-        chunk: u32,
-        /// Where they are.
-        from: Source,
-        /// Bytes of the sum before them.
-        at: u64,
-        /// How many.
-        bytes: u64,
-        /// The sum left its integers.
-        left: bool,
-    },
-    /// Part of an image of a chunk that we have a copy of.
-    TakePart {
-        /// Whose stream.
-        from: Rank,
-        /// Where it is.
-        part: Source,
-        /// Bytes of the image before it.
-        at: u64,
-        /// How many.
-        bytes: u64,
-        /// Bytes of the image.
-        total: u64,
-        /// Chunk index.
-        chunk: u32,
-    },
-    /// The image is whole: the chunk becomes what it says, in buffer `into`. Answered by `LaneEngine::loaded`.
-    Load {
-        /// Whose stream.
-        from: Rank,
-        /// Chunk index.
-        chunk: u32,
-        /// The buffer for the weights.
-        into: u8,
-        /// The other buffer is being read.
-        keeps_other: bool,
-        /// The slot of the last part.
-        slot: SlotGrant,
-    },
+    TellPrimary { from: Rank, notice: Notice },
+    /// Part of the sum of a chunk that we have a copy of, `at` bytes after its start. `left`: the sum left its integers.
+    TakeSum { chunk: u32, from: Source, at: u64, bytes: u64, left: bool },
+    /// Part of an image of a chunk that we have a copy of, `at` bytes after the start of the image, which has `total` bytes.
+    TakePart { from: Rank, part: Source, at: u64, bytes: u64, total: u64, chunk: u32 },
+    /// The image is whole, with its last part in this slot: the chunk becomes what it says, in buffer `into`. `keeps_other`: the other
+    /// buffer is being read. Answered by `LaneEngine::loaded`.
+    Load { from: Rank, chunk: u32, into: u8, keeps_other: bool, slot: SlotGrant },
     /// Changes of a chunk's rule, of rounds after this one.
-    TakeRules {
-        /// Whose stream.
-        from: Rank,
-        /// Chunk index.
-        chunk: u32,
-        /// Where they are.
-        rules: Source,
-        /// How many bytes.
-        bytes: u64,
-        /// The version that is there.
-        after: u64,
-    },
-    /// A stream's, or a copy's, other side broke the protocol: close its channel.
-    EndStream {
-        /// The other server.
-        peer: Rank,
-        /// It is our stream to it, and not its stream to us.
-        ours: bool,
-        /// What it did.
-        reason: String,
-    },
+    TakeRules { from: Rank, chunk: u32, rules: Source, bytes: u64, after: u64 },
+    /// The server at the other side of a stream broke the protocol: close its channel. `ours`: it is our stream to it, and not its
+    /// stream to us.
+    EndStream { peer: Rank, ours: bool, reason: String },
     /// Nobody needs what storage has of a chunk any more.
-    Free {
-        /// Chunk index.
-        chunk: u32,
-    },
-    /// All that was being copied to a server is kept up there.
-    Seeded {
-        /// The server.
-        to: Rank,
-        /// As of this epoch.
-        epoch: Epoch,
-    },
+    Free { chunk: u32 },
+    /// All that was being copied to a server, as of this epoch, is kept up there.
+    Seeded { to: Rank, epoch: Epoch },
 }
 
 /// What a record carries.
@@ -375,16 +176,12 @@ pub struct CallTaken {
 
 /// Memory of this server that a worker is granted, or shown. The runtime knows where it lies for the worker's channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum Place {
     /// A spill block, for a payload.
     Spill(u32),
     /// The weights of a chunk, in one of its buffers.
-    Weights {
-        /// Chunk index.
-        chunk: u32,
-        /// Which buffer.
-        buffer: u8,
-    },
+    Weights { chunk: u32, buffer: u8 },
 }
 
 /// A result block with the few bytes it may carry (ranks waited for).

@@ -22,7 +22,7 @@ use super::inputs::{EngineConfig, RecordContext};
 use super::record::{Part, Said, Update};
 use super::role::Role;
 use proto_common::batch::{BatchKind, Block, Judgement, Notice, SlotGrant};
-use proto_common::element::{Arithmetic, Dtype};
+use proto_common::element::Arithmetic;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
 use std::collections::HashMap;
 
@@ -298,8 +298,9 @@ impl Copies {
             return Ok(Judged::As(Judgement::Wanting));
         }
         chunk.filled = at + bytes;
-        // A sum that is whole, of numbers as storage adds them up, is applied from where it lies.
-        let is_whole = at == 0 && part.is_last() && is_summed_as_is(chunk.spec.dtype);
+        // A sum that is whole, of numbers as storage adds them up, is applied from where it lies. Integers are summed in another type.
+        let is_float = matches!(chunk.spec.dtype.arithmetic(), Arithmetic::Float);
+        let is_whole = at == 0 && part.is_last() && is_float;
         let take = Command::TakeSum { chunk: index, from: place, at, bytes, left };
         if !part.is_last() {
             out.push(take);
@@ -344,11 +345,6 @@ impl Copies {
     }
 }
 
-/// Are numbers of this type summed in their own type? Integers are not, and say more of their sum than its numbers.
-fn is_summed_as_is(dtype: Dtype) -> bool {
-    matches!(dtype.arithmetic(), Arithmetic::Float)
-}
-
 /// The sender broke the protocol.
 pub(super) fn end(peer: Rank, reason: &str, out: &mut Commands) {
     out.push(Command::EndStream { peer, ours: false, reason: reason.to_owned() });
@@ -359,6 +355,7 @@ mod tests {
     use super::*;
     use crate::engine::command::Source;
     use proto_common::batch::{BatchHeader, Count, Landing, OpKind};
+    use proto_common::element::Dtype;
     use proto_common::ids::Operation;
 
     const FROM: Rank = Rank(2);

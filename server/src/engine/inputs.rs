@@ -6,20 +6,17 @@ use proto_common::ids::{Incarnation, JobId, Lane, Rank};
 
 /// The configuration of the engine.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub struct EngineConfig {
-    /// The job.
     pub job: JobId,
     /// The incarnation of this server's process.
     pub incarnation: Incarnation,
-    /// The lane.
     pub lane: Lane,
     /// How many workers contribute to a round.
     pub workers: u32,
     /// Fold contributions in rank order.
     pub deterministic: bool,
-    /// Slots of the inbox.
     pub inbox_slots: u32,
-    /// Spill blocks there are.
     pub spill_blocks: u32,
     /// What the failure of a worker means for rounds. Where they wait for the worker, the version before the one in force is kept, for pulls that
     /// ask for exactly that one.

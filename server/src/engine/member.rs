@@ -35,83 +35,37 @@ pub struct MemberConfig {
 /// What is to be done, in this order.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "a few at a time, and none of them is kept")]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum MemberCommand {
     /// New chunks for each lane, all of them served here and kept nowhere else. [`Member::lanes_answered`] with the number
     /// when all lanes have answered.
-    Assign {
-        /// Names it in the answer.
-        number: u64,
-        /// Since when.
-        epoch: Epoch,
-        /// By lane.
-        lanes: Vec<Vec<ChunkSpec>>,
-    },
+    Assign { number: u64, epoch: Epoch, lanes: Vec<Vec<ChunkSpec>> },
     /// All that each lane has a part in from now on. Answered like `Assign`.
-    Roles {
-        /// Names it in the answer.
-        number: u64,
-        /// Since when.
-        epoch: Epoch,
-        /// By lane.
-        lanes: Vec<Vec<(ChunkSpec, Role)>>,
-    },
+    Roles { number: u64, epoch: Epoch, lanes: Vec<Vec<(ChunkSpec, Role)>> },
     /// A tensor's rule changes, on all lanes. Answered like `Assign`.
-    ChangeRule {
-        /// Names it in the answer.
-        number: u64,
-        /// The change.
-        change: RuleChange,
-    },
+    ChangeRule { number: u64, change: RuleChange },
     /// A server's life is over: all lanes close and fence its channels.
-    EndServer {
-        /// Its rank.
-        rank: Rank,
-    },
+    EndServer { rank: Rank },
     /// Who is there: all lanes end the channels of other lives, and rounds go on without whom they need no more.
-    Workers {
-        /// Of the roster.
-        epoch: Epoch,
-        /// All workers that are there.
-        present: Vec<(Rank, Incarnation)>,
-        /// Those that have left in good order.
-        left: Vec<Rank>,
-    },
+    /// `left` have left in good order.
+    Workers { epoch: Epoch, present: Vec<(Rank, Incarnation)>, left: Vec<Rank> },
     /// Ask all lanes from which round of each tensor on this worker could count; [`Member::rounds_answered`] says it.
-    AskRounds {
-        /// Its rank.
-        rank: Rank,
-        /// Its life.
-        incarnation: Incarnation,
-    },
+    AskRounds { rank: Rank, incarnation: Incarnation },
     /// Tell all lanes from which rounds on this worker counts.
-    CountFrom {
-        /// Its rank.
-        rank: Rank,
-        /// Its life.
-        incarnation: Incarnation,
-        /// By tensor.
-        rounds: Vec<(Key, u64)>,
-    },
-    /// Connect the streams of all lanes to another server. [`Member::dialled`] with the number says how it went.
+    CountFrom { rank: Rank, incarnation: Incarnation, rounds: Vec<(Key, u64)> },
+    /// Connect the streams of all lanes to another server, as the map of this epoch wants. [`Member::dialled`] with the number says how
+    /// it went.
     Dial {
-        /// Names it in the answer.
         number: u64,
-        /// To whom.
         to: Rank,
-        /// The life to be reached.
         incarnation: Incarnation,
-        /// Where it is.
         address: String,
-        /// The map that wants it.
         epoch: Epoch,
         /// Not before so long from now.
         after_ms: u64,
     },
     /// Nobody wants that stream any more: it is closed, and a `Dial` to it that is under way is given up.
-    HangUp {
-        /// To whom it was.
-        to: Rank,
-    },
+    HangUp { to: Rank },
     /// Tell the scheduler.
     Say(ToScheduler),
     /// It is over.
@@ -120,23 +74,18 @@ pub enum MemberCommand {
 
 /// Why a server leaves.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum Departure {
     /// The job is over.
-    Over {
-        /// Why.
-        reason: String,
-    },
+    Over { reason: String },
     /// It wished to go, and others hold now what it held.
     Drained,
     /// A member died without whom the job cannot go on.
     Died(Death),
     /// The scheduler has no use for it.
     Refused(RefusalReason),
-    /// The scheduler has decided that this life is dead.
-    Deposed {
-        /// Since when.
-        epoch: Epoch,
-    },
+    /// The scheduler has decided in this epoch that this life is dead.
+    Deposed { epoch: Epoch },
 }
 
 /// Who may connect: what hellos are checked against.

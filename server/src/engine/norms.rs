@@ -26,7 +26,6 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// The chunks of a group.
     pub(super) fn chunks(&self, group: u32) -> Range<u32> {
         self.all[group as usize].chunks.clone()
     }

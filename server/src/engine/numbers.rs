@@ -34,7 +34,6 @@ impl Numbers {
         Self { workers, state: State::Zero }
     }
 
-    /// Of how many workers.
     pub(super) fn workers(&self) -> u32 {
         self.workers
     }

@@ -115,7 +115,6 @@ impl RankSet {
         is_set
     }
 
-    /// The first one in it.
     pub(super) fn first(&self) -> Option<Rank> {
         self.ranks().next()
     }

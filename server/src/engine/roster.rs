@@ -42,7 +42,6 @@ pub(super) struct Roster {
     /// Of what the scheduler said last. Before it has said anything all count.
     epoch: Option<Epoch>,
     places: Vec<Place>,
-    /// Ranks that count.
     counting: RankSet,
     /// Of those, who does not count from the first round of every tensor on.
     late: Vec<(Rank, HashMap<Key, u64>)>,
@@ -204,7 +203,6 @@ impl Roster {
         self.counting_from(key).filter(move |(_, from)| *from > round).map(|(rank, _)| rank)
     }
 
-    /// Ranks that count.
     pub(super) fn counting(&self) -> &RankSet {
         &self.counting
     }

@@ -14,10 +14,20 @@ const TIMES_KEPT: u64 = 4;
 /// An event for a handler's thread.
 #[derive(Debug)]
 pub(super) enum CallEvent {
-    /// A call for it.
-    Deliver { call: u64, app: u32, from: Rank, head: Vec<u8>, body: Body, place: Option<Place> },
+    Deliver {
+        call: u64,
+        app: u32,
+        from: Rank,
+        head: Vec<u8>,
+        body: Body,
+        place: Option<Place>,
+    },
     /// One that it need not begin.
-    Cancel { call: u64, app: u32, from: Rank },
+    Cancel {
+        call: u64,
+        app: u32,
+        from: Rank,
+    },
 }
 
 #[derive(Debug)]

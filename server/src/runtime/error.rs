@@ -9,6 +9,7 @@ use thiserror::Error;
 /// A lane cannot go on. A bug of ours or an exhausted machine: peers cannot cause it, but by using what the settings
 /// promise them and the machine does not have.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum LaneError {
     /// Storage failed.
     #[error("{0}")]
@@ -29,12 +30,7 @@ pub enum LaneError {
     #[error(
         "tensor {key} has completed round {round}, so its optimizer cannot change from that round on; pass a later round"
     )]
-    RuleTooLate {
-        /// Which tensor.
-        key: Key,
-        /// The first round that was to have it.
-        round: u64,
-    },
+    RuleTooLate { key: Key, round: u64 },
     /// The checkpoint that the job goes on from cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::CheckpointError),
@@ -43,18 +39,10 @@ pub enum LaneError {
     Copy(String),
     /// Its thread panicked.
     #[error("the data thread of lane {lane} panicked; please report it with the log lines before")]
-    Panicked {
-        /// Which lane.
-        lane: u16,
-    },
+    Panicked { lane: u16 },
     /// A worker cannot be attached.
     #[error("cannot attach worker {rank}: {reason}")]
-    Attach {
-        /// Which worker.
-        rank: Rank,
-        /// Why.
-        reason: String,
-    },
+    Attach { rank: Rank, reason: String },
 }
 
 impl From<LaneError> for NotTaken {

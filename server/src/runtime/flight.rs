@@ -139,32 +139,25 @@ impl LaneFlight {
         if !self.recorder.is_on() {
             return;
         }
+        let event = |kind, block: &Block, bytes, extra| Event {
+            kind,
+            key: block.id.key.0,
+            chunk: block.id.chunk.0,
+            peer: rank.0,
+            round: block.count.round(),
+            bytes,
+            extra,
+        };
         let mut total = 0;
         for block in blocks {
             let carries = block.op.contributes() && !matches!(block.data, BlockData::Announced { .. });
             total += if carries { block.bytes } else { 0 };
             if carries && block.bytes >= OWN_EVENT_BYTES {
-                self.recorder.note(Event {
-                    kind: Kind::Contribution,
-                    key: block.id.key.0,
-                    chunk: block.id.chunk.0,
-                    peer: rank.0,
-                    round: block.count.round(),
-                    bytes: block.bytes,
-                    extra: 0,
-                });
+                self.recorder.note(event(Kind::Contribution, block, block.bytes, 0));
             }
         }
         let Some(first) = blocks.first() else { return };
-        self.recorder.note(Event {
-            kind: Kind::BatchTaken,
-            key: first.id.key.0,
-            chunk: first.id.chunk.0,
-            peer: rank.0,
-            round: first.count.round(),
-            bytes: total,
-            extra: blocks.len() as u64,
-        });
+        self.recorder.note(event(Kind::BatchTaken, first, total, blocks.len() as u64));
     }
 
     /// Results leave for a worker.

@@ -101,25 +101,12 @@ pub(super) enum LaneMessage {
 
 /// What a lane tells the control side without being asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum LaneNews {
     /// All chunks that were being copied to a server, as of this epoch, are kept up there.
-    Seeded {
-        /// The lane that says it.
-        lane: u16,
-        /// Where the copies are.
-        to: Rank,
-        /// Of the roles that they are.
-        epoch: Epoch,
-    },
+    Seeded { lane: u16, to: Rank, epoch: Epoch },
     /// The stream that the dial of this number had connected has ended.
-    StreamDown {
-        /// The lane that says it.
-        lane: u16,
-        /// To whom it was.
-        to: Rank,
-        /// Of its dial.
-        number: u64,
-    },
+    StreamDown { lane: u16, to: Rank, number: u64 },
 }
 
 /// What a lane tells about itself.

@@ -16,7 +16,7 @@ use crate::engine::member::{Member, MemberConfig, Peers};
 use crate::program::Program;
 use crate::space::Space;
 use daemon::Later;
-use daemon::control::{LinkError, STRANGERS_MAX, SchedulerLink, patience};
+use daemon::control::{STRANGERS_MAX, SchedulerLink, patience};
 use daemon::exit::Failure;
 use daemon::flight::Flight;
 use daemon::http::{self, HttpState};
@@ -102,7 +102,7 @@ pub(super) async fn run_with(
             return Ok(());
         }
     };
-    let (link, welcome) = connected.map_err(not_connected)?;
+    let (link, welcome) = connected.map_err(|error| Failure::new(error.exit_code(), error))?;
     flight.joined(welcome.rank);
     let (failed, lane_failures) = mpsc::channel(1);
     daemon::devices::settle(&settings, &mut devices, &mut offer, welcome.shape.lanes)?;
@@ -142,11 +142,6 @@ pub(super) async fn run_with(
     // What failed before is the reason; else it is that a handler of the program's is left behind.
     let returned = program.apps.end().map_err(|stuck| Failure::new(ExitCode::Deadline, stuck));
     ended.and(returned.map_err(Into::into))
-}
-
-fn not_connected(error: LinkError) -> Failure {
-    let code = error.exit_code();
-    Failure::new(code, error)
 }
 
 /// What whoever says hello is measured by, and given.

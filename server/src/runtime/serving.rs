@@ -51,6 +51,7 @@ enum Done {
 
 /// Why a server ended before its time.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum RunError {
     /// A member died, and the job cannot go on without it.
     #[error("{0}")]
@@ -65,20 +66,12 @@ pub enum RunError {
     #[error(
         "the scheduler has declared this server dead in epoch {epoch}: it sent no heartbeat for deadlines.silence_ms, or its connection broke; restart it, and it rejoins as a new process"
     )]
-    Deposed {
-        /// Since when.
-        epoch: Epoch,
-    },
+    Deposed { epoch: Epoch },
     /// It was to go, and others have not taken over in time what it has.
     #[error(
         "draining this server timed out: after {waited_ms} ms other servers have not taken over {chunks} of its chunks; start another server if none is left, check the scheduler's status for copies that do not become complete, or raise deadlines.move_ms"
     )]
-    NotDrained {
-        /// Chunks that it still has.
-        chunks: u64,
-        /// How long it waited.
-        waited_ms: u64,
-    },
+    NotDrained { chunks: u64, waited_ms: u64 },
     /// A data thread cannot go on.
     #[error("data thread failed: {0}")]
     Lane(#[from] LaneError),

@@ -31,7 +31,6 @@ pub(super) trait Sum {
     /// Part of it, to be sent; none where it lies in memory of our own.
     fn part(&self, at: u64, bytes: u64) -> Result<Option<Span>, OutOfBounds>;
 
-    /// Its bytes.
     fn bytes(&self) -> &[u8];
 
     /// As [`Sum::bytes`].

@@ -45,18 +45,14 @@ pub enum StorageError {
 
 /// Bytes that are no image of this chunk.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum ImageError {
     /// Not an image, or of another form.
     #[error("not a chunk's image of form {FORM}; upgrade the older member")]
     Form,
     /// Cut short, or longer than it says.
     #[error("the image of a chunk has {got} bytes, but its header states {want}")]
-    Length {
-        /// Bytes there.
-        got: usize,
-        /// As it says.
-        want: usize,
-    },
+    Length { got: usize, want: usize },
     /// Its head cannot be read.
     #[error("a chunk's image has a malformed head: {0}")]
     Head(String),
@@ -64,16 +60,7 @@ pub enum ImageError {
     #[error(
         "the image is of {got} with {got_bytes} bytes, but the chunk is of {want} with {want_bytes} bytes"
     )]
-    Shape {
-        /// The image's elements.
-        got: Dtype,
-        /// Its bytes.
-        got_bytes: u64,
-        /// The chunk's elements.
-        want: Dtype,
-        /// Its bytes.
-        want_bytes: u64,
-    },
+    Shape { got: Dtype, got_bytes: u64, want: Dtype, want_bytes: u64 },
     /// A rule that the chunk cannot have.
     #[error("the image of a chunk has an optimizer that this tensor cannot have")]
     Rule,

@@ -39,10 +39,8 @@ pub(super) trait Typed: fmt::Debug + Send {
         bytes: usize,
     ) -> Result<Verdict, StorageError>;
 
-    /// The sum.
     fn sum(&self) -> &dyn Sum;
 
-    /// The sum.
     fn sum_mut(&mut self) -> &mut dyn Sum;
 
     /// A rule begins that keeps so many arrays of its own. Rules of integers keep nothing.

@@ -3,7 +3,6 @@
 use fabric::simd::prefetch;
 use proto_common::table::mix;
 
-/// Bytes of a place.
 const PLACE_BYTES: u64 = size_of::<(u64, u32)>() as u64;
 
 /// Who is where, by open addressing: at most half of the places are taken.

@@ -20,10 +20,6 @@ use tokio::sync::{Semaphore, mpsc};
 
 /// Visitors at once. More wait to be taken.
 const VISITORS_MAX: usize = 8;
-/// Trials of one visit: each is tried once, and may be repeated.
-fn trials_max() -> usize {
-    2 * Trial::all().count()
-}
 
 /// Serves visitors at `address` until it is told to stop; with `once`, until the first visit is over.
 pub(in crate::doctor) async fn listen(
@@ -116,7 +112,8 @@ pub(super) async fn receive(host: &Host, stream: TcpStream) -> Visit {
     let hello = FromListener::Hello { protocol: PROTOCOL_VERSION, offer: (*host.offer).clone() };
     link.send_within(&hello, host.step).await.map_err(|error| said(&error))?;
     let mut trials = Vec::new();
-    while trials.len() < trials_max() {
+    // Each is tried once, and may be repeated.
+    while trials.len() < 2 * Trial::all().count() {
         match link.receive_within(host.step).await {
             Ok(Some(ToListener::Try(trial))) => {
                 let result = attempt(host, &mut link, trial).await?;

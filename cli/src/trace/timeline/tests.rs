@@ -103,7 +103,7 @@ fn a_slow_worker_shows_as_the_last_of_its_round() {
 
 #[test]
 fn more_at_once_than_rows_become_pairs() {
-    let count = super::super::rows::ROWS_MAX + 3;
+    let count = ROWS_MAX + 3;
     let spans: Vec<(u64, u64, Event)> =
         (0..count as u64).map(|at| (at, 1_000_000, event(Kind::Operation))).collect();
     let events = timeline(vec![source(Role::Worker, 0, &spans)]);
@@ -122,4 +122,14 @@ fn every_kind_has_words() {
     let waits = Event { extra: 0b1010, ..event(Kind::Waits) };
     assert_eq!(ranks(&waits), "1, 3");
     assert_eq!(ranks(&Event { extra: 0, peer: 70, ..waits }), "70 and others perhaps");
+}
+
+#[test]
+fn what_overlaps_lies_on_different_rows() {
+    let mut rows = Rows::default();
+    let placed = [(0, 10), (5, 8), (9, 20), (10, 11), (12, 13)].map(|(from, to)| rows.place(from, to));
+    assert_eq!(placed, [Some(0), Some(1), Some(1), Some(0), Some(0)]);
+    let mut rows = Rows::default();
+    assert!((0..ROWS_MAX).all(|row| rows.place(0, 9) == Some(row)));
+    assert_eq!((rows.place(8, 9), rows.place(9, 10)), (None, Some(0)), "both sides of the bound");
 }

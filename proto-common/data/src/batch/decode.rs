@@ -12,15 +12,11 @@ use zerocopy::little_endian::U32;
 
 /// Why a batch was refused. The sender is always to blame: the fault is counted and its channel closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum BatchError {
     /// Fewer bytes than the header, or than header and table announce.
     #[error("batch is truncated: {have} bytes, {need} needed")]
-    Truncated {
-        /// Available bytes.
-        have: usize,
-        /// Required bytes.
-        need: usize,
-    },
+    Truncated { have: usize, need: usize },
     /// Not a batch.
     #[error("batch does not start with the magic bytes")]
     BadMagic,
@@ -29,53 +25,27 @@ pub enum BatchError {
     Version(u16),
     /// Header or table changed on the way.
     #[error("batch checksum mismatch: computed {computed:08x}, header has {stated:08x}")]
-    Checksum {
-        /// The computed checksum.
-        computed: u32,
-        /// The checksum in the header.
-        stated: u32,
-    },
+    Checksum { computed: u32, stated: u32 },
     /// More blocks or grants than allowed.
     #[error(
         "batch has {blocks} blocks and {grants} grants, the limits are {BLOCKS_PER_BATCH_MAX} and {GRANTS_PER_BATCH_MAX}"
     )]
-    TooMany {
-        /// Announced blocks.
-        blocks: usize,
-        /// Announced grants.
-        grants: usize,
-    },
+    TooMany { blocks: usize, grants: usize },
     /// Unknown kind or flag, or a reserved field that is not zero.
     #[error("batch header has an unknown kind or flag")]
     BadHeader,
     /// The payload is not within the slot.
     #[error("payload of {bytes} bytes at {offset} does not fit the {total} bytes of the slot")]
-    PayloadOutOfBounds {
-        /// Announced payload offset.
-        offset: u64,
-        /// Announced payload bytes.
-        bytes: u64,
-        /// Bytes of the slot.
-        total: u64,
-    },
+    PayloadOutOfBounds { offset: u64, bytes: u64, total: u64 },
     /// A table entry with an unknown id, flag or status.
     #[error("block {index} has an unknown operation, dtype, status or flag")]
-    BadBlock {
-        /// Its position in the table.
-        index: usize,
-    },
+    BadBlock { index: usize },
     /// An inline block that exceeds the payload.
     #[error("block {index} extends beyond the payload")]
-    BlockOutOfBounds {
-        /// Its position in the table.
-        index: usize,
-    },
+    BlockOutOfBounds { index: usize },
     /// A grant whose index is no slot.
     #[error("grant {index} has an invalid slot")]
-    BadGrant {
-        /// Its position.
-        index: usize,
-    },
+    BadGrant { index: usize },
 }
 
 /// Bytes of the prefix that a header announces: how much to copy out before [`BatchReader::read`]. Needs the first

@@ -14,7 +14,6 @@
 //! vector. A batch is valid or refused, as a whole.
 
 mod block;
-mod checksum;
 mod decode;
 mod encode;
 mod header;
@@ -23,11 +22,16 @@ mod notice;
 pub use block::{
     Block, BlockData, Count, Kept, Landing, OpKind, RECORD_INITIALISED, RECORD_LEFT, Reading, Status,
 };
-pub use checksum::payload_checksum;
 pub use decode::{BatchError, BatchReader, prefix_bytes};
 pub use encode::{BatchRoom, BatchWriter, EncodeError, prefix_bytes_padded};
 pub use header::{BatchHeader, BatchKind};
 pub use notice::{Judgement, Notice, SlotGrant};
+
+/// CRC32C of a payload whose bytes come piece by piece, in order: begin with 0 and pass on what is returned.
+#[must_use]
+pub fn payload_checksum(so_far: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(so_far, bytes)
+}
 
 #[cfg(test)]
 mod tests;

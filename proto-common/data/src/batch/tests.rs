@@ -293,3 +293,13 @@ fn the_page_of_the_protocol_says_this_version() {
     let row = format!("\n| {} | header, block table", super::header::BATCH_VERSION);
     assert!(include_str!("../../../../docs/protocol.md").contains(&row), "docs/protocol.md lacks {row:?}");
 }
+
+#[test]
+fn pieces_sum_to_the_whole_and_the_number_is_frozen() {
+    let whole = b"123456789";
+    assert_eq!(payload_checksum(0, whole), 0xE306_9283, "the check value of CRC32C");
+    for at in 0..=whole.len() {
+        let (head, tail) = whole.split_at(at);
+        assert_eq!(payload_checksum(payload_checksum(0, head), tail), 0xE306_9283);
+    }
+}

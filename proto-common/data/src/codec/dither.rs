@@ -1,6 +1,6 @@
 //! `dither`: a sign and a magnitude in steps, rounded so that the mean is right.
 
-use super::malformed::{Malformed, after_scale, check_scale, check_tail};
+use super::malformed::{Malformed, after_scale, check_scale, check_tail, decode_words};
 use super::pick;
 
 pub(super) fn bytes(elements: usize, bits: u8) -> usize {
@@ -96,17 +96,7 @@ fn encode_in<const BITS: u32, const ROW: usize>(seed: u32, values: &mut [f32], i
 #[inline(always)]
 fn decode_in<const BITS: u32, const ROW: usize>(encoded: &[u8], into: &mut [f32]) {
     let (step, words) = after_scale(encoded);
-    let (rows, rest) = into.as_chunks_mut::<ROW>();
-    let spread = |row: &mut [f32], word: &[u8; 4]| {
-        let word = u32::from_le_bytes(*word);
-        for (place, out) in row.iter_mut().enumerate() {
-            *out = decoded::<BITS>(step, (word >> (BITS * place as u32)) & (2 * most(BITS) + 1));
-        }
-    };
-    for (row, word) in rows.iter_mut().zip(words) {
-        spread(row, word);
-    }
-    if let Some(word) = words.get(rows.len()) {
-        spread(rest, word);
-    }
+    decode_words::<ROW>(words, into, |word, place| {
+        decoded::<BITS>(step, (word >> (BITS * place as u32)) & (2 * most(BITS) + 1))
+    });
 }

@@ -1,7 +1,6 @@
 //! `plain`, `f16` and `bf16`: an element each.
 
 use super::malformed::Malformed;
-use crate::half::{BF16_MAX, F16_MAX, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 pub(super) fn encode_plain(values: &mut [f32], into: &mut [u8]) {
     for (value, out) in values.iter_mut().zip(into.as_chunks_mut::<4>().0) {
@@ -16,7 +15,7 @@ pub(super) fn decode_plain(encoded: &[u8], into: &mut [f32]) {
 }
 
 #[inline(always)]
-fn encode(
+pub(super) fn encode(
     values: &mut [f32],
     into: &mut [u8],
     max: f32,
@@ -36,30 +35,10 @@ fn encode(
 }
 
 #[inline(always)]
-fn decode(encoded: &[u8], into: &mut [f32], widen: impl Fn(u16) -> f32) {
+pub(super) fn decode(encoded: &[u8], into: &mut [f32], widen: impl Fn(u16) -> f32) {
     for (out, half) in into.iter_mut().zip(encoded.as_chunks::<2>().0) {
         *out = widen(u16::from_le_bytes(*half));
     }
-}
-
-#[inline(always)]
-pub(super) fn encode_f16(values: &mut [f32], into: &mut [u8]) {
-    encode(values, into, F16_MAX, f32_to_f16, f16_to_f32);
-}
-
-#[inline(always)]
-pub(super) fn decode_f16(encoded: &[u8], into: &mut [f32]) {
-    decode(encoded, into, f16_to_f32);
-}
-
-#[inline(always)]
-pub(super) fn encode_bf16(values: &mut [f32], into: &mut [u8]) {
-    encode(values, into, BF16_MAX, f32_to_bf16, bf16_to_f32);
-}
-
-#[inline(always)]
-pub(super) fn decode_bf16(encoded: &[u8], into: &mut [f32]) {
-    decode(encoded, into, bf16_to_f32);
 }
 
 /// The odd half out is 0.

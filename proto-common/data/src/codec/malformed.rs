@@ -1,4 +1,4 @@
-//! Encoded chunks that are invalid for their codec, and the checks that several codecs share. It must not know a codec.
+//! Encoded chunks that are invalid for their codec, and what several codecs share to check and decode one. It must not know a codec.
 
 use thiserror::Error;
 
@@ -33,6 +33,28 @@ pub(super) fn after_scale(encoded: &[u8]) -> (f32, &[[u8; 4]]) {
     match encoded.as_chunks::<4>().0.split_first() {
         Some((scale, words)) => (f32::from_le_bytes(*scale), words),
         None => (0.0, &[]),
+    }
+}
+
+/// Decodes words of `ROW` elements each, the last one possibly of fewer: each element from its word and its place in it.
+#[inline(always)]
+pub(super) fn decode_words<const ROW: usize>(
+    words: &[[u8; 4]],
+    into: &mut [f32],
+    element: impl Fn(u32, usize) -> f32,
+) {
+    let (rows, rest) = into.as_chunks_mut::<ROW>();
+    let spread = |row: &mut [f32], word: &[u8; 4]| {
+        let word = u32::from_le_bytes(*word);
+        for (place, out) in row.iter_mut().enumerate() {
+            *out = element(word, place);
+        }
+    };
+    for (row, word) in rows.iter_mut().zip(words) {
+        spread(row, word);
+    }
+    if let Some(word) = words.get(rows.len()) {
+        spread(rest, word);
     }
 }
 

@@ -1,6 +1,6 @@
 //! `onebit` and `twobit`: signs in words of 32 bits.
 
-use super::malformed::{Malformed, after_scale, check_scale, check_tail};
+use super::malformed::{Malformed, after_scale, check_scale, check_tail, decode_words};
 
 /// Partial sums: one order of additions, whatever the width of the vector unit.
 const LANES: usize = 16;
@@ -64,19 +64,7 @@ fn signed(scale: f32, sign: u32) -> f32 {
 #[inline(always)]
 pub(super) fn decode_one(encoded: &[u8], into: &mut [f32]) {
     let (scale, words) = after_scale(encoded);
-    let (rows, rest) = into.as_chunks_mut::<32>();
-    let spread = |row: &mut [f32], word: &[u8; 4]| {
-        let word = u32::from_le_bytes(*word);
-        for (place, out) in row.iter_mut().enumerate() {
-            *out = signed(scale, (word >> place) & 1);
-        }
-    };
-    for (row, word) in rows.iter_mut().zip(words) {
-        spread(row, word);
-    }
-    if let Some(word) = words.get(rows.len()) {
-        spread(rest, word);
-    }
+    decode_words::<32>(words, into, |word, place| signed(scale, (word >> place) & 1));
 }
 
 pub(super) fn check_one(elements: usize, encoded: &[u8]) -> Result<(), Malformed> {
@@ -126,19 +114,7 @@ pub(super) fn encode_two_not_finite(elements: usize, into: &mut [u8]) {
 #[inline(always)]
 pub(super) fn decode_two(threshold: f32, encoded: &[u8], into: &mut [f32]) {
     let words = encoded.as_chunks::<4>().0;
-    let (rows, rest) = into.as_chunks_mut::<16>();
-    let spread = |row: &mut [f32], word: &[u8; 4]| {
-        let word = u32::from_le_bytes(*word);
-        for (place, out) in row.iter_mut().enumerate() {
-            *out = stepped(threshold, (word >> (2 * place)) & 3);
-        }
-    };
-    for (row, word) in rows.iter_mut().zip(words) {
-        spread(row, word);
-    }
-    if let Some(word) = words.get(rows.len()) {
-        spread(rest, word);
-    }
+    decode_words::<16>(words, into, |word, place| stepped(threshold, (word >> (2 * place)) & 3));
 }
 
 #[inline(always)]

@@ -17,10 +17,6 @@ impl UpdateRule for Exchange {
     const CLASS: &'static str = "Exchange";
     const IS_INTERNAL: bool = true;
 
-    fn arrays(&self, _: Form) -> &'static [&'static str] {
-        &[]
-    }
-
     #[inline(always)]
     fn decays_gradient(&self, _: Form) -> bool {
         false

@@ -2,7 +2,7 @@
 
 use crate::optimizer::elements::{Block, Whole};
 use crate::optimizer::real::Real;
-use crate::optimizer::rule::{Factors, Form, UpdateRule, rule};
+use crate::optimizer::rule::{Factors, UpdateRule, rule};
 
 rule! {
     /// value += sum of the contributions of the round (ps-lite's default handle).
@@ -13,15 +13,6 @@ impl UpdateRule for Sum {
     const CLASS: &'static str = "Sum";
     const STEPS: bool = false;
     const IS_EXACT: bool = true;
-
-    fn arrays(&self, _: Form) -> &'static [&'static str] {
-        &[]
-    }
-
-    #[inline(always)]
-    fn decays_gradient(&self, _: Form) -> bool {
-        false
-    }
 
     #[inline(always)]
     fn at_once<T: Real, W: Whole<T>>(&self, factors: &Factors, chunk: W) -> Option<W> {

@@ -80,7 +80,6 @@ impl Clearing {
 pub(in super::super) struct Wanted<'a> {
     /// Tensors that servers hold, each with the epoch that it was placed in.
     pub(in super::super) tensors: Vec<(&'a TensorSpec, Epoch)>,
-    /// Servers that are there.
     pub(in super::super) servers: Vec<ConnectionId>,
     pub(in super::super) lanes: u16,
     pub(in super::super) chunk_bytes: u64,
@@ -204,7 +203,6 @@ pub(super) fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Re
 #[derive(Debug)]
 pub(super) struct Finished {
     pub(super) round: u64,
-    /// The epoch that it was begun in.
     pub(super) begun: Epoch,
     pub(super) name: String,
 }

@@ -101,7 +101,6 @@ impl Engine {
         self.members.connections(|id| id.role == Role::Server)
     }
 
-    /// Parts that a checkpoint has.
     pub(super) fn checkpoint_parts(&self) -> Vec<(Rank, u16)> {
         let servers = self.members.there_as(Role::Server);
         servers.flat_map(|(rank, _)| (0..self.config.shape.lanes).map(move |lane| (rank, lane))).collect()

@@ -1,8 +1,7 @@
 //! Asks servers about workers that join between rounds, and sends the result to members. It must not know the answers: `comings` has
 //! them.
 
-use super::super::{Command, ConnectionId};
-use super::super::{Engine, Phase, send, send_to};
+use super::super::{Command, Engine, Phase, send, send_to};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, MemberId, Rank, Role};
 use proto_common::message::{Coming, FromScheduler, RefusalReason, RoundsPart};
@@ -59,13 +58,8 @@ impl Engine {
         }
     }
 
-    /// A server is gone.
-    pub(super) fn count_without(&mut self, server: Rank, out: &mut Vec<Command>) {
-        self.comings.without(server).into_iter().for_each(|rank| self.count_from(rank, out));
-    }
-
     /// Once all have answered: from which rounds on it counts.
-    fn count_from(&self, rank: Rank, out: &mut Vec<Command>) {
+    pub(super) fn count_from(&self, rank: Rank, out: &mut Vec<Command>) {
         let Some(told) = self.comings.known(rank) else { return };
         let to = self.members.connections(|id| id.role == Role::Server || id.rank == rank);
         out.extend(told.map(|message| send_to(to.clone(), message)));
@@ -92,10 +86,5 @@ impl Engine {
             self.comings.forget(rank);
             self.fault(now_ms, id, why, out);
         }
-    }
-
-    /// Sends a server that joins later the results for workers that joined before it.
-    pub(super) fn tell_comings(&self, to: ConnectionId, out: &mut Vec<Command>) {
-        out.extend(self.comings.all_known().map(|message| send(to, message)));
     }
 }

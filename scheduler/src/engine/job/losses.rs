@@ -105,7 +105,7 @@ impl Engine {
     fn go_on_without(&mut self, id: MemberId, out: &mut Vec<Command>) {
         declared(self.declarations.without(id.rank), out);
         release(self.barriers.without(id), out);
-        self.count_without(id.rank, out);
+        self.comings.without(id.rank).into_iter().for_each(|rank| self.count_from(rank, out));
         self.declarations.unsettle();
         self.settle(out);
     }

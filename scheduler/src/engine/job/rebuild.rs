@@ -250,20 +250,20 @@ impl Engine {
         self.epoch = Epoch { term, counter: 0 };
         self.posts.begin(term);
         self.phase = Phase::Running;
-        let began_otherwise = self.began_from(rebuild.take_restore());
+        let began_otherwise = self.began_from(rebuild.restore.take());
         let servers = rebuild.members().iter().filter(|member| member.id.role == Role::Server);
         self.members.rebuilt(servers.count() as u32);
         let (going, left) = rebuild.take_leaving();
         left.into_iter().for_each(|id| self.note(Note::Left(id)));
         let gone = self.seat(now_ms, &mut rebuild, out);
-        for ((name, group), times) in rebuild.take_barriers() {
+        for ((name, group), times) in std::mem::take(&mut rebuild.barriers) {
             self.barriers.was_opened(name, group, times);
         }
         self.await_those(now_ms, &rebuild);
         // Workers that are not there may have been told of what these do not know.
         let is_there = |id: &MemberId| self.members.get(*id).is_some_and(|member| !member.gone);
         let all_say = self.places().filter(|id| id.role == Role::Worker).all(|id| is_there(&id));
-        let answered = rebuild.take_answered();
+        let answered = std::mem::take(&mut rebuild.answered);
         // Lives before places: a map names ranks.
         if self.members.there().next().is_some() {
             self.tell_roster(out);

@@ -160,7 +160,8 @@ impl Engine {
             for update in self.declarations.whole(&mut self.epoch) {
                 out.push(send(connection, FromScheduler::Assign(update)));
             }
-            self.tell_comings(connection, out);
+            // And from which rounds on the workers count that joined before it.
+            out.extend(self.comings.all_known().map(|message| send(connection, message)));
             self.declarations.unsettle();
             self.settle(out);
         }

@@ -34,7 +34,6 @@ pub(super) struct Known {
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) connection: ConnectionId,
-    /// The digest of what it has sent.
     pub(super) sent: MapDigest,
     /// When it was asked, or has sent the last part.
     pub(super) heard_ms: u64,

@@ -148,7 +148,8 @@ impl Draft<'_> {
         for (range, bytes) in held {
             let leaves = range.backup.is_some_and(|backup| self.servers.draining.contains(&backup));
             // What is handed over, or on its way out already, comes here with the next look.
-            if (range.backup.is_some() && !leaves) || self.is_edited(range) {
+            let is_edited = self.edited.get(&range.first.key).is_some_and(|ranges| !ranges.contains(range));
+            if (range.backup.is_some() && !leaves) || is_edited {
                 continue;
             }
             // Another one first, where somebody has refused; who serves it is no choice.
@@ -166,11 +167,6 @@ impl Draft<'_> {
             }
         }
         complete
-    }
-
-    fn is_edited(&self, range: &KeyRange) -> bool {
-        let Some(ranges) = self.edited.get(&range.first.key) else { return false };
-        !ranges.contains(range)
     }
 
     /// Bytes served level first, then copies.

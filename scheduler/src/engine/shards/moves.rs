@@ -16,7 +16,6 @@ pub(super) struct Piece {
     pub(super) first: ChunkId,
     pub(super) chunks: u32,
     pub(super) bytes: u64,
-    /// Where it is.
     pub(super) at: Rank,
     /// It cannot go there.
     pub(super) not: Option<Rank>,

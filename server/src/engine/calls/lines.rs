@@ -122,7 +122,6 @@ pub(in crate::engine) struct Calls {
     /// Whose call an id is.
     pub(super) by_id: HashMap<u64, (Rank, u32, u64)>,
     pub(super) next_id: u64,
-    /// Handlers that are there.
     pub(super) handlers: HashSet<u32>,
     /// Bytes of bodies, and of replies that are kept.
     pub(super) bytes: u64,

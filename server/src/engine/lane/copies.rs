@@ -274,12 +274,6 @@ impl LaneEngine {
         Some((chunk.state(with_previous), chunk.weights.buffer()))
     }
 
-    /// Where the weights of an image can be put: a buffer that nobody reads. None while both are being read.
-    #[must_use]
-    pub fn room_for_image(&self, chunk: u32) -> Option<u8> {
-        self.chunks.get(chunk as usize)?.writable()
-    }
-
     /// Does the state of an image fit the chunk?
     pub fn check_state(&self, chunk: u32, state: &ChunkState) -> Result<(), String> {
         self.chunks.get(chunk as usize).map_or(Err(NOT_IN_ORDER.into()), |chunk| chunk.fits(state))

@@ -54,13 +54,13 @@ fn a_copy_of_what_is_read_here_goes_on_when_its_reader_says_so() {
     rig.flush();
     assert_eq!(roles(&mut rig, 2, &[(spec(1), COPY)]), (vec![], vec![]));
     assert_eq!(rig.version(), 2, "it is what there is, should the new server die at once");
-    assert_eq!(rig.engine.room_for_image(0), None);
+    assert_eq!(rig.engine.chunk_mut(0).writable(), None);
     assert_eq!(rig.send(0, &[farewell(1)]), []);
     rig.flush();
-    assert_eq!(rig.engine.room_for_image(0), None, "the first one is read still");
+    assert_eq!(rig.engine.chunk_mut(0).writable(), None, "the first one is read still");
     assert_eq!(rig.send(0, &[farewell(2)]), []);
     rig.flush();
-    assert!(rig.engine.room_for_image(0).is_some());
+    assert!(rig.engine.chunk_mut(0).writable().is_some());
     // Served again, its operations say what is read.
     roles(&mut rig, 3, &[(spec(1), ALONE)]);
     assert_eq!(rig.send(0, &[farewell(9)]), []);

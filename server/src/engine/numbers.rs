@@ -54,14 +54,16 @@ impl Numbers {
     /// A worker's number becomes at least this.
     #[inline]
     pub(super) fn raise(&mut self, rank: Rank, to: u64) {
-        if to <= self.of(rank) || rank.0 >= self.workers {
+        if let State::Near { base, steps } = &mut self.state
+            && let Some(step) = steps.get_mut(rank.0 as usize)
+            && let Some(new) = to.checked_sub(*base)
+            && new <= u64::from(u8::MAX)
+            && new > 0
+        {
+            *step = (*step).max(new as u8);
             return;
         }
-        if let State::Near { base, steps } = &mut self.state
-            && let Some(step) = to.checked_sub(*base).and_then(|step| u8::try_from(step).ok())
-            && step > 0
-        {
-            steps[rank.0 as usize] = step;
+        if to <= self.of(rank) || rank.0 >= self.workers {
             return;
         }
         self.set_far_off(rank, to);

@@ -125,6 +125,24 @@ impl RankSet {
         words.flat_map(|(at, word)| ranks_of(at, word & !other.word(at)))
     }
 
+    /// The first two of [`RankSet::without`].
+    #[inline]
+    pub(super) fn first_two_without(&self, other: &Self) -> (Option<Rank>, Option<Rank>) {
+        let mut first = None;
+        for at in 0..self.limit.div_ceil(64) as usize {
+            let mut word = self.word(at) & !other.word(at);
+            while word != 0 {
+                let rank = Rank(at as u32 * 64 + word.trailing_zeros());
+                if first.is_some() {
+                    return (first, Some(rank));
+                }
+                first = Some(rank);
+                word &= word - 1;
+            }
+        }
+        (first, None)
+    }
+
     /// All of it, in order.
     pub(super) fn ranks(&self) -> impl Iterator<Item = Rank> + '_ {
         self.words().enumerate().flat_map(|(at, word)| ranks_of(at, word))

@@ -94,9 +94,8 @@ impl Rounds {
     /// Whose turn it is where contributions are reduced in rank order; and who else may come, because one addition
     /// commutes: the first two in either order.
     pub(super) fn next_in_order(&self) -> (Option<Rank>, Option<Rank>) {
-        let mut absent = self.expected.without(&self.contributed);
-        let next = absent.next();
-        (next, if self.contributed.len() == 0 { absent.next() } else { None })
+        let (next, other) = self.expected.first_two_without(&self.contributed);
+        (next, other.filter(|_| self.contributed.len() == 0))
     }
 
     pub(super) fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {

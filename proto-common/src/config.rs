@@ -86,11 +86,10 @@ pub struct VerbsSettings {
     /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096. Default: the port's active MTU. Two peers use the smaller of their values.
     pub mtu_bytes: Option<u32>,
     /// Retransmission timeout: the device retransmits an unacknowledged packet after 4.096 microseconds times 2 to this
-    /// power. 16 is 0.27 s per attempt, and 1.9 s in total with six retries (devices may take up to four times as long).
+    /// power, and the connection fails after six retransmissions. 16 is 0.27 s per attempt and 1.9 s in total (devices may
+    /// take up to four times as long). This bounds how long an unreachable host goes undetected while data is in flight.
+    /// The crash of a process is detected at once, through its control connection.
     pub timeout: u8,
-    /// Retransmissions before the connection fails. Together with `timeout`, this bounds how long an unreachable host goes
-    /// undetected while data is in flight. The crash of a process is detected at once, through its control connection.
-    pub retries: u8,
     /// Traffic class of the packets (for RoCE: DSCP in the upper six bits, ECN in the lower two).
     pub traffic_class: u8,
     /// Signal arrivals by flag words in memory that data threads poll, instead of by immediate data. Used only if both peers
@@ -107,7 +106,6 @@ impl Default for VerbsSettings {
             gid_index: None,
             mtu_bytes: None,
             timeout: 16,
-            retries: 6,
             traffic_class: 0,
             tail_flags: false,
         }
@@ -397,8 +395,6 @@ impl VerbsSettings {
         within("verbs.port", self.port, 1, u8::MAX)?;
         // 0 would mean without limit.
         within("verbs.timeout", self.timeout, 1, 31)?;
-        // Some devices interpret 7 as "without limit".
-        within("verbs.retries", self.retries, 1, 6)?;
         match self.mtu_bytes {
             None | Some(256 | 512 | 1024 | 2048 | 4096) => Ok(()),
             Some(bytes) => wrong("verbs.mtu_bytes", bytes, "use 256, 512, 1024, 2048 or 4096"),
@@ -464,8 +460,6 @@ mod tests {
         check(|s| s.memory.spill_bytes = s.cluster.chunk_bytes - 1, Some("memory.spill_bytes"));
         check(|s| s.deadlines.silence_ms = 1_499, Some("deadlines.silence_ms"));
         check(|s| s.deadlines.silence_ms = 1_500, None);
-        check(|s| s.verbs.retries = 6, None);
-        check(|s| s.verbs.retries = 7, Some("verbs.retries"));
         check(|s| s.verbs.timeout = 0, Some("verbs.timeout"));
         check(|s| s.verbs.mtu_bytes = Some(4096), None);
         check(|s| s.verbs.mtu_bytes = Some(1500), Some("verbs.mtu_bytes"));

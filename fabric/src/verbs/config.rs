@@ -10,10 +10,8 @@ pub struct VerbsConfig {
     /// The address to use, by its index; a routable RoCEv2 address of a network device unless said.
     pub gid_index: Option<u8>,
     /// A packet without answer is sent again after 4.096 µs · 2^timeout: 16 is 0.27 s. Devices may take up to four times
-    /// as long.
+    /// as long. The connection fails after six times.
     pub timeout: u8,
-    /// So many times (at most 6: some devices take 7 for "for ever").
-    pub retries: u8,
     /// Of the packets' IP headers.
     pub traffic_class: u8,
     /// The largest packet, in bytes (256 to 4096, a power of two); the port's own unless said. Peers use the smaller
@@ -34,7 +32,6 @@ impl Default for VerbsConfig {
             port: 1,
             gid_index: None,
             timeout: 16,
-            retries: 6,
             traffic_class: 0,
             mtu_bytes: None,
             tail_flags: false,

@@ -96,7 +96,6 @@ impl VerbsDevice {
             gid_index: gid.index,
             mtu: config.mtu_bytes.map_or(Ok(mtu), |bytes| mtu_code(bytes, mtu, &context.name))?,
             timeout: config.timeout,
-            retries: config.retries,
             traffic_class: config.traffic_class,
             // Each channel's own, with what its peer can.
             reads: 1,

@@ -94,7 +94,6 @@ fn verbs_config(settings: &Settings) -> VerbsConfig {
         gid_index: verbs.gid_index,
         timeout: verbs.timeout,
         traffic_class: verbs.traffic_class,
-        mtu_bytes: verbs.mtu_bytes,
         tail_flags: verbs.tail_flags,
         registered_bytes_max: settings.memory.registered_bytes,
     }

@@ -83,8 +83,6 @@ pub struct VerbsSettings {
     pub port: u8,
     /// GID index, which selects the source address. Default: a routable RoCEv2 address of a network interface.
     pub gid_index: Option<u8>,
-    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096. Default: the port's active MTU. Two peers use the smaller of their values.
-    pub mtu_bytes: Option<u32>,
     /// Retransmission timeout: the device retransmits an unacknowledged packet after 4.096 microseconds times 2 to this
     /// power, and the connection fails after six retransmissions. 16 is 0.27 s per attempt and 1.9 s in total (devices may
     /// take up to four times as long). This bounds how long an unreachable host goes undetected while data is in flight.
@@ -100,15 +98,7 @@ pub struct VerbsSettings {
 
 impl Default for VerbsSettings {
     fn default() -> Self {
-        Self {
-            device: None,
-            port: 1,
-            gid_index: None,
-            mtu_bytes: None,
-            timeout: 16,
-            traffic_class: 0,
-            tail_flags: false,
-        }
+        Self { device: None, port: 1, gid_index: None, timeout: 16, traffic_class: 0, tail_flags: false }
     }
 }
 
@@ -394,11 +384,7 @@ impl VerbsSettings {
     fn validate(&self) -> Result<(), SettingError> {
         within("verbs.port", self.port, 1, u8::MAX)?;
         // 0 would mean without limit.
-        within("verbs.timeout", self.timeout, 1, 31)?;
-        match self.mtu_bytes {
-            None | Some(256 | 512 | 1024 | 2048 | 4096) => Ok(()),
-            Some(bytes) => wrong("verbs.mtu_bytes", bytes, "use 256, 512, 1024, 2048 or 4096"),
-        }
+        within("verbs.timeout", self.timeout, 1, 31)
     }
 }
 
@@ -461,8 +447,6 @@ mod tests {
         check(|s| s.deadlines.silence_ms = 1_499, Some("deadlines.silence_ms"));
         check(|s| s.deadlines.silence_ms = 1_500, None);
         check(|s| s.verbs.timeout = 0, Some("verbs.timeout"));
-        check(|s| s.verbs.mtu_bytes = Some(4096), None);
-        check(|s| s.verbs.mtu_bytes = Some(1500), Some("verbs.mtu_bytes"));
     }
 
     #[test]

@@ -14,9 +14,6 @@ pub struct VerbsConfig {
     pub timeout: u8,
     /// Of the packets' IP headers.
     pub traffic_class: u8,
-    /// The largest packet, in bytes (256 to 4096, a power of two); the port's own unless said. Peers use the smaller
-    /// one of theirs.
-    pub mtu_bytes: Option<u32>,
     /// Notices by flag words that are polled, where the peer wants it too, instead of by immediates. Threads then never
     /// sleep, and the order that it relies on is what devices do but no promise.
     pub tail_flags: bool,
@@ -33,7 +30,6 @@ impl Default for VerbsConfig {
             gid_index: None,
             timeout: 16,
             traffic_class: 0,
-            mtu_bytes: None,
             tail_flags: false,
             registered_bytes_max: u64::MAX,
         }

@@ -211,8 +211,6 @@ pub struct MemorySettings {
     pub pool_bytes: u64,
     /// Upper limit of the bytes that this process registers with an RDMA device.
     pub registered_bytes: u64,
-    /// Operations that a worker may have in flight per lane. Further calls block until one completes.
-    pub operations: u32,
     /// Microseconds that an idle data thread spins before it sleeps.
     pub spin_us: u64,
     /// Allocate a worker's pool from huge pages if enough are free. Peers on the same host cannot map huge pages, so this
@@ -232,7 +230,6 @@ impl Default for MemorySettings {
             table_bytes: 0,
             pool_bytes: 8 << 30,
             registered_bytes: 1 << 40,
-            operations: 65_536,
             spin_us: 50,
             huge_pages: false,
             registration_cache_bytes: 8 << 30,
@@ -293,7 +290,6 @@ impl Settings {
             let fix = format!("it requires {} = \"off\", {why}", driver.setting());
             return wrong("memory.huge_pages", true, fix);
         }
-        within("memory.operations", memory.operations, 1, 1 << 20)?;
         within("memory.spin_us", memory.spin_us, 0, 1_000_000)?;
         if memory.spill_bytes < cluster.chunk_bytes {
             return wrong(

@@ -112,10 +112,8 @@ pub struct DeadlineSettings {
     /// Waiting for all members of the job to register.
     pub assemble_ms: u64,
     /// How long servers may take for one push, pull or push_pull, and to allocate a declared tensor. An operation that waits for
-    /// other workers takes longer (see `busy_ms`); each time this has passed, a warning names them.
+    /// other workers, or a barrier, takes longer (see `busy_ms`); each time this has passed, a warning names them.
     pub operation_ms: u64,
-    /// Interval of the warnings that name the members that have not arrived at a barrier.
-    pub barrier_ms: u64,
     /// How long an operation or a barrier waits for members that are alive but do not contribute or arrive, such as a worker
     /// that evaluates. Members that are silent or have failed are not waited for that long: see `silence_ms` and
     /// `cluster.worker_loss`.
@@ -143,7 +141,6 @@ impl Default for DeadlineSettings {
             connect_ms: 30_000,
             assemble_ms: 120_000,
             operation_ms: 30_000,
-            barrier_ms: 60_000,
             busy_ms: 1_800_000,
             handshake_ms: 5_000,
             heartbeat_ms: 500,
@@ -391,7 +388,6 @@ impl DeadlineSettings {
             ("deadlines.connect_ms", self.connect_ms),
             ("deadlines.assemble_ms", self.assemble_ms),
             ("deadlines.operation_ms", self.operation_ms),
-            ("deadlines.barrier_ms", self.barrier_ms),
             ("deadlines.busy_ms", self.busy_ms),
             ("deadlines.handshake_ms", self.handshake_ms),
             ("deadlines.heartbeat_ms", self.heartbeat_ms),

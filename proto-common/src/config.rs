@@ -112,7 +112,8 @@ pub struct DeadlineSettings {
     /// Waiting for all members of the job to register.
     pub assemble_ms: u64,
     /// How long servers may take for one push, pull or push_pull, and to allocate a declared tensor. An operation that waits for
-    /// other workers, or a barrier, takes longer (see `busy_ms`); each time this has passed, a warning names them.
+    /// other workers, or a barrier, takes longer (see `busy_ms`); each time this has passed, a warning names them. A server that
+    /// was asked to leave gives up after twice this time without progress.
     pub operation_ms: u64,
     /// How long an operation or a barrier waits for members that are alive but do not contribute or arrive, such as a worker
     /// that evaluates. Members that are silent or have failed are not waited for that long: see `silence_ms` and
@@ -131,8 +132,6 @@ pub struct DeadlineSettings {
     pub rejoin_ms: u64,
     /// How long members continue without a scheduler while they try to reconnect at its address. 0: they exit at once.
     pub scheduler_ms: u64,
-    /// How long a server that was asked to leave waits for its shards to move to other servers.
-    pub move_ms: u64,
 }
 
 impl Default for DeadlineSettings {
@@ -148,7 +147,6 @@ impl Default for DeadlineSettings {
             drain_ms: 3_000,
             rejoin_ms: 120_000,
             scheduler_ms: 60_000,
-            move_ms: 60_000,
         }
     }
 }
@@ -394,7 +392,6 @@ impl DeadlineSettings {
             ("deadlines.silence_ms", self.silence_ms),
             ("deadlines.drain_ms", self.drain_ms),
             ("deadlines.rejoin_ms", self.rejoin_ms),
-            ("deadlines.move_ms", self.move_ms),
         ];
         for (key, value) in all {
             within(key, value, 10, DAY_MS)?;

@@ -4,7 +4,6 @@
 mod checkpoint;
 mod cluster;
 mod error;
-mod launch;
 mod meaning;
 mod security;
 
@@ -15,7 +14,6 @@ pub use checkpoint::CheckpointSettings;
 pub use cluster::{ClusterSettings, ClusterShape, WorkerLoss};
 pub use error::{SettingError, is_pem, shown};
 use error::{within, wrong};
-pub use launch::LaunchSettings;
 pub use meaning::meaning;
 pub use security::{Hidden, SecurityMode, SecuritySettings};
 use serde::{Deserialize, Serialize};
@@ -48,8 +46,6 @@ pub struct Settings {
     pub security: SecuritySettings,
     /// Logs.
     pub log: LogSettings,
-    /// What `gradwire launch` does with the processes that it has started.
-    pub launch: LaunchSettings,
 }
 
 /// The scheduler's address.

@@ -187,10 +187,10 @@ fn signals_reach_other_hosts_and_a_killed_launcher_leaves_nobody() {
 fn a_program_can_play_every_role() {
     let bed = Bed::new();
     let script = r#"echo "$DMLC_ROLE $DMLC_PS_ROOT_URI:$DMLC_PS_ROOT_PORT""#;
-    let flags = ["--every-role", "-n", "2", "-s", "1", "--set", "launch.end_failed=true"];
+    let flags = ["--every-role", "-n", "2", "-s", "1", "--end-failed"];
     let (output, _) = bed.run(&flags, &["sh", "-c", script]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(err.contains("launch.end_failed has no effect: with --every-role servers run PROGRAM"), "{err}");
+    assert!(err.contains("--end-failed has no effect: with --every-role servers run PROGRAM"), "{err}");
     assert_eq!(output.status.code(), Some(0), "{err}");
     let address = out.trim().strip_prefix("worker ").unwrap();
     assert!(address.starts_with("127.0.0.1:") && !address.ends_with(":0"), "{address}");

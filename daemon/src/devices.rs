@@ -93,9 +93,7 @@ fn verbs_config(settings: &Settings) -> VerbsConfig {
         port: verbs.port,
         gid_index: verbs.gid_index,
         timeout: verbs.timeout,
-        retries: verbs.retries,
         traffic_class: verbs.traffic_class,
-        mtu_bytes: verbs.mtu_bytes,
         tail_flags: verbs.tail_flags,
         registered_bytes_max: settings.memory.registered_bytes,
     }

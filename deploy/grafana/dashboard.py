@@ -164,7 +164,7 @@ ROWS = [
               (events("gradwire_slow_operations_total"), PROCESS)),
         panel("Stragglers", "How long each worker waits on average. In synchronous rounds the slowest worker waits least: the others wait for it.", "s",
               ("gradwire:worker_wait_seconds:avg10m{one}", PROCESS)),
-        panel("In flight", "Operations in flight at each worker. At memory.operations the trainer submits faster than the cluster completes.", "short",
+        panel("In flight", "Operations in flight at each worker. If they rise all the time, the trainer submits faster than the cluster completes.", "short",
               ("gradwire_worker_in_flight_operations{one}", PROCESS)),
         panel("Longest stall", "The longest time of a contribution so far, from its submission to its last answer: after a failure, how long training stopped.", "s",
               ("gradwire_worker_longest_stall_seconds{one}", PROCESS)),

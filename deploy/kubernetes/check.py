@@ -210,9 +210,10 @@ def counts(manifests):
 
 def deadlines(manifests):
     settings = dict(flat(manifests.settings()))
-    # Handing over, saying goodbye, and hearing that all are to end.
+    # Giving up the handover (2 x operation_ms without progress), saying goodbye, and hearing that all are to end.
+    handover = 2 * settings.get("deadlines.operation_ms", 30_000) / 1000
     for file, role, _, pod in manifests.workloads():
-        least = (settings["deadlines.move_ms"] / 1000 if role == "server" else 0) + 3 + 1
+        least = (handover if role == "server" else 0) + 3 + 1
         if pod["terminationGracePeriodSeconds"] <= least:
             yield f"{file}: {role} is killed before its own deadlines are over"
         startup = container(pod).get("startupProbe", {})

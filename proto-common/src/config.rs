@@ -46,8 +46,6 @@ pub struct Settings {
     pub security: SecuritySettings,
     /// Logs.
     pub log: LogSettings,
-    /// What `gradwire launch` does with the processes that it has started.
-    pub launch: LaunchSettings,
 }
 
 /// What `gradwire launch` does with the processes that it has started.
@@ -92,14 +90,11 @@ pub struct VerbsSettings {
     pub port: u8,
     /// GID index, which selects the source address. Default: a routable RoCEv2 address of a network interface.
     pub gid_index: Option<u8>,
-    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096. Default: the port's active MTU. Two peers use the smaller of their values.
-    pub mtu_bytes: Option<u32>,
     /// Retransmission timeout: the device retransmits an unacknowledged packet after 4.096 microseconds times 2 to this
-    /// power. 16 is 0.27 s per attempt, and 1.9 s in total with six retries (devices may take up to four times as long).
+    /// power, and the connection fails after six retransmissions. 16 is 0.27 s per attempt and 1.9 s in total (devices may
+    /// take up to four times as long). This bounds how long an unreachable host goes undetected while data is in flight.
+    /// The crash of a process is detected at once, through its control connection.
     pub timeout: u8,
-    /// Retransmissions before the connection fails. Together with `timeout`, this bounds how long an unreachable host goes
-    /// undetected while data is in flight. The crash of a process is detected at once, through its control connection.
-    pub retries: u8,
     /// Traffic class of the packets (for RoCE: DSCP in the upper six bits, ECN in the lower two).
     pub traffic_class: u8,
     /// Signal arrivals by flag words in memory that data threads poll, instead of by immediate data. Used only if both peers
@@ -110,16 +105,7 @@ pub struct VerbsSettings {
 
 impl Default for VerbsSettings {
     fn default() -> Self {
-        Self {
-            device: None,
-            port: 1,
-            gid_index: None,
-            mtu_bytes: None,
-            timeout: 16,
-            retries: 6,
-            traffic_class: 0,
-            tail_flags: false,
-        }
+        Self { device: None, port: 1, gid_index: None, timeout: 16, traffic_class: 0, tail_flags: false }
     }
 }
 
@@ -133,10 +119,9 @@ pub struct DeadlineSettings {
     /// Waiting for all members of the job to register.
     pub assemble_ms: u64,
     /// How long servers may take for one push, pull or push_pull, and to allocate a declared tensor. An operation that waits for
-    /// other workers takes longer (see `busy_ms`); each time this has passed, a warning names them.
+    /// other workers, or a barrier, takes longer (see `busy_ms`); each time this has passed, a warning names them. A server that
+    /// was asked to leave gives up after twice this time without progress.
     pub operation_ms: u64,
-    /// Interval of the warnings that name the members that have not arrived at a barrier.
-    pub barrier_ms: u64,
     /// How long an operation or a barrier waits for members that are alive but do not contribute or arrive, such as a worker
     /// that evaluates. Members that are silent or have failed are not waited for that long: see `silence_ms` and
     /// `cluster.worker_loss`.
@@ -154,8 +139,6 @@ pub struct DeadlineSettings {
     pub rejoin_ms: u64,
     /// How long members continue without a scheduler while they try to reconnect at its address. 0: they exit at once.
     pub scheduler_ms: u64,
-    /// How long a server that was asked to leave waits for its shards to move to other servers.
-    pub move_ms: u64,
 }
 
 impl Default for DeadlineSettings {
@@ -164,7 +147,6 @@ impl Default for DeadlineSettings {
             connect_ms: 30_000,
             assemble_ms: 120_000,
             operation_ms: 30_000,
-            barrier_ms: 60_000,
             busy_ms: 1_800_000,
             handshake_ms: 5_000,
             heartbeat_ms: 500,
@@ -172,7 +154,6 @@ impl Default for DeadlineSettings {
             drain_ms: 3_000,
             rejoin_ms: 120_000,
             scheduler_ms: 60_000,
-            move_ms: 60_000,
         }
     }
 }
@@ -232,8 +213,6 @@ pub struct MemorySettings {
     pub pool_bytes: u64,
     /// Upper limit of the bytes that this process registers with an RDMA device.
     pub registered_bytes: u64,
-    /// Operations that a worker may have in flight per lane. Further calls block until one completes.
-    pub operations: u32,
     /// Microseconds that an idle data thread spins before it sleeps.
     pub spin_us: u64,
     /// Allocate a worker's pool from huge pages if enough are free. Peers on the same host cannot map huge pages, so this
@@ -253,7 +232,6 @@ impl Default for MemorySettings {
             table_bytes: 0,
             pool_bytes: 8 << 30,
             registered_bytes: 1 << 40,
-            operations: 65_536,
             spin_us: 50,
             huge_pages: false,
             registration_cache_bytes: 8 << 30,
@@ -314,7 +292,6 @@ impl Settings {
             let fix = format!("it requires {} = \"off\", {why}", driver.setting());
             return wrong("memory.huge_pages", true, fix);
         }
-        within("memory.operations", memory.operations, 1, 1 << 20)?;
         within("memory.spin_us", memory.spin_us, 0, 1_000_000)?;
         if memory.spill_bytes < cluster.chunk_bytes {
             return wrong(
@@ -405,13 +382,7 @@ impl VerbsSettings {
     fn validate(&self) -> Result<(), SettingError> {
         within("verbs.port", self.port, 1, u8::MAX)?;
         // 0 would mean without limit.
-        within("verbs.timeout", self.timeout, 1, 31)?;
-        // Some devices interpret 7 as "without limit".
-        within("verbs.retries", self.retries, 1, 6)?;
-        match self.mtu_bytes {
-            None | Some(256 | 512 | 1024 | 2048 | 4096) => Ok(()),
-            Some(bytes) => wrong("verbs.mtu_bytes", bytes, "use 256, 512, 1024, 2048 or 4096"),
-        }
+        within("verbs.timeout", self.timeout, 1, 31)
     }
 }
 
@@ -422,14 +393,12 @@ impl DeadlineSettings {
             ("deadlines.connect_ms", self.connect_ms),
             ("deadlines.assemble_ms", self.assemble_ms),
             ("deadlines.operation_ms", self.operation_ms),
-            ("deadlines.barrier_ms", self.barrier_ms),
             ("deadlines.busy_ms", self.busy_ms),
             ("deadlines.handshake_ms", self.handshake_ms),
             ("deadlines.heartbeat_ms", self.heartbeat_ms),
             ("deadlines.silence_ms", self.silence_ms),
             ("deadlines.drain_ms", self.drain_ms),
             ("deadlines.rejoin_ms", self.rejoin_ms),
-            ("deadlines.move_ms", self.move_ms),
         ];
         for (key, value) in all {
             within(key, value, 10, DAY_MS)?;
@@ -473,11 +442,7 @@ mod tests {
         check(|s| s.memory.spill_bytes = s.cluster.chunk_bytes - 1, Some("memory.spill_bytes"));
         check(|s| s.deadlines.silence_ms = 1_499, Some("deadlines.silence_ms"));
         check(|s| s.deadlines.silence_ms = 1_500, None);
-        check(|s| s.verbs.retries = 6, None);
-        check(|s| s.verbs.retries = 7, Some("verbs.retries"));
         check(|s| s.verbs.timeout = 0, Some("verbs.timeout"));
-        check(|s| s.verbs.mtu_bytes = Some(4096), None);
-        check(|s| s.verbs.mtu_bytes = Some(1500), Some("verbs.mtu_bytes"));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver};
 use proto_common::batch::SlotGrant;
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Lane, Rank};
-use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, RESULT_SLOT_BYTES, RESULT_SLOTS};
+use proto_common::limits::{IN_FLIGHT_MAX, RESULT_SLOT_BYTES, RESULT_SLOTS};
 
 /// Bytes of a worker's buffers here: they are the trainer's model, and not counted.
 const POOL_BYTES: u64 = 1 << 20;
@@ -60,7 +60,7 @@ pub(crate) fn worker_bytes(shape: &Shape) -> anyhow::Result<u64> {
         rank: Rank(0),
         servers: shape.servers,
         gather_max: GATHER_MAX,
-        in_flight_max: OPERATIONS_PER_WORKER_MAX / 2,
+        in_flight_max: IN_FLIGHT_MAX,
     };
     let pool = Pool::new(POOL_BYTES, "scale-worker")?;
     let config = WorkerConfig { engine, result_slots: RESULT_SLOTS };

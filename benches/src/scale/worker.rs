@@ -10,7 +10,7 @@ use gradwire_worker::engine::{
 use proto_common::batch::{BatchKind, Count, Notice, OpKind, Reading, SlotGrant};
 use proto_common::element::Dtype;
 use proto_common::ids::{Incarnation, Lane, Operation, Rank};
-use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, PREFIXES_PER_LANE, RESULT_SLOTS, slot_bytes_for};
+use proto_common::limits::{IN_FLIGHT_MAX, PREFIXES_PER_LANE, RESULT_SLOTS, slot_bytes_for};
 use proto_common::plan::Placement;
 use proto_common::shard_map::ShardMap;
 use std::collections::VecDeque;
@@ -50,7 +50,6 @@ pub(super) fn life(rank: u32) -> Incarnation {
 
 impl Worker {
     pub(super) fn new(shape: &Shape, map: &ShardMap, rank: u32) -> Self {
-        let settings = shape.settings();
         let engine = LaneEngine::new(EngineConfig {
             job: message::JOB,
             incarnation: life(rank),
@@ -58,7 +57,7 @@ impl Worker {
             rank: Rank(rank),
             servers: shape.servers,
             gather_max: GATHER_MAX,
-            in_flight_max: (settings.memory.operations as usize).min(OPERATIONS_PER_WORKER_MAX / 2),
+            in_flight_max: IN_FLIGHT_MAX,
         });
         let parts_of =
             |key| {

@@ -434,8 +434,8 @@ impl Client {
         Ok(pending)
     }
 
-    /// Waits until every worker has reached the barrier of this name, for at most deadlines.busy_ms. Every deadlines.barrier_ms a
-    /// warning names the workers that are missing.
+    /// Waits until every worker has reached the barrier of this name, for at most deadlines.busy_ms. Every
+    /// deadlines.operation_ms a warning names the workers that are missing.
     #[pyo3(signature = (name = "workers"))]
     fn barrier(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let (client, name) = (self.inner.get()?.client.clone(), name.to_owned());

@@ -74,7 +74,7 @@ def test_the_cluster_s_deadline_names_who_is_missing() -> None:
 
 
 def test_a_busy_worker_is_waited_for_with_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
-    with gradwire.launch(workers=2, deadlines__operation_ms=800, deadlines__barrier_ms=300) as cluster:
+    with gradwire.launch(workers=2, deadlines__operation_ms=800) as cluster:
         clients = together([lambda rank=rank: cluster.connect(node__rank=rank) for rank in range(2)])
         tensors = together([lambda c=client: c.declare("w", 10) for client in clients])
         handle = clients[0].push_pull(tensors[0], ONES[:10])
@@ -84,7 +84,7 @@ def test_a_busy_worker_is_waited_for_with_a_warning(capfd: pytest.CaptureFixture
         assert (handle.wait() == 2).all()
 
         def later() -> None:
-            time.sleep(0.7)
+            time.sleep(1.5)
             clients[1].barrier("late")
 
         together([lambda: clients[0].barrier("late"), later])

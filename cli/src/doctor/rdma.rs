@@ -153,39 +153,22 @@ fn of_device(device: &DeviceInfo, settings: &Settings, level: Level) -> (Vec<Che
             fix.into(),
         );
     };
-    let mut checks = of_mtu(port, settings.verbs.mtu_bytes, level);
-    let is_usable = settings.verbs.mtu_bytes.is_none_or(|wanted| wanted <= port.mtu_bytes);
     let seen = format!(
         "device {name}, port {number} is up, packets of {} bytes, address {gid} (index {}){addresses}",
         port.mtu_bytes, gid.index
     );
-    checks.insert(0, Check::good(WHAT, seen));
+    let mut checks = vec![Check::good(WHAT, seen)];
+    if port.mtu_bytes < MTU_BYTES_LEAST {
+        let seen = format!("packets of {} bytes are small", port.mtu_bytes);
+        let fix = "raise the network interface's MTU to 1500 at least (4200 for 4096)";
+        checks.push(Check::warn(WHAT, seen, fix));
+    }
     if gid.is_link_local() {
         let seen = format!("address {gid} is of one link only: hosts beyond a router cannot be reached");
         let fix = "give its network interface an IP address (ip address add ADDRESS/LENGTH dev INTERFACE)";
         checks.push(Check::warn(WHAT, seen, fix));
     }
-    (checks, is_usable)
-}
-
-fn of_mtu(port: &PortInfo, wanted: Option<u32>, level: Level) -> Vec<Check> {
-    match wanted {
-        Some(wanted) if wanted > port.mtu_bytes => {
-            let seen =
-                format!("verbs.mtu_bytes is {wanted}, and the port carries {} at most", port.mtu_bytes);
-            let fix = "leave verbs.mtu_bytes unset, or raise the network interface's MTU";
-            vec![Check::new(level, WHAT, seen, fix)]
-        }
-        None if port.mtu_bytes < MTU_BYTES_LEAST => {
-            let seen = format!("packets of {} bytes are small", port.mtu_bytes);
-            vec![Check::warn(
-                WHAT,
-                seen,
-                "raise the network interface's MTU to 1500 at least (4200 for 4096)",
-            )]
-        }
-        Some(_) | None => Vec::new(),
-    }
+    (checks, true)
 }
 
 /// Why the port's other addresses are not used.
@@ -324,7 +307,6 @@ mod tests {
             ((|s| s.verbs.device = Some("mlx5_1".into())) as fn(&mut Settings), "set verbs.device"),
             (|s| s.verbs.port = 2, "set verbs.port"),
             (|s| s.verbs.gid_index = Some(3), "verbs.gid_index"),
-            (|s| s.verbs.mtu_bytes = Some(512), "verbs.mtu_bytes is 512"),
             (|_| (), "packets of 256 bytes are small"),
         ] {
             let (text, _) = judged(&here, edit);

@@ -119,6 +119,13 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3",
         value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(super) restart: Option<u32>,
+    /// End servers on this host with SIGKILL if the scheduler has declared them failed, and they have not exited after
+    /// --grace-ms. A server that was stopped (SIGSTOP, a debugger, the freezer of its container) does not exit by itself. The
+    /// memory that peers have granted to it cannot be used again before it exits, and --restart does not replace it. By
+    /// default it is left alone, because it may only be slow, or somebody may be debugging it. Workers, and programs of
+    /// --every-role, are never ended. This works with --cluster local and ssh, while node.http is on.
+    #[arg(long)]
+    pub(super) end_failed: bool,
     #[command(flatten)]
     pub(super) dmlc: DmlcArgs,
     /// Program of the workers, and its arguments. A name without a slash is searched for in the directory of gradwire, then

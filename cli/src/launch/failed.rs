@@ -1,5 +1,5 @@
 //! Servers of this host that the scheduler has declared failed and that still run, as a process does that was stopped by a signal
-//! (`launch.end_failed`). Owns how the launcher learns of them and when each is to be ended; the supervisor ends them. Programs of
+//! (`--end-failed`). Owns how the launcher learns of them and when each is to be ended; the supervisor ends them. Programs of
 //! users never come here, because they embed the client.
 
 use crate::status::get_status;

@@ -81,7 +81,7 @@ fn member(
     }
     runtime.block_on(async {
         reach.sync(&plan).await?;
-        let (restarts, of_restarts) = Restarts::new(args.restart, &env, &plan)?;
+        let (restarts, of_restarts) = Restarts::new(args, &env, &plan)?;
         let notes = if is_first { [notes, of_restarts].concat() } else { notes };
         let supervisor = Supervisor::new(args, env, reach, restarts)?;
         supervisor.run(&plan, &notes).await

@@ -24,8 +24,8 @@ const HANDED_ON: &str = "GRADWIRE_LAUNCH_";
 /// The host of rank 0, which MPI does not name. A launcher that calls mpirun reads it from the host file.
 pub(super) const FIRST_HOST: &str = "GRADWIRE_LAUNCH_FIRST_HOST";
 
-/// Is this variable only for launchers in tasks? No settings file or process knows it. With a second underscore it is a setting of
-/// the section `launch`.
+/// Is this variable only for launchers in tasks? No settings file or process knows it. With a second underscore it is
+/// the name of a setting, and an error, because there is no section `launch`.
 pub(super) fn is_handed_on(name: &str) -> bool {
     name.strip_prefix(HANDED_ON).is_some_and(|rest| !rest.starts_with('_'))
 }

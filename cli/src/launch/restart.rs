@@ -1,6 +1,7 @@
 //! Restarts of failed processes: which, how often and when, and which failures the job survives without a restart. Must not start
 //! processes; the supervisor does.
 
+use super::args::LaunchArgs;
 use super::plan::{ChildSpec, Plan};
 use super::ranks::is_handed_on;
 use daemon::exit::{Failure, WithCode as _};
@@ -39,7 +40,7 @@ pub(super) struct Restarts {
     roles: Vec<Role>,
     /// Those of them without which the job continues permanently.
     spared: Vec<Role>,
-    /// The launcher ends its own servers that were declared failed (`launch.end_failed`).
+    /// The launcher ends its own servers that were declared failed (`--end-failed`).
     ends_failed: bool,
     made: BTreeMap<MemberId, u32>,
     due: Vec<(Instant, ChildSpec)>,
@@ -56,10 +57,11 @@ pub(super) struct Again {
 impl Restarts {
     /// The restarts that flags and settings permit, and notes about roles that the settings exclude.
     pub(super) fn new(
-        limit: Option<u32>,
+        args: &LaunchArgs,
         env: &[(String, String)],
         plan: &Plan,
     ) -> Result<(Self, Vec<String>), Failure> {
+        let limit = args.restart;
         // A later value replaces an earlier one, as in a process's environment.
         let all = env.iter().chain(&plan.common).chain(&plan.of_servers).cloned();
         let all = all.filter(|(name, _)| !is_handed_on(name));
@@ -73,9 +75,9 @@ impl Restarts {
         let (roles, notes) = survivable(&loaded.settings);
         let spared = spared(&loaded.settings);
         let mut notes = if limit.is_some() { notes } else { Vec::new() };
-        let cannot = cannot_end_failed(&loaded.settings, plan).filter(|_| loaded.settings.launch.end_failed);
-        let ends_failed = loaded.settings.launch.end_failed && cannot.is_none();
-        notes.extend(cannot.map(|why| format!("launch.end_failed has no effect: {why}")));
+        let cannot = cannot_end_failed(&loaded.settings, plan).filter(|_| args.end_failed);
+        let ends_failed = args.end_failed && cannot.is_none();
+        notes.extend(cannot.map(|why| format!("--end-failed has no effect: {why}")));
         Ok((Self { limit: limit.unwrap_or(0), roles, spared, ends_failed, ..Self::default() }, notes))
     }
 
@@ -146,7 +148,7 @@ impl Restarts {
     }
 }
 
-/// Why this launcher ends no server that was declared failed, whatever the settings say.
+/// Why this launcher ends no server that was declared failed, although it was asked to.
 fn cannot_end_failed(settings: &Settings, plan: &Plan) -> Option<&'static str> {
     if plan.programs.every_role {
         return Some("with --every-role servers run PROGRAM, and the launcher ends no program of yours");

@@ -456,7 +456,7 @@ impl Supervisor {
         for pid in self.failed.due(status, &servers.keys().copied().collect::<Vec<_>>(), Instant::now()) {
             let Some(member) = servers.remove(&pid) else { continue };
             let text = format!(
-                "{} (process {pid}) was declared failed and still runs; ending it with SIGKILL (launch.end_failed)",
+                "{} (process {pid}) was declared failed and still runs; ending it with SIGKILL (--end-failed)",
                 member.spec.id
             );
             self.printer.say(&text).await;

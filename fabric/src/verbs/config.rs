@@ -10,15 +10,10 @@ pub struct VerbsConfig {
     /// The address to use, by its index; a routable RoCEv2 address of a network device unless said.
     pub gid_index: Option<u8>,
     /// A packet without answer is sent again after 4.096 µs · 2^timeout: 16 is 0.27 s. Devices may take up to four times
-    /// as long.
+    /// as long. The connection fails after six times.
     pub timeout: u8,
-    /// So many times (at most 6: some devices take 7 for "for ever").
-    pub retries: u8,
     /// Of the packets' IP headers.
     pub traffic_class: u8,
-    /// The largest packet, in bytes (256 to 4096, a power of two); the port's own unless said. Peers use the smaller
-    /// one of theirs.
-    pub mtu_bytes: Option<u32>,
     /// Notices by flag words that are polled, where the peer wants it too, instead of by immediates. Threads then never
     /// sleep, and the order that it relies on is what devices do but no promise.
     pub tail_flags: bool,
@@ -34,9 +29,7 @@ impl Default for VerbsConfig {
             port: 1,
             gid_index: None,
             timeout: 16,
-            retries: 6,
             traffic_class: 0,
-            mtu_bytes: None,
             tail_flags: false,
             registered_bytes_max: u64::MAX,
         }

@@ -94,9 +94,8 @@ impl VerbsDevice {
         let path = Path {
             port: config.port,
             gid_index: gid.index,
-            mtu: config.mtu_bytes.map_or(Ok(mtu), |bytes| mtu_code(bytes, mtu, &context.name))?,
+            mtu,
             timeout: config.timeout,
-            retries: config.retries,
             traffic_class: config.traffic_class,
             // Each channel's own, with what its peer can.
             reads: 1,
@@ -219,17 +218,6 @@ fn ports_of(name: &str) -> Result<Vec<PortInfo>, FabricError> {
     (1..=context.port_count()?).map(describe).collect()
 }
 
-/// The device's word for a largest packet, which is no larger than the port's.
-fn mtu_code(bytes: u32, of_port: u32, device: &str) -> Result<u32, FabricError> {
-    match bytes {
-        256 | 512 | 1024 | 2048 | 4096 if bytes.ilog2() - 7 <= of_port => Ok(bytes.ilog2() - 7),
-        _ => Err(FabricError::Misuse(format!(
-            "packets of {bytes} bytes cannot be had of RDMA device {device}: use a power of two from 256 to {}",
-            128 << of_port
-        ))),
-    }
-}
-
 fn handle_of(queue: &CqHandle) -> Result<VerbsHandle, FabricError> {
     let missing = || FabricError::Misuse("a queue without verbs was given to the verbs driver".into());
     queue.of().cloned().ok_or_else(missing)
@@ -311,20 +299,5 @@ impl Transport for VerbsDevice {
 
     fn registered_bytes(&self) -> u64 {
         Self::registered_bytes(self)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_largest_packet_is_the_port_s_at_most() {
-        for (bytes, code) in [(256, 1), (1024, 3)] {
-            assert_eq!(mtu_code(bytes, 3, "x").ok(), Some(code));
-        }
-        for bytes in [0, 128, 1000, 2048, 8192] {
-            assert!(mtu_code(bytes, 3, "x").is_err(), "{bytes}");
-        }
     }
 }

@@ -74,6 +74,8 @@ pub const RESULTS_PER_LANE: u32 = 256;
 pub const PREFIXES_PER_LANE: u32 = 128;
 /// Unanswered operations of one worker on one lane that a server holds. A worker with more is disconnected.
 pub const OPERATIONS_PER_WORKER_MAX: usize = 1 << 17;
+/// Operations of a worker that are in flight on one lane of one server at most; further ones wait at the worker.
+pub const IN_FLIGHT_MAX: usize = OPERATIONS_PER_WORKER_MAX / 2;
 
 /// How many of a worker's operations on a chunk may follow its first unanswered one; requests have 16 bits for it. A
 /// worker has fewer in flight; only ends of views are not counted.
@@ -89,6 +91,6 @@ pub const fn slot_bytes_for(chunk_bytes: u64) -> u64 {
 }
 
 const _: () = assert!(METRIC_NAME_BYTES_MAX <= NAME_BYTES_MAX);
-const _: () = assert!(NORM_CHUNKS_MAX <= OPERATIONS_PER_WORKER_MAX as u64 / 4);
+const _: () = assert!(NORM_CHUNKS_MAX <= IN_FLIGHT_MAX as u64 / 2);
 const _: () = assert!(HEADER_BYTES.is_multiple_of(8) && BLOCK_BYTES.is_multiple_of(8));
 const _: () = assert!((TABLE_BYTES_MAX + RANKS_LISTED_MAX * 4) < RESULT_SLOT_BYTES as usize);

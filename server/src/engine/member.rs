@@ -8,7 +8,7 @@ mod streams;
 
 use super::role::Role;
 use super::spec::ChunkSpec;
-pub use holdings::{Held, Holdings};
+pub use holdings::{Held, Holdings, Left};
 use proto_common::error::Death;
 use proto_common::ids::{ChunkIndex, Epoch, Incarnation, Key, Rank, Role as MemberRole};
 use proto_common::message::{

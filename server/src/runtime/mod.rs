@@ -7,6 +7,7 @@ mod bootstrap;
 mod calling;
 mod calls;
 mod change;
+mod draining;
 mod embed;
 mod error;
 mod execute;

@@ -2,13 +2,14 @@
 //! lanes, streams and the link to the scheduler. It decides nothing itself.
 
 use super::bootstrap::{Reception, answers_of, answers_while, blocking};
+use super::draining::{LOOKS_MAX, while_chunks_leave};
 use super::error::LaneError;
 use super::message::{LaneMessage, LaneNews};
 use super::news::Board;
 use super::standing::Standing;
 use super::streams::{Target, dial};
 use crate::checkpoint::{Progress, Saver};
-use crate::engine::member::{Departure, Holdings, Member, MemberCommand, Peers};
+use crate::engine::member::{Departure, Holdings, Left, Member, MemberCommand, Peers};
 use crate::storage::StorageError;
 use daemon::control::{LinkError, LinkEvent, SchedulerLink, code_of_refusal};
 use daemon::exit::Failure;
@@ -69,9 +70,9 @@ pub enum RunError {
     Deposed { epoch: Epoch },
     /// It was to go, and others have not taken over in time what it has.
     #[error(
-        "draining this server timed out: after {waited_ms} ms other servers have not taken over {chunks} of its chunks; start another server if none is left, check the scheduler's status for copies that do not become complete, or raise deadlines.move_ms"
+        "draining this server timed out: for {waited_ms} ms other servers have taken over none of the {chunks} chunks that it has left; it waits for {on}. Start another server if none is left, check the servers that it names, or raise deadlines.operation_ms"
     )]
-    NotDrained { chunks: u64, waited_ms: u64 },
+    NotDrained { chunks: u64, waited_ms: u64, on: Left },
     /// A data thread cannot go on.
     #[error("data thread failed: {0}")]
     Lane(#[from] LaneError),
@@ -182,20 +183,22 @@ impl Serving<'_> {
         if !lock(&self.member).drain(&mut out) {
             return End::Orderly(reason);
         }
-        tracing::info!(
-            reason,
-            within_ms = deadlines.move_ms,
-            "draining: other servers take over the chunks of this server"
-        );
+        tracing::info!(reason, "draining: other servers take over the chunks of this server");
         if let Some(end) = self.execute(out) {
             return end;
         }
-        match tokio::time::timeout(Duration::from_millis(deadlines.move_ms), self.event()).await {
-            Ok(End::Orderly(word)) => End::Orderly(format!("{reason}; {word}")),
-            Ok(failed) => failed,
-            Err(_) => {
-                let chunks = lock(&self.member).chunks_left();
-                End::Failed(RunError::NotDrained { chunks, waited_ms: deadlines.move_ms })
+        let (member, every_ms) = (self.member.clone(), deadlines.operation_ms);
+        let left = || lock(&member).chunks_left();
+        let warn = || {
+            let on = lock(&member).left();
+            tracing::warn!(chunks = left(), waited_ms = every_ms, %on, "draining makes no progress");
+        };
+        match while_chunks_leave(self.event(), Duration::from_millis(every_ms), left, warn).await {
+            Some(End::Orderly(word)) => End::Orderly(format!("{reason}; {word}")),
+            Some(failed) => failed,
+            None => {
+                let (waited_ms, on) = (u64::from(LOOKS_MAX) * every_ms, lock(&member).left());
+                End::Failed(RunError::NotDrained { chunks: left(), waited_ms, on })
             }
         }
     }

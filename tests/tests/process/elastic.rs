@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
+use gradwire_tests::rigs::job::{declare, join, summed};
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::training::{Carrier, SHM, TCP, hash_in};
+use proto_common::error::ExitCode;
 use proto_common::ids::{Rank, Role};
 use rustix::process::Signal;
 use std::time::Instant;
@@ -57,6 +59,23 @@ fn one_goes(cluster: &mut Cluster, server: usize) {
             .text()
             .contains("other servers have taken over all chunks of this server")
     );
+}
+
+/// The only other server stands still. What nobody takes over is waited for while it moves, and it does not.
+#[test]
+fn a_server_whose_chunks_do_not_leave_gives_up_and_names_what_it_waits_for() {
+    let mut cluster = Cluster::new(2, 1, &["--set", "deadlines.silence_ms=60000"]);
+    cluster.add_servers(2, &["--set", "deadlines.operation_ms=300"]);
+    let clients = join(&cluster, 1, |_| ());
+    declare(&clients, &[summed(1, 4), summed(2, 4)]);
+    cluster.servers[1].signal(Signal::STOP);
+    cluster.servers[0].signal(Signal::TERM);
+    assert_eq!(cluster.servers[0].expect_end(PATIENCE), ExitCode::Deadline as i32);
+    cluster.servers[1].signal(Signal::CONT);
+    let text = cluster.servers[0].log().text();
+    assert_eq!(text.matches("draining makes no progress").count(), 1, "{text}");
+    assert!(text.contains("draining this server timed out: for 600 ms"), "{text}");
+    assert!(text.contains("it waits for server 1 to receive"), "{text}");
 }
 
 fn all_end_well(cluster: &mut Cluster) -> String {

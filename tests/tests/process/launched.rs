@@ -31,7 +31,7 @@ const FLAGS: [&str; 13] = [
     "--set",
     "cluster.worker_loss=continue",
 ];
-const ENDED: &str = "was declared failed and still runs; ending it with SIGKILL (launch.end_failed)";
+const ENDED: &str = "was declared failed and still runs; ending it with SIGKILL (--end-failed)";
 
 /// A launch in mid-training whose server 1 or worker 1 is stopped.
 struct Stopped {
@@ -88,7 +88,7 @@ fn status(http: &str) -> ClusterStatus {
 
 #[test]
 fn a_server_that_is_stopped_is_ended_where_that_is_asked_for() {
-    let mut stopped = Stopped::new(Role::Server, &["--set", "launch.end_failed=true"]);
+    let mut stopped = Stopped::new(Role::Server, &["--end-failed"]);
     let line = stopped.launcher.expect_line(ENDED, PATIENCE);
     assert!(line.contains(&format!("server 1 (process {})", stopped.pid)), "{line}");
     stopped
@@ -113,5 +113,5 @@ fn by_default_a_server_that_is_stopped_stays() {
 /// It embeds the client, in a program that may be the user's.
 #[test]
 fn a_worker_that_is_stopped_stays() {
-    Stopped::new(Role::Worker, &["--set", "launch.end_failed=true"]).outlasts_the_training();
+    Stopped::new(Role::Worker, &["--end-failed"]).outlasts_the_training();
 }

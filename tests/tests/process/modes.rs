@@ -108,7 +108,7 @@ fn least(mode: Mode, turn: u64) -> u64 {
 #[test]
 fn every_type_counts_up_in_each_mode() {
     let mut cluster = cluster(&[]);
-    let clients = join(&cluster, WORKERS, |settings| settings.deadlines.barrier_ms = 10_000);
+    let clients = join(&cluster, WORKERS, |_| ());
     macro_rules! count_up {
         ($key:expr, $($value:ty: $zero:expr, $one:expr;)*) => {
             let mut key = $key;
@@ -135,7 +135,6 @@ fn every_placement_codec_and_driver_counts_up() {
         for placement in PLACEMENTS {
             let mut cluster = cluster(&["--set", "cluster.mode=async"]);
             let clients = join(&cluster, WORKERS, |settings| {
-                settings.deadlines.barrier_ms = 10_000;
                 settings.transport = only(driver);
                 settings.transport.placement = placement;
             });
@@ -168,7 +167,7 @@ fn every_placement_codec_and_driver_counts_up() {
 #[test]
 fn pipelined_contributions_are_all_applied_once_in_order() {
     let mut cluster = cluster(&["--set", "cluster.mode=async"]);
-    let clients = join(&cluster, WORKERS, |settings| settings.deadlines.barrier_ms = 10_000);
+    let clients = join(&cluster, WORKERS, |_| ());
     declare(&clients, &[TensorSpec::f32(1, COUNT as u64, Optimizer::sum())]);
     const MANY: u64 = 60;
     together(&clients, |client| {
@@ -199,7 +198,7 @@ fn pipelined_contributions_are_all_applied_once_in_order() {
 fn nobody_gets_further_ahead_of_a_straggler_than_the_bound() {
     const BOUND: u32 = 2;
     let mut cluster = cluster(&["--set", "cluster.mode=bounded:2"]);
-    let clients = join(&cluster, WORKERS, |settings| settings.deadlines.barrier_ms = 10_000);
+    let clients = join(&cluster, WORKERS, |_| ());
     declare(&clients, &[TensorSpec::f32(1, COUNT as u64, Optimizer::sum())]);
     let (begun, ones) = (AtomicU64::new(0), vec![1.0f32; COUNT]);
     let most = AtomicU64::new(0);
@@ -248,7 +247,7 @@ fn the_error_of_a_bound_names_who_is_behind_and_the_next_operation_goes_on() {
 #[test]
 fn a_new_rule_holds_for_what_is_sent_after_it_is_answered() {
     let mut cluster = cluster(&[]);
-    let clients = join(&cluster, WORKERS, |settings| settings.deadlines.barrier_ms = 10_000);
+    let clients = join(&cluster, WORKERS, |_| ());
     declare(&clients, &[TensorSpec::f32(1, COUNT as u64, Optimizer::sum()).in_mode(Mode::Async)]);
     together(&clients, |client| {
         let tensor = client.tensor(1).unwrap();
@@ -283,7 +282,7 @@ const FREE: &[&str] = &["--set", "cluster.deterministic=false", "--set", "cluste
 #[test]
 fn a_round_goes_on_without_its_backup_worker_who_joins_the_next_one() {
     let mut cluster = cluster(FREE);
-    let clients = join(&cluster, WORKERS, |settings| settings.deadlines.barrier_ms = 10_000);
+    let clients = join(&cluster, WORKERS, |_| ());
     let average = Optimizer { average: true, ..Optimizer::sum() };
     declare(&clients, &[TensorSpec::f32(1, COUNT as u64, average)]);
     let tensors: Vec<Tensor> = clients.iter().map(|client| client.tensor(1).unwrap()).collect();

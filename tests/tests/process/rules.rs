@@ -109,7 +109,7 @@ fn a_new_rule_holds_from_one_round_on_everywhere() {
 fn a_change_does_not_wait_behind_a_barrier() {
     let mut cluster = Cluster::new(1, 2, &[]);
     cluster.add_servers(1, &[]);
-    let clients = join(&cluster, 2, |settings| settings.deadlines.barrier_ms = 10_000);
+    let clients = join(&cluster, 2, |_| ());
     declare(&clients, &[summed(KEY, 8)]);
     let tensor = clients[0].tensor(KEY).unwrap();
     std::thread::scope(|scope| {

@@ -28,8 +28,7 @@ fn cluster(driver: Driver) -> (Cluster, Vec<Client>) {
     let clients = join(&cluster, 3, |settings| {
         if settings.node.rank == Some(IMPATIENT as u32) {
             let deadlines = &mut settings.deadlines;
-            (deadlines.operation_ms, deadlines.barrier_ms, deadlines.busy_ms) =
-                (DEADLINE_MS, DEADLINE_MS, DEADLINE_MS);
+            (deadlines.operation_ms, deadlines.busy_ms) = (DEADLINE_MS, DEADLINE_MS);
         }
         settings.transport = only(driver);
     });
@@ -143,9 +142,7 @@ fn a_declaration_at_a_server_that_stands_still_ends_too() {
 fn a_worker_that_is_busy_is_waited_for_as_long_as_it_is_alive() {
     let mut cluster = Cluster::new(1, 2, &[]);
     cluster.add_servers(1, &[]);
-    let clients = join(&cluster, 2, |settings| {
-        (settings.deadlines.operation_ms, settings.deadlines.barrier_ms) = (DEADLINE_MS, DEADLINE_MS);
-    });
+    let clients = join(&cluster, 2, |settings| settings.deadlines.operation_ms = DEADLINE_MS);
     declare(&clients, &[summed(1, 4)]);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {

@@ -3,7 +3,6 @@
 use super::registrations::RegistrationCache;
 use super::state::{Client, Inner, REPORT_WITHIN};
 use super::status::{Late, WorkerMetrics};
-use super::together::in_flight_max;
 use crate::engine::EngineConfig;
 use crate::error::{ClientError, OpError};
 use crate::runtime::{
@@ -22,7 +21,7 @@ use prometheus::Registry;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
-use proto_common::limits::{PROTOCOL_VERSION, RESULT_SLOTS};
+use proto_common::limits::{IN_FLIGHT_MAX, PROTOCOL_VERSION, RESULT_SLOTS};
 use proto_common::message::Register;
 use proto_common::transport::Offer;
 use std::collections::BTreeMap;
@@ -295,7 +294,7 @@ fn start_lane(
             rank: roster.welcome.rank,
             servers: shape.server_places.max(shape.servers),
             gather_max: GATHER_MAX,
-            in_flight_max: in_flight_max(settings),
+            in_flight_max: IN_FLIGHT_MAX,
         },
         result_slots: RESULT_SLOTS,
     };

@@ -5,6 +5,7 @@ use super::{Tensor, together};
 use crate::error::{ClientError, OpError};
 use fabric::lock;
 use proto_common::ids::Key;
+use proto_common::limits::IN_FLIGHT_MAX;
 use proto_common::message::{Coming, DeclareError};
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::{MapUpdate, ShardMap};
@@ -29,8 +30,8 @@ impl Client {
     /// `deadlines.operation_ms`; the error names those that have not allocated, and the same declaration then waits
     /// again.
     ///
-    /// All chunks of a tensor with LAMB are in flight at once. The chunks on one lane of one server must fit into
-    /// `memory.operations` together; otherwise the last tensor is refused, and this worker cannot use it.
+    /// All chunks of a tensor with LAMB are in flight at once. One lane of one server may have at most [`IN_FLIGHT_MAX`] of
+    /// them; otherwise the last tensor is refused, and this worker cannot use it.
     pub fn declare(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
         if let Some(spec) = specs.iter().find(|spec| home_of(spec.key).is_some()) {
             let what = format!(
@@ -43,17 +44,15 @@ impl Client {
 
     /// As [`Client::declare`], including homes of rows.
     pub(super) fn declare_any(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
-        let (chunk_bytes, most) = (self.0.shape.chunk_bytes, together::in_flight_max(&self.0.settings));
         for spec in specs {
             spec.clone().settled(&self.0.shape).validate_in(&self.0.shape).map_err(DeclareError::from)?;
-            together::fits_alone(spec, chunk_bytes, most).map_err(DeclareError::from)?;
         }
         let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
         // One at a time, so that updates are applied in the order of their epochs.
         let _declaring = lock(&self.0.declaring);
         let counts = self.counts(within)?;
         let update = self.requests()?.declare(specs.to_vec(), within).map_err(|error| named(error, specs))?;
-        let new = self.0.members.with_map(|map| self.add(&update, map, (most, &counts)));
+        let new = self.0.members.with_map(|map| self.add(&update, map, &counts));
         self.place(&new.ok_or_else(|| OpError::Closed("it was closed by this process".into()))??, false);
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
     }
@@ -76,12 +75,12 @@ impl Client {
         &self,
         update: &MapUpdate,
         map: &ShardMap,
-        (most, counts): (usize, &BTreeMap<Key, u64>),
+        counts: &BTreeMap<Key, u64>,
     ) -> Result<Vec<Tensor>, ClientError> {
         let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
         let used = tensors.values().map(Tensor::spec);
         let unused = update.tensors.iter().filter(|spec| !tensors.contains_key(&spec.key));
-        together::fit(used, unused, map, most).map_err(DeclareError::from)?;
+        together::fit(used, unused, map, IN_FLIGHT_MAX).map_err(DeclareError::from)?;
         let mut new = Vec::new();
         for spec in &update.tensors {
             tensors.entry(spec.key).or_insert_with(|| {

@@ -174,9 +174,9 @@ impl Client {
     }
 
     /// Waits until all members of the group have arrived at the barrier with this name, at most `deadlines.busy_ms`.
-    /// Every `deadlines.barrier_ms` a warning names the missing members, and so does the error. Ranks count, not messages.
+    /// Every `deadlines.operation_ms` a warning names the missing members, and so does the error. Ranks count, not messages.
     pub fn barrier_of(&self, name: &str, group: NodeGroup) -> Result<(), ClientError> {
-        let (began, every) = (Instant::now(), Duration::from_millis(self.0.settings.deadlines.barrier_ms));
+        let (began, every) = (Instant::now(), Duration::from_millis(self.0.settings.deadlines.operation_ms));
         let most = every.max(Duration::from_millis(self.busy_ms()));
         loop {
             let result = self.barrier_within(name, group, every.min(most.saturating_sub(began.elapsed())));

@@ -2,37 +2,13 @@
 //! a link at once, or workers that started with different ones wait for each other for ever. It must not decide where
 //! tensors lie.
 
-use proto_common::config::Settings;
 use proto_common::ids::{ChunkId, Lane, Rank};
-use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::{TensorError, TensorSpec};
 use std::collections::BTreeMap;
 
-/// Chunks that a worker has under way at most with one lane of one server.
-pub(super) fn in_flight_max(settings: &Settings) -> usize {
-    (settings.memory.operations as usize).min(OPERATIONS_PER_WORKER_MAX / 2)
-}
-
-/// What is wrong, and what to do.
-fn full(spec: &TensorSpec, what: String) -> TensorError {
-    let most = OPERATIONS_PER_WORKER_MAX / 2;
-    let fix = format!("raise it (to {most} at most), or cluster.chunk_bytes, or use adam_w");
-    spec.unsupported(format!("{what}; {fix}"))
-}
-
-/// Has one tensor room by itself, wherever it will lie?
-pub(super) fn fits_alone(spec: &TensorSpec, chunk_bytes: u64, most: usize) -> Result<(), TensorError> {
-    let chunks = spec.chunk_count(chunk_bytes);
-    if !spec.optimizer.needs_norms() || chunks <= most as u64 {
-        return Ok(());
-    }
-    let what =
-        format!("lamb needs all of its {chunks} chunks in flight at once, but memory.operations is {most}");
-    Err(full(spec, what))
-}
-
-/// Have new tensors room beside those that are in use? All of them lie as the map says.
+/// Have new tensors room beside those that are in use, if a worker has `most` chunks in flight on a link? All of them lie as the
+/// map says. One tensor alone always fits: it has at most `NORM_CHUNKS_MAX` chunks.
 pub(super) fn fit<'a>(
     used: impl Iterator<Item = &'a TensorSpec>,
     new: impl Iterator<Item = &'a TensorSpec>,
@@ -58,11 +34,10 @@ pub(super) fn fit<'a>(
     for spec in new {
         let ((server, lane), chunks) = count(spec);
         if chunks > most as u64 {
-            let what = format!(
-                "with it the lamb tensors of lane {lane} of server {server} have {chunks} chunks, all under way at \
-                 once, and memory.operations is {most}"
-            );
-            return Err(full(spec, what));
+            return Err(spec.unsupported(format!(
+                "with it the lamb tensors of lane {lane} of server {server} have {chunks} chunks, all in flight at once, and a \
+                 worker has at most {most} in flight; raise cluster.chunk_bytes, or use adam_w"
+            )));
         }
     }
     Ok(())
@@ -100,7 +75,7 @@ mod tests {
         let TensorError::Unsupported { key, what, .. } = &refused else { panic!("{refused:?}") };
         assert_eq!(key.0, 2);
         assert!(
-            what.contains("lane 0 of server 0 have 8 chunks") && what.contains("is 7; raise it"),
+            what.contains("lane 0 of server 0 have 8 chunks") && what.contains("at most 7 in flight; raise"),
             "{what}"
         );
         assert_eq!(fit(all.iter(), new[1..].iter(), &on_one, 7), Ok(()), "another rule needs no room");
@@ -111,11 +86,5 @@ mod tests {
             Ok(()),
             "another server is another link"
         );
-    }
-
-    #[test]
-    fn one_tensor_alone_and_both_sides_of_the_bound() {
-        assert_eq!(fits_alone(&lamb(1, 5), CHUNK_BYTES, 5), Ok(()));
-        assert!(fits_alone(&lamb(1, 6), CHUNK_BYTES, 5).is_err());
     }
 }

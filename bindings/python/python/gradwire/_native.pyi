@@ -188,8 +188,8 @@ class Client:
         of this client in order, each exactly once. `reply_bytes` is the expected length of the reply's body: a longer reply
         costs one more round trip. `timeout` is the deadline in seconds; the default is deadlines.operation_ms."""
     def barrier(self, name: str = "workers") -> None:
-        """Waits until every worker has reached the barrier of this name, for at most deadlines.busy_ms. Every deadlines.barrier_ms a
-        warning names the workers that are missing."""
+        """Waits until every worker has reached the barrier of this name, for at most deadlines.busy_ms. Every
+        deadlines.operation_ms a warning names the workers that are missing."""
     def _barrier_within(self, name: str, seconds: float) -> None: ...
     def _missing(self, tensor: Tensor, seconds: float) -> list[int]: ...
     def report_metric(self, name: str, value: float) -> None:

@@ -168,7 +168,7 @@ pub(in crate::verbs) fn failure_name(status: u32) -> &'static str {
         ffi::IBV_WC_REM_ACCESS_ERR => "remote access refused (key or bounds)",
         ffi::IBV_WC_REM_INV_REQ_ERR => "remote side refused the request",
         ffi::IBV_WC_RETRY_EXC_ERR => {
-            "no answer after all retries; check the path between the machines; verbs.timeout and verbs.retries bound how long it may be silent"
+            "no answer after all retries; check the path between the machines; verbs.timeout bounds how long it may be silent"
         }
         ffi::IBV_WC_RNR_RETRY_EXC_ERR => "the peer posted no receive",
         _ => "error",

@@ -19,13 +19,14 @@ pub(in crate::verbs) struct Path {
     pub(in crate::verbs) gid_index: u8,
     pub(in crate::verbs) mtu: u32,
     pub(in crate::verbs) timeout: u8,
-    pub(in crate::verbs) retries: u8,
     pub(in crate::verbs) traffic_class: u8,
     /// Reads of ours that may be under way, and of the peer's that are answered at once.
     pub(in crate::verbs) reads: u8,
     pub(in crate::verbs) reads_answered: u8,
 }
 
+/// Retransmissions before a connection fails. Some devices interpret 7, the largest value, as "without limit".
+const RETRIES: u8 = 6;
 const RNR_TIMER: u8 = 12;
 /// Without limit: a receiver without posted receives is slow, not dead.
 const RNR_RETRIES: u8 = 7;
@@ -143,7 +144,7 @@ impl QueuePair {
             qp_state: ffi::IBV_QPS_RTS,
             sq_psn: first_packet,
             timeout: path.timeout,
-            retry_cnt: path.retries,
+            retry_cnt: RETRIES,
             rnr_retry: RNR_RETRIES,
             max_rd_atomic: path.reads,
             ..Default::default()

@@ -1,8 +1,11 @@
 //! How much of the model a server has, and as what, by the shard map: for its status. Nothing is decided by it.
 
 use super::Member;
+use proto_common::ids::Rank;
 use proto_common::shard_map::KeyRange;
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::{self, Display, Formatter};
 
 /// Chunks, and their weights' bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -26,6 +29,26 @@ pub struct Holdings {
     pub copies: Held,
     /// Served elsewhere, a copy is being made here.
     pub arriving: Held,
+}
+
+/// What a server that leaves waits for: the chunks that the map still gives it, by the server to which they are copied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Left(BTreeMap<Option<Rank>, u64>);
+
+impl Display for Left {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("its own data threads, which have not released the last chunks");
+        }
+        for (at, (to, chunks)) in self.0.iter().enumerate() {
+            f.write_str(if at > 0 { ", and " } else { "" })?;
+            match to {
+                Some(to) => write!(f, "server {to} to receive {chunks} chunks")?,
+                None => write!(f, "the scheduler to choose a server for {chunks} chunks")?,
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Held {
@@ -57,6 +80,18 @@ impl Member {
             }
         }
         all
+    }
+
+    /// What it waits for if it is to leave.
+    #[must_use]
+    pub fn left(&self) -> Left {
+        let own = self.config.rank;
+        let mut left = BTreeMap::new();
+        let is_here = |range: &&KeyRange| range.server == own || super::copied_at(range, own);
+        for range in self.map.ranges().filter(is_here) {
+            *left.entry(range.seeding.filter(|to| *to != own)).or_default() += u64::from(range.chunks);
+        }
+        Left(left)
     }
 
     fn bytes_of(&self, range: &KeyRange) -> u64 {

@@ -283,6 +283,7 @@ fn a_server_that_drains_leaves_when_a_decision_has_left_it_nothing() {
     assert_eq!(with(&mut member, Member::back), [MemberCommand::Say(ToScheduler::Drain)]);
     hear(&mut member, ranges(3, &[range(7, 1, Some(2), None)]));
     assert_eq!(member.chunks_left(), 2);
+    assert_eq!(member.left().to_string(), "the scheduler to choose a server for 2 chunks");
     let commands = hear(&mut member, ranges(4, &[range(8, 1, Some(2), None)]));
     let (number, _, roles) = told(&commands[0]);
     assert_eq!(roles, []);
@@ -339,6 +340,8 @@ fn what_it_holds_is_told_by_what_it_holds_it_for() {
     };
     assert_eq!(member.holdings(), wanted);
     assert_eq!(member.chunks_left(), 7);
+    let left = "the scheduler to choose a server for 5 chunks, and server 2 to receive 2 chunks";
+    assert_eq!(member.left().to_string(), left);
 }
 
 #[test]

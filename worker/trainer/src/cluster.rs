@@ -12,7 +12,7 @@ use proto_common::config::Settings;
 use proto_common::message::NodeGroup;
 use proto_common::tensor::TensorSpec;
 
-/// Joins the cluster that the settings name. With `poisons` the trainer computes in memory of its own: see [`Own`].
+/// Joins the cluster that the settings name. With `poisons` the trainer computes in memory of its own: see `Own`.
 pub fn connect(
     (settings, notify, flight): (Settings, Notify, Flight),
     poisons: bool,

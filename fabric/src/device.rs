@@ -332,7 +332,8 @@ pub trait CompletionQueue: Send {
     fn caps(&self) -> Caps;
 }
 
-/// The regions of one peer that are read where they lie, each mapped once, by key. A channel bounds how many its peer hands over; they stay readable when it has ended.
+/// The regions of one peer that are read where they lie, each mapped once, by key. A channel bounds how many its peer hands over; they
+/// stay readable when it has ended.
 #[derive(Debug, Default)]
 pub struct MappedRegions(Vec<(u64, View)>);
 

@@ -46,12 +46,23 @@ impl Blame {
     }
 }
 
+/// What the scheduler says of the member that ended the job, in its last lines. Its log may repeat other texts with errors.
+fn named(scheduler_said: &[String]) -> Option<&str> {
+    let mut errors = scheduler_said.iter().filter_map(|line| line.strip_prefix("gradwire-scheduler: error: "));
+    errors.find(|error| error.contains(" failed: "))
+}
+
+/// The failure of the member that the scheduler names.
+pub(super) fn named_in(blames: &[Blame], scheduler_said: &[String]) -> Option<usize> {
+    let error = named(scheduler_said)?;
+    blames.iter().position(|blame| error.starts_with(&format!("{} failed: ", blame.id)))
+}
+
 /// The failure that is certain to be the first: of the member that the scheduler names in its last lines, or if it names nobody, one that is
 /// no effect.
 pub(super) fn first_of(suspects: &[Blame], scheduler_said: &[String]) -> Option<usize> {
-    let error = |line: &String| line.split_once(": error: ").map(|(_, error)| error.to_owned());
-    match scheduler_said.iter().filter_map(error).find(|error| error.contains(" failed: ")) {
-        Some(error) => suspects.iter().position(|blame| error.starts_with(&format!("{} failed: ", blame.id))),
+    match named(scheduler_said) {
+        Some(_) => named_in(suspects, scheduler_said),
         None => suspects.iter().position(|blame| !blame.is_echo()),
     }
 }

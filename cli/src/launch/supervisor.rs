@@ -2,7 +2,7 @@
 //! to exit, then SIGTERM, then SIGKILL.
 
 use super::args::LaunchArgs;
-use super::blame::{Blame, First, first_of};
+use super::blame::{Blame, First, first_of, named_in};
 use super::child::{self, Handle, Running, ending};
 use super::failed::Failed;
 use super::guard::{Guard, kill_group};
@@ -398,8 +398,10 @@ impl Supervisor {
             return;
         }
         // A process that is stopped does not end, and one that failed may take long to. Those that end because of it exit in ways of
-        // their own, such as a script with the code of all its errors; the scheduler may have ended before them.
-        blame.is_effect = status.is_none() && (is_awaited || !self.suspects.is_empty());
+        // their own, such as a script with the code of all its errors; the scheduler may have ended before them. Who starts no
+        // scheduler, or one without HTTP, asks nobody, and has only codes.
+        let may_be_over = is_awaited && self.status_at.is_some();
+        blame.is_effect = status.is_none() && (may_be_over || !self.suspects.is_empty());
         if let Some(first) = status.as_ref().filter(|_| goes_on).and_then(|status| self.first(status, id)) {
             match first {
                 First::Silent(silent) => return self.failed(silent).await,
@@ -409,15 +411,15 @@ impl Supervisor {
         // The scheduler knows whether the job continues. If it does not answer, a process that reports another's failure is believed.
         let is_over = match status {
             Some(status) => !matches!(status.phase, JobPhase::Running | JobPhase::Rebuilding),
-            None => blame.is_echo(),
+            None => blame.reports_another(),
         };
         if spares && !is_over {
             let Blame { on, words, .. } = &blame;
             self.printer.say(&format!("{id}{on} ended: {words}; the job continues without it")).await;
             return self.lost.push(blame);
         }
-        if let Some(why) = self.restarts.nobody_comes(id, blame.code).filter(|_| goes_on && !blame.is_echo())
-        {
+        let nobody_comes = self.restarts.nobody_comes(id, blame.code);
+        if let Some(why) = nobody_comes.filter(|_| goes_on && !blame.reports_another()) {
             blame.words = format!("{}; {why}", blame.words);
         }
         self.failed(blame).await;
@@ -522,14 +524,16 @@ impl Supervisor {
         if suspects.is_empty() {
             return;
         }
-        let first = first_of(&suspects, &self.scheduler_said.lines());
-        let blame = match first.or_else(|| suspects.iter().position(|blame| !blame.is_echo())) {
+        let said = self.scheduler_said.lines();
+        let lost = named_in(&self.lost, &said);
+        let of_own = || suspects.iter().position(|blame| !blame.reports_another()).filter(|_| lost.is_none());
+        let first = first_of(&suspects, &said);
+        let first = first.or_else(|| suspects.iter().position(|blame| !blame.is_echo())).or_else(of_own);
+        let blame = match first {
             Some(at) => suspects.swap_remove(at),
             // If only echoes are left, the cause is a failure that the job had survived at first.
-            None if !self.lost.is_empty() => self.lost.remove(0),
-            None => {
-                suspects.swap_remove(suspects.iter().position(|blame| !blame.reports_another()).unwrap_or(0))
-            }
+            None if !self.lost.is_empty() => self.lost.remove(lost.unwrap_or(0)),
+            None => suspects.swap_remove(0),
         };
         let Blame { id, on, code, words, tail, .. } = blame;
         self.verdict = Some(code);

@@ -105,7 +105,11 @@ struct Progress {
 impl Progress {
     /// Is some of the memory not the operation's own, but its caller's as well?
     fn shares(&self) -> bool {
-        self.buffers.shared.iter().any(Option::is_some)
+        let OpBuffers { user, source, encoded, .. } = &self.buffers;
+        // What was copied or encoded is read no more.
+        let is_user_sent = user.is_some() && source.is_none() && encoded.is_none();
+        is_user_sent
+            || self.buffers.shared.iter().any(Option::is_some)
             || self.buffers.call.as_ref().is_some_and(|call| call.shares())
     }
 }

@@ -126,6 +126,31 @@ def test_parts_of_a_model_that_are_not_used_count_as_zeros() -> None:
         assert gradients == [[1.0] * 4, [1.0] * 4, None]
 
 
+@pytest.mark.parametrize("driver", ["shm", "tcp"])
+def test_a_tensor_of_any_shape_that_comes_again_is_sent_from_where_it_lies(driver: str) -> None:
+    shapes = [(), (5,), (2, 3), (1024, 512)]
+
+    def work(client: Client) -> tuple[int, int]:
+        tensors = [torch.zeros(shape) for shape in shapes]
+        for turn in range(4):
+            for at, tensor in enumerate(tensors):
+                tensor.fill_(10.0 * turn + at + client.rank)
+                assert bps.push_pull_inplace(tensor, name=f"{at}", client=client) is tensor
+                assert (tensor == 10.0 * turn + at + 0.5).all()
+        stats = client.stats()
+        # Another tensor under the name is not the one that was sent before.
+        for at, shape in enumerate(shapes):
+            other = torch.full(shape, 100.0 * client.rank)
+            assert (bps.push_pull_inplace(other, name=f"{at}", client=client) == 50).all()
+        return stats["arrays_copied"], stats["arrays_in_place"]
+
+    # The first time from the library's buffer; the second time the memory is new to the library. Servers that share memory read large
+    # gradients in the library's memory, to which they are copied.
+    in_place = 2 * len(shapes) if driver == "tcp" else 2 * (len(shapes) - 1)
+    for copied, sent in on_each(work, transport=driver):
+        assert (sent, copied) == (in_place, in_place // 2)
+
+
 def test_tensors_by_name_are_summed_and_averaged() -> None:
     def work(client: Client) -> None:
         mine = torch.full((2, 3), float(client.rank + 1), requires_grad=True)

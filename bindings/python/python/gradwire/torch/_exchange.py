@@ -37,8 +37,9 @@ def _bits_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 class Exchange:
-    """Sends a gradient from a buffer of registered memory, to which it is copied, or from where it lies if the mean is to come there; and
-    receives the mean: in a tensor on the CPU, if one is given, and otherwise in the buffer."""
+    """Sends a gradient from a buffer of registered memory, to which it is copied, and receives the mean: in a tensor on the CPU, if one is
+    given, and otherwise in the buffer. A gradient that is in the memory where the last mean was received, and receives the next one, is
+    sent from there."""
 
     def __init__(self, client: Client, declared: Declared, like: torch.Tensor) -> None:
         self.client, self.declared, self.priority = client, declared, declared.priority
@@ -53,14 +54,23 @@ class Exchange:
         self.owner: Any = None
         # What the mean is received in, if not in the buffer.
         self._into: torch.Tensor | None = None
+        self._flat: torch.Tensor | None = None
 
     def begin(self, gradient: torch.Tensor | None, priority: int | None = None, into: torch.Tensor | None = None) -> Handle:
         """Contributes the gradient, a sparse one with zeros in all other rows; zeros for None. It may be modified again when this
         returns, unless it is `into`. Whoever waits for the mean finds it in `into`, and calls `copy_to` with it in any case."""
         self.wait()
-        source: Any = self.buffer
-        if gradient is into and gradient is not None and self._is_sent_there(gradient):
-            source = gradient
+        source = out = self.buffer
+        # If the mean were received in the buffer first, it would be copied once more.
+        self._into = into if self.pinned is None and into is not None and _is_in_order(into) else None
+        is_again = self._into is not None and self._is_again(self._into)
+        if self._into is not None:
+            if self._flat is None or not is_again:
+                self._flat = self._into.detach().view(-1)
+            # One view as long as the memory is the same: the library knows an array by its object.
+            out = self._flat
+        if is_again and gradient is into:
+            source = out
         elif gradient is None:
             self.buffer.zero_()
         else:
@@ -76,17 +86,13 @@ class Exchange:
             else:
                 self.buffer.copy_(flat)
         priority = self.priority if priority is None else priority
-        # If the mean were received in the buffer first, it would be copied once more.
-        self._into = into if self.pinned is None and into is not None and _is_in_order(into) else None
-        out = self.buffer if self._into is None else self._into.detach().view(-1)
         self.handle = self.client.push_pull(self.declared, source, out=out, priority=priority)
         return self.handle
 
-    def _is_sent_there(self, gradient: torch.Tensor) -> bool:
-        """Whether the gradient can be sent from where it lies: an ordinary tensor of the type that was declared."""
-        is_same = (gradient.dtype, gradient.device) == (self.buffer.dtype, self.buffer.device)
-        is_ordinary = type(gradient) is torch.Tensor and not gradient.requires_grad
-        return is_same and is_ordinary and self.pinned is None and _is_in_order(gradient)
+    def _is_again(self, into: torch.Tensor) -> bool:
+        """Whether the last mean that was received in a tensor came to this memory. It is kept, so nothing else is at the same address."""
+        last = self._flat
+        return last is not None and (last.data_ptr(), last.numel(), last.dtype) == (into.data_ptr(), into.numel(), into.dtype)
 
     def end(self, into: torch.Tensor) -> None:
         """Waits, and copies the mean into a tensor."""

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed
 
-from .._native import Handle
 from ..client import Client
 from ..codecs import Codec
 from ..dtypes import element_of
@@ -46,14 +45,16 @@ def ddp_hook(state: DdpState, bucket: Any) -> torch.futures.Future[torch.Tensor]
     flat = bucket.buffer()
     exchange = state.exchange(bucket)
     dense = flat.to_dense() if flat.is_sparse else flat
-    ended: torch.futures.Future[Handle] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else None)
+    ended: torch.futures.Future[None] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else None)
 
-    def mean(ended: torch.futures.Future[Handle]) -> torch.Tensor:
-        ended.value().wait()
+    def mean(_: torch.futures.Future[None]) -> torch.Tensor:
+        handle.wait()
         exchange.copy_to(dense)
         return dense.to_sparse(1) if flat.is_sparse else dense
 
-    exchange.begin(dense, into=dense).add_done_callback(ended.set_result)
+    handle = exchange.begin(dense, into=dense)
+    # Without the handle: torch pickles the result of a GPU's future to find tensors in it.
+    handle.add_done_callback(lambda _: ended.set_result(None))
     # What this raises, torch raises in the backward pass with its text. From `set_exception` it makes an error of its own.
     return ended.then(mean)
 

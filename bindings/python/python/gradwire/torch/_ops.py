@@ -83,7 +83,8 @@ def push_pull_async_inplace(
     *,
     client: Client | None = None,
 ) -> Operation:
-    """Like `push_pull_async`, but writes the result into the tensor itself."""
+    """Like `push_pull_async`, but writes the result into the tensor itself, which may be sent from where it lies: do not write it
+    before `synchronize` has returned."""
     return _begin(tensor, tensor, average, name, priority, client)
 
 

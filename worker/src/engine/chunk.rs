@@ -22,7 +22,8 @@ use proto_common::batch::OpKind;
 use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::limits::OPEN_SPAN_MAX;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::{Index, IndexMut};
 
 /// Operations of one chunk that may be in flight at once. Servers keep contributions this many rounds ahead.
@@ -187,7 +188,7 @@ impl Chunk {
 /// All chunks of a lane that have had operations. A part finds its chunk once, when it is submitted, and has its place from then on.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
-    places: HashMap<ChunkId, At>,
+    places: FxHashMap<ChunkId, At>,
     all: Vec<Chunk>,
     /// Chunks that are held, and until when.
     retries: BTreeSet<(u64, At)>,

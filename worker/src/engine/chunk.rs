@@ -16,13 +16,15 @@
 //! - *asked*: a part is announced, and its server has not answered with a buffer to write it into (see `placement`);
 //! - *leaving*: the chunk has moved, and parts are in flight to its old server, which may still read or write their memory.
 
-use super::part::Submit;
+use super::part::{At, Submit};
 use super::shown_by::ShownBy;
 use proto_common::batch::OpKind;
 use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::limits::OPEN_SPAN_MAX;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::{Index, IndexMut};
 
 /// Operations of one chunk that may be in flight at once. Servers keep contributions this many rounds ahead.
 const SENT_PER_CHUNK_MAX: u32 = 4;
@@ -183,37 +185,67 @@ impl Chunk {
     }
 }
 
-/// All chunks of a lane that have had operations.
+/// All chunks of a lane that have had operations. A part finds its chunk once, when it is submitted, and has its place from then on.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
-    pub(super) of: HashMap<ChunkId, Chunk>,
+    places: FxHashMap<ChunkId, At>,
+    all: Vec<Chunk>,
     /// Chunks that are held, and until when.
-    retries: BTreeSet<(u64, ChunkId)>,
+    retries: BTreeSet<(u64, At)>,
+}
+
+impl Index<At> for Chunks {
+    type Output = Chunk;
+
+    fn index(&self, at: At) -> &Chunk {
+        &self.all[at.0 as usize]
+    }
+}
+
+impl IndexMut<At> for Chunks {
+    fn index_mut(&mut self, at: At) -> &mut Chunk {
+        &mut self.all[at.0 as usize]
+    }
 }
 
 impl Chunks {
+    /// The place of a chunk, which is new if it has had no operation yet.
+    pub(super) fn place(&mut self, id: ChunkId) -> At {
+        *self.places.entry(id).or_insert_with(|| {
+            self.all.push(Chunk::default());
+            At(self.all.len() as u32 - 1)
+        })
+    }
+
+    /// A chunk that has had an operation.
+    pub(super) fn find(&mut self, id: ChunkId) -> Option<&mut Chunk> {
+        self.places.get(&id).map(|at| &mut self.all[at.0 as usize])
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Chunk> {
+        self.all.iter_mut()
+    }
+
     /// This server could not take a part of the chunk. False if the chunk has moved to another server, which can be asked at once.
-    pub(super) fn hold(&mut self, id: ChunkId, server: Rank, now_ms: u64) -> bool {
-        let chunk = self.of.entry(id).or_default();
+    pub(super) fn hold(&mut self, at: At, server: Rank, now_ms: u64) -> bool {
+        let chunk = &mut self[at];
         if chunk.server(server) != server {
             return false;
         }
         if !std::mem::replace(&mut chunk.held, true) {
             let wait_ms = RETRY_MS << chunk.tries.min(RETRY_DOUBLINGS_MAX);
             chunk.tries = chunk.tries.saturating_add(1);
-            self.retries.insert((now_ms + wait_ms, id));
+            self.retries.insert((now_ms + wait_ms, at));
         }
         true
     }
 
     /// Releases a chunk whose pause is over.
-    pub(super) fn release(&mut self, now_ms: u64) -> Option<ChunkId> {
+    pub(super) fn release(&mut self, now_ms: u64) -> Option<At> {
         self.retries.first().filter(|(due, _)| *due <= now_ms)?;
-        let (_, id) = self.retries.pop_first()?;
-        if let Some(chunk) = self.of.get_mut(&id) {
-            chunk.held = false;
-        }
-        Some(id)
+        let (_, at) = self.retries.pop_first()?;
+        self[at].held = false;
+        Some(at)
     }
 
     /// When the next one is to be released.
@@ -222,8 +254,8 @@ impl Chunks {
     }
 
     /// These chunks are no longer held.
-    pub(super) fn forget_retries(&mut self, of: &BTreeSet<ChunkId>) {
-        self.retries.retain(|(_, id)| !of.contains(id));
+    pub(super) fn forget_retries(&mut self, of: &BTreeSet<At>) {
+        self.retries.retain(|(_, at)| !of.contains(at));
     }
 }
 
@@ -281,20 +313,22 @@ mod tests {
     #[test]
     fn a_held_chunk_is_released_later_each_time() {
         let mut chunks = Chunks::default();
+        let at = chunks.place(ID);
         let mut now_ms = 0;
         let waits: Vec<u64> = (0..6)
             .map(|_| {
                 let before_ms = now_ms;
-                assert!(chunks.hold(ID, HERE, now_ms) && chunks.hold(ID, HERE, now_ms + 1));
+                assert!(chunks.hold(at, HERE, now_ms) && chunks.hold(at, HERE, now_ms + 1));
                 now_ms = chunks.next_retry_ms().expect("it is held once");
-                assert_eq!((chunks.release(now_ms - 1), chunks.release(now_ms)), (None, Some(ID)));
+                assert_eq!((chunks.release(now_ms - 1), chunks.release(now_ms)), (None, Some(at)));
                 now_ms - before_ms
             })
             .collect();
         assert_eq!(waits, [2, 4, 8, 16, 32, 32]);
-        chunks.hold(ID, HERE, now_ms);
-        assert!(chunks.of.entry(ID).or_default().remap(THERE).is_some());
-        chunks.forget_retries(&BTreeSet::from([ID]));
-        assert_eq!((chunks.next_retry_ms(), chunks.hold(ID, HERE, now_ms)), (None, false));
+        chunks.hold(at, HERE, now_ms);
+        assert!(chunks[at].remap(THERE).is_some());
+        chunks.forget_retries(&BTreeSet::from([at]));
+        assert_eq!((chunks.next_retry_ms(), chunks.hold(at, HERE, now_ms)), (None, false));
+        assert_eq!((chunks.place(ID), chunks.find(ChunkId::new(2, 0)).is_none()), (at, true));
     }
 }

@@ -25,11 +25,11 @@ use super::chunk::{Chunk, Chunks};
 use super::command::{Command, Commands};
 use super::link::Link;
 use super::op::Op;
-use super::part::{Part, PartSpec, Place, Slab, Submit};
+use super::part::{At, Part, PartSpec, Place, Slab, Submit};
 use super::stats::{LaneStats, Traffic};
 use crate::error::OpError;
 use proto_common::batch::{BatchHeader, Block, Notice, SlotGrant};
-use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Rank};
+use proto_common::ids::{Incarnation, JobId, Lane, Rank};
 use std::cmp::Reverse;
 
 /// Parts of at most this many bytes may wait for more of them, so that they share the cost of a batch. When this many wait,
@@ -166,7 +166,7 @@ impl LaneEngine {
     /// From now on no granted key buffer is written. The servers are asked for new ones.
     pub fn forget_grants(&mut self) {
         self.links.iter_mut().for_each(|link| link.buffers.retain(|_| false));
-        self.chunks.of.values_mut().for_each(Chunk::refuse_grant);
+        self.chunks.iter_mut().for_each(Chunk::refuse_grant);
     }
 
     /// Everything in progress fails with this error; nothing is sent any more. The channels are closed.
@@ -190,20 +190,21 @@ impl LaneEngine {
         let op = self.ops.insert(Op::new(*submit, parts.len() as u32, now_ms));
         for spec in parts {
             self.order += 1;
-            let chunk = self.chunks.of.entry(spec.id).or_default();
+            let at = self.chunks.place(spec.id);
+            let chunk = &mut self.chunks[at];
             let server = chunk.server(spec.server);
-            let part = self.parts.insert(Part::new(op, PartSpec { server, ..*spec }, self.order));
+            let part = self.parts.insert(Part::new(op, at, PartSpec { server, ..*spec }, self.order));
             chunk.submit(part, submit.operation);
             chunk.shown_by.leave((spec.id, server, submit.reading), |server, farewell| {
                 self.links.get_mut(server.0 as usize).is_some_and(|link| link.say(farewell))
             });
-            self.enqueue(spec.id);
+            self.enqueue(at);
         }
     }
 
     /// Puts a chunk's next part into its server's queue, if it may go.
-    fn enqueue(&mut self, id: ChunkId) {
-        let Some(chunk) = self.chunks.of.get_mut(&id) else { return };
+    fn enqueue(&mut self, at: At) {
+        let chunk = &mut self.chunks[at];
         let Some(index) = chunk.next() else { return };
         let Some(part) = self.parts.get(index) else { return };
         let Some(op) = self.ops.get(part.op).filter(|op| chunk.queue(&op.submit, part.spec.server)) else {

@@ -75,6 +75,10 @@ pub struct Submit {
     pub by_chunk: bool,
 }
 
+/// Where a chunk is among those of its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct At(pub(super) u32);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Waits for its turn, for a credit, or until it can be tried again.
@@ -86,6 +90,8 @@ pub(super) enum State {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) op: u32,
+    /// Where its chunk is.
+    pub(super) chunk: At,
     pub(super) spec: PartSpec,
     /// Order of submission on this lane.
     pub(super) order: u64,
@@ -101,9 +107,10 @@ pub(super) struct Part {
 }
 
 impl Part {
-    pub(super) fn new(op: u32, spec: PartSpec, order: u64) -> Self {
+    pub(super) fn new(op: u32, chunk: At, spec: PartSpec, order: u64) -> Self {
         Self {
             op,
+            chunk,
             spec,
             order,
             state: State::Queued,

@@ -19,7 +19,7 @@ use super::part::{PartSpec, Submit};
 use proto_common::batch::{BlockData, Landing, Status};
 use proto_common::ids::ChunkId;
 use proto_common::plan::Placement;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// A chunk that got no buffer does not ask again for so long.
 const ASK_AGAIN_MS: u64 = 1_000;
@@ -60,7 +60,7 @@ impl KeyBuffer {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct KeyBuffers {
-    of: HashMap<ChunkId, KeyBuffer>,
+    of: FxHashMap<ChunkId, KeyBuffer>,
     /// All payloads travel in slots: only those have a checksum.
     slots_only: bool,
 }

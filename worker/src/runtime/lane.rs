@@ -21,7 +21,7 @@ use proto_common::batch::{BatchReader, Notice, SlotGrant};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank, Version};
 use proto_common::limits::{PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::time::Instant;
 use thiserror::Error;
 
@@ -67,12 +67,12 @@ pub struct LaneDriver<Q> {
     pool: Option<Pool>,
     rooms: Rooms,
     links: Vec<Option<Link>>,
-    servers: HashMap<ChannelId, Rank>,
+    servers: FxHashMap<ChannelId, Rank>,
     /// Channels that broke after their probe was answered: server, number of the connection, reason.
     broken: Vec<(Rank, u64, String)>,
     /// Channels that broke before that. Only the thread that connects them is notified.
     unready: Vec<(Rank, String)>,
-    live: HashMap<u64, Live>,
+    live: FxHashMap<u64, Live>,
     fences: Fences,
     blocks: Blocks,
     prefix: Box<[u8]>,
@@ -102,10 +102,10 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             pool: None,
             rooms: Rooms::default(),
             links: (0..config.engine.servers).map(|_| None).collect(),
-            servers: HashMap::new(),
+            servers: FxHashMap::default(),
             broken: Vec::new(),
             unready: Vec::new(),
-            live: HashMap::new(),
+            live: FxHashMap::default(),
             fences: Fences::default(),
             blocks: Blocks::new(PREFIXES_PER_LANE, TABLE_BYTES_MAX as u64, "gradwire-prefixes")?,
             prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),

@@ -7,7 +7,8 @@ use fabric::{
     RemoteKey, RemoteSpan, Span, SpanReader, View, Write,
 };
 use proto_common::batch::{Block, BlockData, Landing, OpKind, SlotGrant, payload_checksum};
-use std::collections::{HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 
 /// A server's inbox on this lane, from its bootstrap.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,7 +153,7 @@ pub(super) fn post_one<Q: CompletionQueue>(
 
 /// The checksum of what these parts carry, none where they carry nothing.
 pub(super) fn payload_sum(
-    live: &HashMap<u64, Live>,
+    live: &FxHashMap<u64, Live>,
     reader: &mut SpanReader,
     parts: &[PartBlock],
 ) -> Result<Option<u32>, OutOfBounds> {

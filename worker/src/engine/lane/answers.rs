@@ -53,7 +53,7 @@ impl LaneEngine {
 
     fn answered(&mut self, server: Rank, block: &Block, payload: &[u8], out: &mut Commands) {
         if Farewell::is_answered_by(block) {
-            if let Some(chunk) = self.chunks.of.get_mut(&block.id) {
+            if let Some(chunk) = self.chunks.find(block.id) {
                 chunk.shown_by.answered(server, block.status);
             }
             return;
@@ -72,7 +72,7 @@ impl LaneEngine {
             Status::Granted => match self.granted(&part, data, block) {
                 Ok(()) => {
                     self.requeue(index, part);
-                    self.enqueue(part.spec.id);
+                    self.enqueue(part.chunk);
                 }
                 Err(reason) => out.close(server, reason),
             },
@@ -85,7 +85,7 @@ impl LaneEngine {
             Status::Unset if self.ops.get(part.op).is_some_and(Op::sets) => {
                 self.requeue(index, part);
                 self.parts.get_mut(index).into_iter().for_each(Part::bring_initial);
-                self.enqueue(part.spec.id);
+                self.enqueue(part.chunk);
             }
             Status::Corrupt => self.changed_on_the_way(index, part, server, out),
             _ if block.op == OpKind::Call || self.ops.get(part.op).is_some_and(Op::is_call) => {
@@ -127,9 +127,7 @@ impl LaneEngine {
         match data {
             BlockData::Inline { .. } | BlockData::ByReference { .. } => {}
             BlockData::Announced { .. } => {
-                if let Some(chunk) = self.chunks.of.get_mut(&id) {
-                    chunk.announced(status == Status::Granted);
-                }
+                self.chunks[part.chunk].announced(status == Status::Granted);
             }
             BlockData::Placed => {
                 if let Some(link) = self.link(server) {
@@ -144,7 +142,7 @@ impl LaneEngine {
     fn granted(&mut self, part: &Part, data: BlockData, block: &Block) -> Result<(), &'static str> {
         let (id, server) = (part.spec.id, part.spec.server);
         let buffer = KeyBuffer::answered(part.spec.bytes, data, block.landing, self.now_ms)?;
-        let stays = self.chunks.of.get_mut(&id).is_some_and(|chunk| chunk.accepts_grant(server));
+        let stays = self.chunks[part.chunk].accepts_grant(server);
         if let Some(link) = self.link(server).filter(|_| stays) {
             link.buffers.granted(id, buffer);
         }
@@ -163,9 +161,7 @@ impl LaneEngine {
             out.close(server, "its answer does not say where the weights lie that it was asked for");
             return false;
         };
-        if let Some(chunk) = self.chunks.of.get_mut(&part.spec.id) {
-            chunk.shown_by.note(server, submit.operation, block.count.round());
-        }
+        self.chunks[part.chunk].shown_by.note(server, submit.operation, block.count.round());
         out.list.push(Command::Shown { op: submit.op, server, offset: part.spec.offset, at });
         true
     }
@@ -203,8 +199,8 @@ impl LaneEngine {
     /// them would keep each other from going out.
     pub(super) fn put_back(&mut self, index: u32, part: Part) {
         self.requeue(index, part);
-        if !self.chunks.hold(part.spec.id, part.spec.server, self.now_ms) {
-            self.enqueue(part.spec.id);
+        if !self.chunks.hold(part.chunk, part.spec.server, self.now_ms) {
+            self.enqueue(part.chunk);
         }
     }
 
@@ -214,7 +210,7 @@ impl LaneEngine {
             link.answered();
         }
         let Self { chunks, parts, .. } = self;
-        let chunk = chunks.of.entry(part.spec.id).or_default();
+        let chunk = &mut chunks[part.chunk];
         if let Some(part) = parts.get_mut(index) {
             (part.state, part.is_announced) = (State::Queued, false);
             part.spec.server = chunk.server(part.spec.server);
@@ -278,10 +274,8 @@ impl LaneEngine {
             link.answered();
         }
         let operation = self.ops.get(part.op).map(|op| op.submit.operation);
-        if let Some(chunk) = self.chunks.of.get_mut(&spec.id) {
-            chunk.ended(operation);
-        }
-        self.enqueue(spec.id);
+        self.chunks[part.chunk].ended(operation);
+        self.enqueue(part.chunk);
         let Some(op) = self.ops.get_mut(part.op) else { return };
         let (is_last, id) = (op.end_part(version), op.submit.op);
         if op.submit.by_chunk {

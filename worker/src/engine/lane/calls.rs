@@ -68,7 +68,7 @@ impl LaneEngine {
             }
         }
         self.requeue(index, part);
-        self.enqueue(spec.id);
+        self.enqueue(part.chunk);
     }
 
     /// The part of a call whose reply was announced and has no room yet.

@@ -1,10 +1,9 @@
 //! What goes out and when: packs parts into batches as credits allow, and says what is owed.
 
 use super::LaneEngine;
-use crate::engine::chunk::Chunk;
 use crate::engine::command::{Command, Commands, PartBlock};
 use crate::engine::part::State;
-use proto_common::batch::{Block, BlockData, Landing, Reading, Status};
+use proto_common::batch::{Block, BlockData, Landing, Status};
 use proto_common::ids::Rank;
 
 /// A batch that refers to so much is sent: what it brings is under way while the next one is made.
@@ -15,8 +14,8 @@ impl LaneEngine {
     /// burst of events.
     pub fn flush(&mut self, batches: usize, now_ms: u64, out: &mut Commands) {
         self.now_ms = now_ms;
-        while let Some(id) = self.chunks.release(now_ms) {
-            self.enqueue(id);
+        while let Some(at) = self.chunks.release(now_ms) {
+            self.enqueue(at);
         }
         let mut left = batches;
         for index in 0..self.links.len() {
@@ -79,7 +78,7 @@ impl LaneEngine {
         let landing =
             (lands || op.is_call()).then_some(Landing { region: 0, offset: spec.offset, bytes: spec.bytes });
         let (offset, bytes) = spec.payload();
-        let chunk = self.chunks.of.get(&spec.id);
+        let chunk = &self.chunks[part.chunk];
         let link = self.links.get(spec.server.0 as usize);
         let slot = BlockData::Inline { offset: 0 };
         let block = Block {
@@ -89,14 +88,14 @@ impl LaneEngine {
             codec: spec.coded.map_or(0, |coded| coded.codec),
             status: Status::None,
             operation: submit.operation,
-            first_open: chunk.and_then(Chunk::first_open).unwrap_or(submit.operation),
+            first_open: chunk.first_open().unwrap_or(submit.operation),
             count: submit.count,
             bytes: if submit.payload { bytes } else { 0 },
             data: link.map_or(slot, |link| link.buffers.way(submit, &spec, self.now_ms)),
             landing,
             view: submit.view,
             exact: submit.exact,
-            reading: chunk.map_or(Reading::default(), |chunk| chunk.shown_by.reading()),
+            reading: chunk.shown_by.reading(),
             timeout_ms: op.left_ms(self.now_ms),
             token: self.parts.token(index),
         };
@@ -105,21 +104,18 @@ impl LaneEngine {
 
     /// Is it its chunk's turn, and this part's? Not if an earlier one came back since it was put in the queue.
     fn is_next(&self, index: u32) -> bool {
-        let chunk = self.parts.get(index).and_then(|part| self.chunks.of.get(&part.spec.id));
-        chunk.is_some_and(|chunk| chunk.is_next(index))
+        self.parts.get(index).is_some_and(|part| self.chunks[part.chunk].is_next(index))
     }
 
     fn enqueue_next(&mut self, index: u32) {
-        let Some(id) = self.parts.get(index).map(|part| part.spec.id) else { return };
-        if let Some(chunk) = self.chunks.of.get_mut(&id) {
-            chunk.dequeue();
-        }
-        self.enqueue(id);
+        let Some(at) = self.parts.get(index).map(|part| part.chunk) else { return };
+        self.chunks[at].dequeue();
+        self.enqueue(at);
     }
 
     fn mark_sent(&mut self, index: u32, data: BlockData) {
         let Some(part) = self.parts.get_mut(index) else { return };
-        let (spec, at) = (part.spec, part.spec.server.0 as usize);
+        let (spec, chunk, at) = (part.spec, part.chunk, part.spec.server.0 as usize);
         part.state = State::Sent(data);
         let asked = matches!(data, BlockData::Announced { .. });
         let carries = !asked && self.ops.get(part.op).is_some_and(|op| part.submit(&op.submit).payload);
@@ -131,9 +127,7 @@ impl LaneEngine {
         self.stats.placed += u64::from(data == BlockData::Placed);
         self.stats.referenced += u64::from(matches!(data, BlockData::ByReference { .. }));
         self.links[at].sent();
-        if let Some(chunk) = self.chunks.of.get_mut(&spec.id) {
-            chunk.sent(spec.server, asked);
-        }
-        self.enqueue(spec.id);
+        self.chunks[chunk].sent(spec.server, asked);
+        self.enqueue(chunk);
     }
 }

@@ -15,12 +15,11 @@
 //! none can answer at their deadline.
 
 use super::LaneEngine;
-use crate::engine::chunk::Chunk;
 use crate::engine::command::{Command, Commands};
 use crate::engine::op::Op;
-use crate::engine::part::Part;
+use crate::engine::part::{At, Part};
 use proto_common::batch::Status;
-use proto_common::ids::{ChunkId, Rank};
+use proto_common::ids::Rank;
 use proto_common::message::WaitCause;
 
 impl LaneEngine {
@@ -41,8 +40,8 @@ impl LaneEngine {
         let waits = self.wait_on(part.op, (cause, on), out);
         if waits {
             self.requeue(index, part);
-            self.enqueue(part.spec.id);
-            self.extend_behind(part.spec.id);
+            self.enqueue(part.chunk);
+            self.extend_behind(part.chunk);
         }
         waits
     }
@@ -54,16 +53,16 @@ impl LaneEngine {
         let waits = self.wait_on(index, (WaitCause::Contributions, on), out);
         if waits {
             let parts = self.parts.iter().filter(|(_, part)| part.op == index);
-            let chunks: Vec<ChunkId> = parts.map(|(_, part)| part.spec.id).collect();
-            chunks.into_iter().for_each(|id| self.extend_behind(id));
+            let chunks: Vec<At> = parts.map(|(_, part)| part.chunk).collect();
+            chunks.into_iter().for_each(|at| self.extend_behind(at));
         }
         waits
     }
 
     /// Operations with parts that wait on this chunk get new time.
-    fn extend_behind(&mut self, id: ChunkId) {
+    fn extend_behind(&mut self, at: At) {
         let Self { chunks, parts, ops, now_ms, .. } = self;
-        for part in chunks.of.get(&id).into_iter().flat_map(Chunk::waiting) {
+        for part in chunks[at].waiting() {
             if let Some(op) = parts.get(part).and_then(|part| ops.get_mut(part.op)) {
                 op.extend(*now_ms);
             }

@@ -17,25 +17,26 @@ impl LaneEngine {
     /// Chunks have moved to other servers. Parts that wait, and parts of later operations, are sent there. Parts that were sent
     /// are answered first, or their channel ends.
     pub fn remap(&mut self, moves: &[(ChunkId, Rank)]) {
-        let mut moved = BTreeSet::new();
+        let (mut moved, mut ids) = (BTreeSet::new(), BTreeSet::new());
         for (id, server) in moves {
-            let Some(waiting) = self.chunks.of.entry(*id).or_default().remap(*server) else { continue };
+            let at = self.chunks.place(*id);
+            let Some(waiting) = self.chunks[at].remap(*server) else { continue };
             for index in waiting {
                 if let Some(part) = self.parts.get_mut(index) {
                     (part.spec.server, part.told_ms) = (*server, None);
                 }
             }
-            moved.insert(*id);
+            (moved.insert(at), ids.insert(*id));
         }
         self.chunks.forget_retries(&moved);
-        let stays = |part: &Part| !moved.contains(&part.spec.id);
+        let stays = |part: &Part| !moved.contains(&part.chunk);
         for link in &mut self.links {
             link.retain(|part| self.parts.get(part).is_some_and(stays));
             // A server that gives a chunk up may use the buffers that it granted for it for something else.
-            link.buffers.retain(|id| !moved.contains(&id));
+            link.buffers.retain(|id| !ids.contains(&id));
         }
-        for id in moved {
-            self.enqueue(id);
+        for at in moved {
+            self.enqueue(at);
         }
     }
 
@@ -45,43 +46,39 @@ impl LaneEngine {
         let Some(link) = self.link(server) else { return };
         *link = Link::default();
         // A notice that views have ended may be lost with the channel.
-        self.chunks.of.values_mut().for_each(|chunk| chunk.shown_by.say_again(server));
+        self.chunks.iter_mut().for_each(|chunk| chunk.shown_by.say_again(server));
         let mut mine = BTreeSet::new();
         let mut sent = Vec::new();
         for (index, part) in self.parts.iter_mut().filter(|(_, part)| part.spec.server == server) {
-            mine.insert(part.spec.id);
+            mine.insert(part.chunk);
             part.told_ms = None;
             if part.state != State::Queued {
                 sent.push((index, *part));
             }
         }
-        for id in &mine {
-            if let Some(chunk) = self.chunks.of.get_mut(id) {
-                chunk.channel_ended(server);
-            }
+        for at in &mine {
+            self.chunks[*at].channel_ended(server);
         }
         self.chunks.forget_retries(&mine);
         self.stats.replays += sent.len() as u64;
         for (index, part) in sent {
             self.requeue(index, part);
         }
-        for id in mine {
-            self.enqueue(id);
+        for at in mine {
+            self.enqueue(at);
         }
     }
 
     /// A server's process has exited, and its channel was closed. Calls to it fail: no other server has received them.
     pub fn server_gone(&mut self, server: Rank, out: &mut Commands) {
-        self.chunks.of.values_mut().for_each(|chunk| chunk.shown_by.forget(server));
+        self.chunks.iter_mut().for_each(|chunk| chunk.shown_by.forget(server));
         let is_call = |part: &Part| self.ops.get(part.op).is_some_and(Op::is_call);
         let calls = self.parts.iter().filter(|(_, part)| part.spec.server == server && is_call(part));
         for (index, part) in calls.map(|(index, part)| (index, *part)).collect::<Vec<_>>() {
             let waited_ms = self.ops.get(part.op).map_or(0, |op| op.waited_ms(self.now_ms));
             let app = called(part.spec.id).map_or(0, |(app, _)| app);
-            if let Some(chunk) = self.chunks.of.get_mut(&part.spec.id) {
-                // All calls that wait for this server end here, and none is in flight.
-                chunk.drop_waiting();
-            }
+            // All calls that wait for this server end here, and none is in flight.
+            self.chunks[part.chunk].drop_waiting();
             let failure = OpError::Call { app, server, waited_ms, fault: CallFault::ServerDied };
             self.end_part(index, part.spec, 0, Some(failure), out);
         }

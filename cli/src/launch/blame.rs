@@ -46,8 +46,8 @@ impl Blame {
     }
 }
 
-/// The failure that is certain to be the first: of the member that the scheduler names in its last lines, or if it names nobody, one that is
-/// no effect.
+/// The failure that certainly came first: that of the member that the scheduler names in its last lines, or, if it names no member,
+/// a failure that is not the effect of another one.
 pub(super) fn first_of(suspects: &[Blame], scheduler_said: &[String]) -> Option<usize> {
     let error = |line: &String| line.split_once(": error: ").map(|(_, error)| error.to_owned());
     match scheduler_said.iter().filter_map(error).find(|error| error.contains(" failed: ")) {

@@ -178,8 +178,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         made.and(begun).and(lent)
     }
 
-    /// Makes chunks of zeros, unless they are in `all` already. If there is no memory for a chunk, this server does not have it: requests for
-    /// it are sent back, and the next decision that names it tries again. The others are made.
+    /// Makes chunks of zeros, unless they are in `all` already. If there is no memory for a chunk, this server does not have it:
+    /// requests for it are returned, and the server tries again with the next decision that names the chunk. The other chunks are made.
     pub(super) fn make(&mut self, added: &[(u32, ChunkSpec)], all: &mut AllMade) -> Result<(), LaneError> {
         let (mut made, mut refused) = (Ok(()), Vec::new());
         for (index, spec) in added {

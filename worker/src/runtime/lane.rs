@@ -360,8 +360,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
-    /// A channel that ended since this was asked last, and was not replaced yet: to whom, of which connection, and why. What was sent over it
-    /// waits for the next one, or for the map.
+    /// A channel that has ended since the last call, and has not been replaced yet: its server, the number of the connection, and the
+    /// reason. Unanswered parts wait for the next channel, or for a new shard map.
     pub fn take_broken(&mut self) -> Option<(Rank, u64, String)> {
         self.broken.pop()
     }

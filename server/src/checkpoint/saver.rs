@@ -1,5 +1,5 @@
-//! The thread that writes this server's parts behind training, and how lanes reach it. A lane hands over what it has copied and
-//! goes on; what waits here is bounded by the budget.
+//! The thread that writes this server's parts in the background, and how lanes reach it. A lane hands over what it has copied and
+//! continues. The budget bounds the bytes that wait here.
 
 use super::budget::Budget;
 use super::part::{Begin, Copied, LanePart, file_of};

@@ -248,7 +248,7 @@ impl Writer {
     }
 
     /// Part of a checkpoint's writing. Where it fails, or panics, that checkpoint is not written, and the next one is tried:
-    /// lanes wait for what this thread gives back, so it goes on.
+    /// lanes wait for what this thread gives back, so it continues.
     fn attempt(
         &mut self,
         (lane, round): (u16, u64),

@@ -1,4 +1,4 @@
-//! What the lane's engine is given: its configuration, and batches and records with where they lie. It must not decide anything.
+//! What the lane's engine is given: its configuration, and batches and records, with their addresses. It must not decide anything.
 
 use proto_common::batch::{BatchHeader, Block, SlotGrant};
 use proto_common::config::WorkerLoss;
@@ -23,7 +23,7 @@ pub struct EngineConfig {
     pub worker_loss: WorkerLoss,
 }
 
-/// A batch with where it lies and what its header says.
+/// A batch, with its slot and its header.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchContext<'a> {
     /// The worker whose channel it came over.
@@ -38,7 +38,7 @@ pub struct BatchContext<'a> {
     pub grants: &'a [SlotGrant],
 }
 
-/// A record with where it lies and what its header says.
+/// A record, with its slot and its header.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordContext<'a> {
     /// The server whose stream it came over.

@@ -397,7 +397,7 @@ impl Rounds {
         Ok(Some((before, to)))
     }
 
-    /// A worker's channel has ended. What is in its memory only it may write again: it has not come, and is to come again. Those
+    /// A worker's channel has ended. What is in its memory only it may write again: it has not come, and must be sent again. Those
     /// behind it stay taken: the worker does not send again what a deadline has ended. `dropped` is called for each.
     pub(super) fn channel_ended(&mut self, rank: Rank, mut dropped: impl FnMut(&Held)) {
         let Self { first, held, order, .. } = self;
@@ -455,7 +455,7 @@ impl Rounds {
         }
     }
 
-    /// This server serves the chunk no more, or begins anew with it: what comes again is new, and a worker says how far its operations
+    /// This server serves the chunk no more, or begins anew with it: what is sent again is new, and a worker says how far its operations
     /// are. What was collected of a round counts for nothing, but for one that is past what copies confirm, which ends.
     pub(super) fn abandon(&mut self) {
         self.order.clear();

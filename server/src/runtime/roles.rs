@@ -342,7 +342,7 @@ mod tests {
         lane.roles(Epoch { term: 1, counter: 1 }, &all(0..1, COPY)).unwrap();
         let many = 3 * PER_TURN as u32;
         let first = take(&mut lane, 2, all(0..many, COPY));
-        // A server has died meanwhile: this one serves what it had a copy of.
+        // A server has failed meanwhile: this one serves what it had a copy of.
         let decided = [all(0..1, ALONE), all(1..many, COPY)].concat();
         let second = take(&mut lane, 3, decided.clone());
         assert_eq!(first.try_recv(), Ok(Ok(())));

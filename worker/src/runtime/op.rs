@@ -52,7 +52,7 @@ pub(crate) struct CallParts {
     pub(crate) pieces: Vec<Piece>,
     /// Copies of those that are not in the pool.
     pub(crate) copies: Vec<Exclusive>,
-    /// What the server reads where it lies.
+    /// What the server reads in place.
     pub(crate) lent: Vec<Span>,
     /// What came back.
     pub(crate) reply: Option<RawReply>,
@@ -262,7 +262,7 @@ impl OpState {
         lock(&self.progress).buffers.call.as_ref().and_then(|call| call.roomless)
     }
 
-    /// What the server of a call reads where it lies.
+    /// What the server of a call reads in place.
     pub(crate) fn lent(&self) -> Vec<Span> {
         lock(&self.progress).buffers.call.as_ref().map_or_else(Vec::new, |call| call.lent.clone())
     }

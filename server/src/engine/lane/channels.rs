@@ -22,14 +22,14 @@ impl LaneEngine {
         self.peers.credits_lent()
     }
 
-    /// The life of a connected worker; zero of one that is not.
+    /// The incarnation of a connected worker; zero of one that is not.
     #[must_use]
     pub fn peer_incarnation(&self, rank: Rank) -> Incarnation {
         self.peers.incarnation(rank).unwrap_or_default()
     }
 
     /// A worker's channel is up. Returns its first credits, which travel with the bootstrap.
-    /// `in_place`: it and this server read each other's memory where it lies. Views of a life before end; those that this one
+    /// `in_place`: it and this server read each other's memory in place. Views of a life before end; those that this one
     /// had over an earlier channel it may read still.
     pub fn peer_up(
         &mut self,

@@ -18,7 +18,7 @@ use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 
 /// Streams to servers that have copies.
 impl LaneEngine {
-    /// The stream to a server's life is up: these slots of it are ours to write, with so many bytes of payload each. What
+    /// The stream to an incarnation of a server is up: these slots of it are ours to write, with so many bytes of payload each. What
     /// the other side has of each chunk is asked first.
     pub fn stream_up(
         &mut self,
@@ -50,7 +50,7 @@ impl LaneEngine {
         }
     }
 
-    /// The life of a server that we have a stream to; zero without one.
+    /// The incarnation of a server that we have a stream to; zero without one.
     #[must_use]
     pub fn stream_incarnation(&self, to: Rank) -> Incarnation {
         self.streams.incarnation(to).unwrap_or_default()
@@ -198,7 +198,7 @@ impl LaneEngine {
         self.chunks.iter_mut().filter(of_it).for_each(|chunk| chunk.filled = 0);
     }
 
-    /// The life of a server that has a stream to us; zero without one.
+    /// The incarnation of a server that has a stream to us; zero without one.
     #[must_use]
     pub fn copy_incarnation(&self, from: Rank) -> Incarnation {
         self.copies.incarnation(from)
@@ -210,7 +210,7 @@ impl LaneEngine {
         self.copies.granted(from)
     }
 
-    /// A server says that a record lies in a slot: may it be read? Once: a notice that comes again says nothing.
+    /// A server says that a record lies in a slot: may it be read? Once: a repeated notice says nothing.
     pub fn record_notified(&mut self, from: Rank, slot: SlotGrant, out: &mut Commands) -> bool {
         self.copies.notified(from, slot, &mut self.stats.duplicates, out)
     }
@@ -279,7 +279,7 @@ impl LaneEngine {
         self.chunks.get(chunk as usize).map_or(Err(NOT_IN_ORDER.into()), |chunk| chunk.fits(state))
     }
 
-    /// The chunk goes on from an image, whose weights are in buffer `into` now. What was collected of a round is forgotten:
+    /// The chunk continues from an image, whose weights are in buffer `into` now. What was collected of a round is forgotten:
     /// the chunk is to have had none (as a copy, or before anybody contributed).
     pub fn restore(&mut self, index: u32, state: &ChunkState, into: u8) -> Result<(), String> {
         self.check_state(index, state)?;

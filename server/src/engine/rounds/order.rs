@@ -26,7 +26,7 @@ pub(in crate::engine) enum Number {
 }
 
 /// An operation that was taken, and then lost with the channel that its payload was read over, or that came without the initial
-/// value that its worker was asked for since: when it comes again it is new.
+/// value that its worker was asked for since: when it is sent again it is new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reopened {
     rank: Rank,
@@ -40,7 +40,7 @@ struct Reopened {
 pub(in crate::engine) struct Order {
     /// Last operation taken, by worker.
     taken: Numbers,
-    /// Operations up to those that are to come again. Never more than workers have under way.
+    /// Operations up to those that must be sent again. Never more than workers have under way.
     reopened: Vec<Reopened>,
 }
 
@@ -74,13 +74,13 @@ impl Order {
         self.reopened.retain(|open| open.rank != rank || open.operation != operation);
     }
 
-    /// A contribution was lost: its operation is to come again.
+    /// A contribution was lost: its operation must be sent again.
     pub(super) fn reopen(&mut self, held: &Held) {
         let Held { rank, round, operation, .. } = *held;
         self.reopened.push(Reopened { rank, operation, round });
     }
 
-    /// A worker is asked for its initial value, which it did not send with this operation: the operation is to come again. Nothing is
+    /// A worker is asked for its initial value, which it did not send with this operation: the operation must be sent again. Nothing is
     /// reduced before, or a round could be made of zeros.
     pub(in crate::engine) fn ask_initial(&mut self, rank: Rank, operation: Operation) {
         let asked = Reopened { rank, operation, round: 0 };
@@ -89,12 +89,12 @@ impl Order {
         }
     }
 
-    /// Is the initial value to come, or to come again?
+    /// Is the initial value to come, or to be sent again?
     pub(super) fn awaits_initial(&self) -> bool {
         self.reopened.iter().any(|open| open.round == 0)
     }
 
-    /// Is an operation of the same worker to come again that is before this contribution's?
+    /// Is an operation of the same worker to be sent again that is before this contribution's?
     pub(super) fn awaits_before(&self, held: &Held) -> bool {
         self.reopened.iter().any(|open| open.rank == held.rank && open.operation < held.operation)
     }
@@ -105,7 +105,7 @@ impl Order {
         self.reopened.retain(|open| open.rank != rank);
     }
 
-    /// What comes again is new: a worker says how far its operations are.
+    /// What is sent again is new: a worker says how far its operations are.
     pub(super) fn clear(&mut self) {
         self.reopened.clear();
         self.taken.clear();

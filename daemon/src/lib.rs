@@ -35,11 +35,12 @@
 //!
 //! [`control::SchedulerLink::connect`] reaches the scheduler within `deadlines.connect_ms`, registers and
 //! returns the link with its [`proto_common::message::Welcome`]. From then on a task of the current
-//! tokio runtime owns the socket: heartbeats go out with what the report closure says, silence and loss of
-//! the scheduler are noticed, and everything else arrives on `link.events` as [`control::LinkEvent`]. The
-//! cloneable [`control::LinkSender`] sends. When the scheduler is lost the link looks for the next one at its address and
-//! tells it what the member knows ([`control::LinkEvent::Away`], [`control::LinkEvent::Back`]). [`control::SchedulerLink::finish`] says the last word (`Goodbye`
-//! or `Failing`), flushes, and waits for the scheduler to close, within a bound.
+//! tokio runtime owns the socket. It sends heartbeats with what the report closure returns, and notices silence and loss of
+//! the scheduler. Everything else arrives on `link.events` as [`control::LinkEvent`]. The
+//! cloneable [`control::LinkSender`] sends. If the scheduler is lost, the link looks for the next one at its address and
+//! reports to it what the member knows ([`control::LinkEvent::Away`], [`control::LinkEvent::Back`]).
+//! [`control::SchedulerLink::finish`] sends the last message (`Goodbye` or `Failing`), flushes, and waits for the scheduler to close
+//! the connection, within a bound.
 #![forbid(unsafe_code)]
 
 pub mod axis;

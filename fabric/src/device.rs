@@ -153,7 +153,7 @@ pub trait Device: Send + Sync {
 /// A device whose queues lanes have beside those of shared memory and TCP, which every lane has. A new transport implements this
 /// and [`TransportQueue`], and has a line in the table of `devices`.
 pub trait Transport: Device + Any + fmt::Debug {
-    /// Which transport it is.
+    /// The transport.
     fn driver(&self) -> Driver;
 
     /// A queue for a lane. `send_depth`: unfinished requests that one channel may have.
@@ -262,8 +262,8 @@ pub trait CompletionQueue: Send {
         self.post_write(channel, write)
     }
 
-    /// The bytes of landings with this id that are not known to be complete are in `span`, too: the peer copies them from there,
-    /// and the old place may change. How many landings that is true of: none where they are on their way already.
+    /// Bytes of landings with this id that are not known to be complete are now in `span`, too. The peer copies them from there, so the
+    /// old place may change. Returns the number of landings that were moved: 0 if their bytes are on their way already.
     fn move_landings(&mut self, _channel: ChannelId, _id: u64, _span: &Span) -> usize {
         0
     }
@@ -316,8 +316,8 @@ pub trait CompletionQueue: Send {
         false
     }
 
-    /// Closes a channel: nothing comes of it any more, its unfinished requests are dropped, and the peer begins no copy.
-    /// A copy that the peer is in the middle of may go on: the answer says so.
+    /// Closes a channel: it delivers nothing any more, its unfinished requests are dropped, and the peer begins no new copy. If the
+    /// peer is in the middle of a copy, that copy may continue; the returned fence is then pending.
     fn close(&mut self, channel: ChannelId) -> Fence;
 
     /// The fence of a channel that has ended, by [`CompletionQueue::close`] or with
@@ -332,13 +332,13 @@ pub trait CompletionQueue: Send {
     fn caps(&self) -> Caps;
 }
 
-/// The regions of one peer that are read where they lie, each mapped once, by key. A channel bounds how many its peer hands over; they
-/// stay readable when it has ended.
+/// The regions of one peer that are read in place, each mapped once, by key. The channel bounds how many regions its peer can pass.
+/// They stay readable after the channel has ended.
 #[derive(Debug, Default)]
 pub struct MappedRegions(Vec<(u64, View)>);
 
 impl MappedRegions {
-    /// A stretch of the peer's memory, whose region is mapped when it is first named.
+    /// A part of the peer's memory. Its region is mapped when it is first named.
     pub fn view<Q: CompletionQueue>(
         &mut self,
         queue: &mut Q,
@@ -352,7 +352,7 @@ impl MappedRegions {
         self.find(remote, bytes).ok_or(PostError::RemoteAccess)
     }
 
-    /// The same of regions that were named before.
+    /// The same, for a region that is mapped already; `None` if it is not.
     #[must_use]
     pub fn find(&self, remote: RemoteSpan, bytes: u64) -> Option<View> {
         let (_, region) = self.0.iter().find(|(key, _)| *key == remote.key.0)?;

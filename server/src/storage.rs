@@ -1,5 +1,5 @@
 //! The bytes of one lane: accumulators, two buffers of weights per chunk, what rules keep, and the spill area.
-//! Indices are the engine's. Contributions are reduced where they lie, number by number, because the memory
+//! Indices are the engine's. Contributions are reduced in place, number by number, because the memory
 //! can be written by a peer.
 
 mod array;
@@ -100,7 +100,7 @@ impl Storage {
 
     /// As [`Storage::new`], within this address space.
     pub(crate) fn within(space: Space, inbox: Cells, spill: Cells) -> Result<Self, StorageError> {
-        // Workers on this host may read them where they lie.
+        // Workers on this host may read them in place.
         let pool = Pool::readable(space.weights_bytes(), "gradwire-weights")?;
         let scratch = vec![0; SUM_BYTES].into_boxed_slice();
         let sent = Pool::new(space.copies_bytes(), "gradwire-copies")?;

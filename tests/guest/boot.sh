@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Boots the guest of base.sh with more programs and files (see bring.sh) and runs a script in it. Its output is the guest's; its exit code is
-# the script's, or 124 where the guest did not end in time.
+# Boots the guest of base.sh with more programs and files (see bring.sh) and runs a script in it. Its output is the guest's. Its exit
+# code is the script's, or 124 if the guest did not end in time.
 # boot.sh [-c CPUS] [-m MIB] [-t SECONDS] [-e 'NAME=VALUE ...'] FOLDER SCRIPT [FILE...]
 set -euo pipefail
 cpus=2 mib=1024 seconds=120 variables=

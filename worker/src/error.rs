@@ -94,7 +94,7 @@ pub enum OpError {
     /// A member failed, and the job cannot continue without it.
     #[error("{0}")]
     Died(Death),
-    /// The scheduler has declared this worker dead although it runs.
+    /// The scheduler has declared this worker failed although it runs.
     #[error(
         "the scheduler has declared this worker dead (epoch {epoch}): it was silent for deadlines.silence_ms, or its control connection broke. Check whether its host was stopped or overloaded, then restart the worker."
     )]
@@ -379,7 +379,7 @@ pub enum ClientError {
     /// The fabric failed.
     #[error(transparent)]
     Fabric(#[from] fabric::FabricError),
-    /// A member died.
+    /// A member has failed.
     #[error("{0}")]
     Died(Death),
     /// A bug of ours.

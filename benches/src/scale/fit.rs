@@ -18,8 +18,9 @@ const LAST_STEP: f64 = 1.01;
 const LEAST: [f64; KINDS] = [100.0, 100.0, 10.0, 0.005, 0.005, 0.005, 0.005];
 const SEED: u64 = 1;
 
-/// What is measured to fit the model: one worker, one server; and three workers, without whom nothing is copied aside. Prices show best on one core, where nobody waits for
-/// anybody's waking up; L shows only on two.
+/// What is measured to fit the model: runs with one worker and one server, and runs with three workers, because only with several
+/// workers contributions are copied aside. Prices show best on one core, where no process waits for another one to wake up. L shows
+/// only on two cores.
 pub(crate) fn shapes() -> Vec<Shape> {
     let shape = |(cores, workers), tensors, tensor_bytes, work| Shape {
         tensors,

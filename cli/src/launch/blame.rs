@@ -58,8 +58,8 @@ pub(super) fn named_in(blames: &[Blame], scheduler_said: &[String]) -> Option<us
     blames.iter().position(|blame| error.starts_with(&format!("{} failed: ", blame.id)))
 }
 
-/// The failure that is certain to be the first: of the member that the scheduler names in its last lines, or if it names nobody, one that is
-/// no effect.
+/// The failure that certainly came first: that of the member that the scheduler names in its last lines, or, if it names no member,
+/// a failure that is not the effect of another one.
 pub(super) fn first_of(suspects: &[Blame], scheduler_said: &[String]) -> Option<usize> {
     match named(scheduler_said) {
         Some(_) => named_in(suspects, scheduler_said),

@@ -1,5 +1,5 @@
-//! From a status to causes: whoever waits names those whom it waits for, and so on, to one that waits for nobody. Pure; it knows
-//! nothing that the scheduler did not say.
+//! Finds causes in a status: each waiting process names the processes that it waits for, and so on, up to one that waits for no other. A
+//! pure function, which knows only what the scheduler's status contains.
 
 use crate::status::table::quarantine;
 use crate::status::words::{duration, id, names, state};

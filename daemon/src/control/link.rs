@@ -83,8 +83,8 @@ impl LinkSender {
         self.frames.send(frame).await.map_err(|_| LinkError::Closed)
     }
 
-    /// As [`LinkSender::send`], for the first message of a queue, which may be empty. Cancel-safe: a message that is not handed over stays in
-    /// its queue.
+    /// As [`LinkSender::send`], for the first message of a queue, which may be empty. Cancel-safe: a message that is not handed over
+    /// stays in its queue.
     pub async fn send_next(&self, message: Option<&ToScheduler>) -> Result<(), LinkError> {
         match message {
             Some(message) => self.send(message).await,
@@ -164,8 +164,9 @@ impl SchedulerLink {
         self.sender.clone()
     }
 
-    /// Says the last word (`Goodbye` or `Failing`), flushes what waits, and waits for the scheduler to close, all within
-    /// `limit`. A goodbye that a dying scheduler has not confirmed is said again to the next one, where that comes in time. Senders are of no use afterwards.
+    /// Sends the last message (`Goodbye` or `Failing`), flushes the queue, and waits for the scheduler to close the connection, all
+    /// within `limit`. If the scheduler exits before it has confirmed a goodbye, the goodbye is sent again to the next scheduler, if
+    /// that one starts in time. Senders cannot be used afterwards.
     pub fn finish(mut self, last: &ToScheduler, limit: Duration) -> Later<'_, Result<(), LinkError>> {
         Box::pin(async move {
             let again = matches!(last, ToScheduler::Goodbye);

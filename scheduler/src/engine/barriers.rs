@@ -1,6 +1,6 @@
-//! Barriers over node groups: those who arrived wait until everyone in the group is there, each to its own
-//! deadline. A barrier is its name and its group; after release the same one can be entered again. Each member says how
-//! often it has come through: who is behind the others comes through at once, because for it the barrier has been opened.
+//! Barriers over groups of members. A member that has arrived waits until all members of the group have, or until its own deadline. A
+//! barrier is identified by its name and its group; after its release it can be entered again. Each member reports how often it has passed
+//! the barrier. A member with a lower count than the others passes at once, because the barrier was opened for it before.
 
 use super::command::{Command, deadline_ms, send};
 use super::member::places;

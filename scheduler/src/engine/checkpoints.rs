@@ -1,5 +1,5 @@
-//! Checkpoints under way: which parts have come, when one is complete, who waits for it. What is complete covers every chunk
-//! exactly, and each synchronous tensor at one version: a checkpoint may be missing, and never torn. It must not touch files.
+//! Checkpoints under way: which parts have arrived, when a checkpoint is complete, and who waits for it. A complete checkpoint has every
+//! chunk exactly once, and each synchronous tensor at one version. A checkpoint may be missing, but is never torn. It must not touch files.
 //!
 //! ```text
 //!   order ──▶ ordered ──all lanes have said how far they are──┐

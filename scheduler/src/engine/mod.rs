@@ -1,7 +1,7 @@
-//! The scheduler's decisions: who is a member, who has failed, where tensors go, when a barrier opens, when the
-//! job is over. Takes a message, a loss or a tick with the time, returns commands. It owns the machines that decide, each with state
-//! of its own; `job` brings each input to them, and no machine imports the engine. It must not do I/O, read
-//! a clock, log, or hold anything but plain data; commands carry ids, never senders or sockets.
+//! The scheduler's decisions: which processes are members, which have failed, where tensors are placed, when a barrier opens, and when the
+//! job is over. The engine takes a message, a lost connection or a tick, with the time, and returns commands. It owns the machines that
+//! decide, each with state of its own; `job` brings each input to them, and no machine imports the engine. It must not do I/O, read a
+//! clock, log, or store anything but plain data. Commands carry ids, never senders or sockets.
 //!
 //! ```text
 //!   register ──▶ Rebuild (waits for a majority) ──▶ Members ──┬─▶ Barriers, Comings
@@ -125,7 +125,7 @@ pub enum Input {
 #[derive(Clone, Debug, PartialEq)]
 enum Phase {
     Assembling,
-    /// A scheduler before this one is gone, and its members say what they know.
+    /// The scheduler before this one has exited, and the members report what they know.
     Rebuilding,
     Running,
     Ending {

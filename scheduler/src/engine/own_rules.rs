@@ -24,7 +24,7 @@ pub(super) fn check(register: &Register, ours: Option<&[OwnKind]>) -> Result<(),
     }
 }
 
-/// Declarations as all members are told them: rules of the servers' program have all their parameters.
+/// Completes declarations before they are sent to members: own rules get all their parameters.
 pub(super) fn settle(ours: Option<&[OwnKind]>, tensors: &mut [TensorSpec]) -> Result<(), DeclareError> {
     for spec in tensors {
         let settled = spec.optimizer.settled(ours.unwrap_or_default());

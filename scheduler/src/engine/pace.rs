@@ -1,5 +1,5 @@
-//! How fast a member goes and whom it waits for, over its last heartbeats. Plain data and arithmetic; a heartbeat alone would
-//! say too little: the next one may come in the middle of a round.
+//! The pace of a member, and the members that it waits for, over its last heartbeats. Plain data and arithmetic. One heartbeat alone is not
+//! enough, because the next one may arrive in the middle of a round.
 
 use proto_common::ids::{Rank, Role};
 use proto_common::message::MemberReport;

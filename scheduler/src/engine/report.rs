@@ -1,5 +1,5 @@
-//! Bounds of what members report: of themselves, which is kept and shown, and of the cluster that was, to a scheduler that knows
-//! nothing. It must not keep any of it.
+//! Bounds of what members report: about themselves, which is stored and shown, and about the cluster before, to a restarted scheduler. It
+//! must not store any of it.
 
 use daemon::passed::BARRIERS_KEPT_MAX;
 use proto_common::ids::Rank;

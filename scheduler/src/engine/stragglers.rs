@@ -1,8 +1,9 @@
-//! Who holds the others up. It looks at heartbeats and decides nothing: slow is not dead.
+//! Which workers delay the others. It reads heartbeats and decides nothing, because a slow worker has not failed.
 //!
-//! Two signs. A worker is behind: heartbeats come at different times, so rounds are compared as of the newest one, and what
-//! is made in half a second does not count. Who has fallen silent is not taken to have gone on. Or servers, whenever they are looked at, wait for it and not for the others: in
-//! synchronous rounds nobody is behind by more than a round, and this is what tells.
+//! There are two signs. First, a worker lags behind in rounds. Heartbeats arrive at different times, so rounds are compared as of the
+//! newest heartbeat, and the rounds of half a second do not count. A worker that has fallen silent is not assumed to have continued.
+//! Second, servers wait for this worker, and not for the others, in most samples. In synchronous rounds no worker lags by more than one
+//! round, so only the second sign shows there.
 
 use super::member::Member;
 use super::members::Members;
@@ -11,16 +12,16 @@ use daemon::status::StragglerStatus;
 use proto_common::ids::{Rank, Role};
 use std::collections::BTreeMap;
 
-/// Rounds that a worker may be behind without being one.
+/// Rounds by which a worker may lag without being a straggler.
 const BEHIND_MIN: f64 = 2.0;
-/// Seconds of the fastest one's pace that it may be behind.
+/// Seconds by which it may lag, at the pace of the fastest worker.
 const BEHIND_SECONDS: f64 = 0.5;
-/// Of a hundred looks at servers, so many waited for it.
+/// Samples of a hundred in which servers wait for it.
 const WAITED_PERCENT_MIN: u32 = 50;
-/// And so many times as often as for the worker in the middle of the others.
+/// Servers wait for it so many times as often as for the median of the other workers.
 const WAITED_TIMES: u32 = 2;
 
-/// Of a hundred looks at servers, how many waited for each worker that is there.
+/// In how many of a hundred samples servers wait for each worker of the roster.
 pub(super) type Waited = BTreeMap<Rank, u32>;
 
 fn working(members: &Members) -> impl Iterator<Item = (Rank, &Member)> {

@@ -1,5 +1,5 @@
-//! Who waits for tensors, each to its own deadline: those who wait for the same ones are kept together, and get the same answer. Owns
-//! the bounds of what waits. It must not know what becomes of a tensor.
+//! Members that wait for tensors, each until its own deadline. Members that wait for the same tensors are stored together, and get the same
+//! answer. Owns the bounds of what waits. It must not know the state of a tensor.
 //!
 //! ```text
 //!   add ──▶ waiting ──┬─ answer: all their tensors are there, or one has failed

@@ -1,6 +1,6 @@
-//! The scheduler's runtime: sockets, clock and tasks around the engine. It carries out commands and decides
-//! nothing but what a connection may cost: how many there are, how long a stranger may be silent, how much
-//! may wait for a peer that does not read.
+//! The scheduler's runtime: sockets, clock and tasks around the engine. It executes commands. It decides only how much a connection may
+//! cost: how many connections there are, how long an unregistered peer may be silent, and how many bytes may wait for a peer that does not
+//! read.
 
 mod connection;
 mod embed;

@@ -123,7 +123,7 @@ impl From<Region> for ReplyBody {
     }
 }
 
-/// A reply on its way: short, or to be written from where it lies.
+/// A reply on its way: short, or written from its own memory.
 #[derive(Debug)]
 pub(crate) struct AnswerBody {
     head: Vec<u8>,

@@ -66,7 +66,7 @@ impl ReplyMemory {
         self.pool.allocate(bytes).or_else(|_| own())
     }
 
-    /// The body as it may be sent from where it lies.
+    /// The body as it may be sent in place.
     fn settle(&self, body: ReplyBody) -> Result<ReplyBody, ReplyError> {
         let bytes = body.len() as u64;
         if bytes > self.most_bytes {

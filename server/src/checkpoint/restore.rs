@@ -1,4 +1,4 @@
-//! What chunks begin with where the job goes on from a checkpoint. It reads; it must not change what it reads from.
+//! What chunks begin with where the job continues from a checkpoint. It reads; it must not change what it reads from.
 
 use crate::engine::ChunkSpec;
 use crate::tables::Rows;
@@ -20,7 +20,7 @@ const IMAGE_CHUNKS: u64 = 4;
 #[derive(Clone, Debug)]
 pub(crate) struct Restorer(Arc<Checkpoint>, u16, Progress);
 
-/// Chunks, and stretches of rows, that were read so far: who waits for lanes sees that they go on.
+/// Chunks, and stretches of rows, that were read so far: who waits for lanes sees that they continue.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress(Arc<AtomicU64>);
 

@@ -1,5 +1,5 @@
-//! The thread that writes this server's parts behind training, and how lanes reach it. A lane hands over what it has copied and
-//! goes on; what waits here is bounded by the budget.
+//! The thread that writes this server's parts in the background, and how lanes reach it. A lane hands over what it has copied and
+//! continues. The budget bounds the bytes that wait here.
 
 use super::budget::Budget;
 use super::part::{Begin, Copied, LanePart, file_of};
@@ -248,7 +248,7 @@ impl Writer {
     }
 
     /// Part of a checkpoint's writing. Where it fails, or panics, that checkpoint is not written, and the next one is tried:
-    /// lanes wait for what this thread gives back, so it goes on.
+    /// lanes wait for what this thread gives back, so it continues.
     fn attempt(
         &mut self,
         (lane, round): (u16, u64),

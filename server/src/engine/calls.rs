@@ -45,7 +45,7 @@ pub(super) struct Desk<'a> {
 }
 
 impl Desk<'_> {
-    /// The call is to come again.
+    /// The call must be sent again.
     fn retry(&mut self, peer: Rank, block: &Block) {
         self.stats.retries += 1;
         self.peers.send_back(peer, block, Status::Retry, Vec::new());
@@ -185,7 +185,7 @@ impl Calls {
         }
     }
 
-    /// Is there room for a call, or was it sent back to come again?
+    /// Is there room for a call, or was it returned to the worker?
     fn has_room(&mut self, bytes: u64, peer: Rank, block: &Block, desk: &mut Desk<'_>) -> bool {
         let fits = block.count.body_bytes() <= self.most_bytes && self.make_room(bytes, desk.peers);
         if !fits {
@@ -227,7 +227,7 @@ impl Calls {
         }
     }
 
-    /// A call whose reply was not kept comes again. It needs its room as a new one does.
+    /// A call whose reply was not kept is sent again. It needs its room as a new one does.
     fn run_again(&mut self, id: u64, peer: Rank, app: u32, block: &Block, from: Source, desk: &mut Desk<'_>) {
         let bytes = self.needed(block);
         let Some((_, _, entry)) = self.entry(id) else { return };
@@ -458,7 +458,7 @@ impl Calls {
         late.into_iter().for_each(|id| self.let_go(id, Status::NoReply, desk));
     }
 
-    /// A worker's channel is closed: calls that no handler has will come again.
+    /// A worker's channel is closed: calls that no handler has will be sent again.
     pub(super) fn peer_down(&mut self, rank: Rank) {
         let mut dropped = Vec::new();
         for (_, line) in self.lines.iter_mut().filter(|((of, _), _)| *of == rank) {

@@ -1,6 +1,6 @@
-//! One chunk: what it is, what this server has it for, and the state that each machine of the lane has of it. Rounds, weights and
-//! waiting operations own theirs; what several of them answer together is here. The bytes lie in the runtime's storage
-//! under the same index.
+//! One chunk: its spec, this server's role for it, and the state that each machine of the lane stores for it. Rounds, weights and waiting
+//! operations own their state; questions that need several of them are answered here. The bytes lie in the runtime's storage under the
+//! same index.
 
 use super::command::Commands;
 use super::image::ChunkState;

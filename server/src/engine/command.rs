@@ -17,7 +17,7 @@ pub enum Source {
     /// In a slot of the stream from a server whose chunks we have copies of. As a contribution it is a whole sum: plain
     /// numbers, whatever the tensor's codec.
     Record { from: Rank, slot: u32, offset: u64 },
-    /// In the worker's own memory, which can be read where it lies: at this offset of the region with this key.
+    /// In the worker's own memory, which can be read in place: at this offset of the region with this key.
     Worker { peer: Rank, region: u64, offset: u64, bytes: u64 },
 }
 

@@ -61,7 +61,7 @@ impl Here<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Complete {
     pub(super) chunk: u32,
-    /// A sum that is applied from where it lies.
+    /// A sum that is applied in place.
     pub(super) last: Option<Addend>,
 }
 
@@ -105,7 +105,7 @@ impl Copies {
         self.all.retain(|copy| copy.from != from);
     }
 
-    /// The life of a server that has a stream to us; zero without one.
+    /// The incarnation of a server that has a stream to us; zero without one.
     pub(super) fn incarnation(&self, from: Rank) -> Incarnation {
         self.known(from).map_or(Incarnation::default(), |copy| copy.incarnation)
     }
@@ -116,7 +116,7 @@ impl Copies {
         slots.map(|(slot, (generation, _))| SlotGrant { slot, generation: *generation }).collect()
     }
 
-    /// A server says that a record lies in a slot: may it be read? Once: a notice that comes again says nothing, and is counted
+    /// A server says that a record lies in a slot: may it be read? Once: a repeated notice says nothing, and is counted
     /// as one more of `duplicates`.
     pub(super) fn notified(
         &mut self,
@@ -298,7 +298,7 @@ impl Copies {
             return Ok(Judged::As(Judgement::Wanting));
         }
         chunk.filled = at + bytes;
-        // A sum that is whole, of numbers as storage adds them up, is applied from where it lies. Integers are summed in another type.
+        // A sum that is whole, of numbers as storage adds them up, is applied in place. Integers are summed in another type.
         let is_float = matches!(chunk.spec.dtype.arithmetic(), Arithmetic::Float);
         let is_whole = at == 0 && part.is_last() && is_float;
         let take = Command::TakeSum { chunk: index, from: place, at, bytes, left };

@@ -1,4 +1,4 @@
-//! The engine's part of a chunk's image: what a server has to know of a chunk, beside its numbers, to go on with it as
+//! The engine's part of a chunk's image: what a server has to know of a chunk, beside its numbers, to continue with it as
 //! another one would have. It must not know how images travel or are stored.
 
 use proto_common::limits::WORKERS_MAX;

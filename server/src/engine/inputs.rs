@@ -1,4 +1,4 @@
-//! What the lane's engine is given: its configuration, and batches and records with where they lie. It must not decide anything.
+//! What the lane's engine is given: its configuration, and batches and records, with their addresses. It must not decide anything.
 
 use proto_common::batch::{BatchHeader, Block, SlotGrant};
 use proto_common::config::WorkerLoss;
@@ -18,12 +18,12 @@ pub struct EngineConfig {
     pub deterministic: bool,
     pub inbox_slots: u32,
     pub spill_blocks: u32,
-    /// What the failure of a worker means for rounds. Where they wait for the worker, the version before the one in force is kept, for pulls that
-    /// ask for exactly that one.
+    /// What the failure of a worker means for rounds. If rounds wait for the worker, the version before the one in force is kept, for
+    /// pulls that ask for exactly that version.
     pub worker_loss: WorkerLoss,
 }
 
-/// A batch with where it lies and what its header says.
+/// A batch, with its slot and its header.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchContext<'a> {
     /// The worker whose channel it came over.
@@ -38,7 +38,7 @@ pub struct BatchContext<'a> {
     pub grants: &'a [SlotGrant],
 }
 
-/// A record with where it lies and what its header says.
+/// A record, with its slot and its header.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordContext<'a> {
     /// The server whose stream it came over.

@@ -1,6 +1,5 @@
-//! The server as a member of the cluster, sans I/O: what the scheduler says goes in, and what lanes, streams and the
-//! connections of others are to do comes out. It keeps the roster and the whole shard map. It must not know how lanes work,
-//! reach anybody, or read a clock.
+//! The server as a member of the cluster, without I/O. Messages of the scheduler go in; commands for lanes, streams and connections come
+//! out. It stores the roster and the whole shard map. It must not know how lanes work, do I/O, or read a clock.
 
 mod holdings;
 mod seeding;
@@ -21,54 +20,54 @@ use seeding::Seeding;
 use std::collections::{BTreeMap, BTreeSet};
 use streams::Streams;
 
-/// What a server knows of itself, once it is registered.
+/// What a server knows about itself after its registration.
 #[derive(Clone, Copy, Debug)]
 pub struct MemberConfig {
     /// Its rank.
     pub rank: Rank,
-    /// Its life.
+    /// The incarnation of its process.
     pub incarnation: Incarnation,
     /// The cluster's shape.
     pub shape: ClusterShape,
 }
 
-/// What is to be done, in this order.
+/// Commands for the runtime, in this order.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "a few at a time, and none of them is kept")]
 #[expect(missing_docs, reason = "a name that says it all needs no sentence")]
 pub enum MemberCommand {
-    /// New chunks for each lane, all of them served here and kept nowhere else. [`Member::lanes_answered`] with the number
-    /// when all lanes have answered.
+    /// New chunks for each lane. This server serves all of them, and they have no replicas. The runtime calls
+    /// [`Member::lanes_answered`] with the number when all lanes have answered.
     Assign { number: u64, epoch: Epoch, lanes: Vec<Vec<ChunkSpec>> },
-    /// All that each lane has a part in from now on. Answered like `Assign`.
+    /// All chunks of each lane from now on, with this server's roles. Answered like `Assign`.
     Roles { number: u64, epoch: Epoch, lanes: Vec<Vec<(ChunkSpec, Role)>> },
     /// A tensor's rule changes, on all lanes. Answered like `Assign`.
     ChangeRule { number: u64, change: RuleChange },
-    /// A server's life is over: all lanes close and fence its channels.
+    /// A server's process has failed or left: all lanes close and fence its channels.
     EndServer { rank: Rank },
-    /// Who is there: all lanes end the channels of other lives, and rounds go on without whom they need no more.
-    /// `left` have left in good order.
+    /// The workers of the roster: all lanes end the channels of other incarnations, and rounds continue without workers that are not
+    /// expected any more. `left` have left in good order.
     Workers { epoch: Epoch, present: Vec<(Rank, Incarnation)>, left: Vec<Rank> },
     /// Ask all lanes from which round of each tensor on this worker could count; [`Member::rounds_answered`] says it.
     AskRounds { rank: Rank, incarnation: Incarnation },
-    /// Tell all lanes from which rounds on this worker counts.
+    /// All lanes learn from which rounds on this worker counts.
     CountFrom { rank: Rank, incarnation: Incarnation, rounds: Vec<(Key, u64)> },
-    /// Connect the streams of all lanes to another server, as the map of this epoch wants. [`Member::dialled`] with the number says how
-    /// it went.
+    /// Connect the streams of all lanes to another server, as the map of this epoch requires. The runtime reports the result with
+    /// [`Member::dialled`] and the number.
     Dial {
         number: u64,
         to: Rank,
         incarnation: Incarnation,
         address: String,
         epoch: Epoch,
-        /// Not before so long from now.
+        /// The pause before the attempt.
         after_ms: u64,
     },
-    /// Nobody wants that stream any more: it is closed, and a `Dial` to it that is under way is given up.
+    /// The map does not require that stream any more: it is closed, and a `Dial` that is under way is given up.
     HangUp { to: Rank },
-    /// Tell the scheduler.
+    /// Send this message to the scheduler.
     Say(ToScheduler),
-    /// It is over.
+    /// This server leaves the job.
     Leave(Departure),
 }
 
@@ -78,17 +77,17 @@ pub enum MemberCommand {
 pub enum Departure {
     /// The job is over.
     Over { reason: String },
-    /// It wished to go, and others hold now what it held.
+    /// It was asked to leave, and other servers have taken over all its chunks.
     Drained,
-    /// A member died without whom the job cannot go on.
+    /// A member has failed, and the job cannot continue without it.
     Died(Death),
-    /// The scheduler has no use for it.
+    /// The scheduler has refused its registration.
     Refused(RefusalReason),
-    /// The scheduler has decided in this epoch that this life is dead.
+    /// In this epoch the scheduler has declared this incarnation failed.
     Deposed { epoch: Epoch },
 }
 
-/// Who may connect: what hellos are checked against.
+/// The members that may connect. Hello messages are checked against it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peers {
     /// The newest epoch of roster and map.
@@ -97,7 +96,7 @@ pub struct Peers {
     pub workers: BTreeMap<Rank, Incarnation>,
     /// Other servers of the roster.
     pub servers: BTreeMap<Rank, Incarnation>,
-    /// Servers whose chunks this one has copies of.
+    /// Servers of whose chunks this one has replicas.
     pub copies_of: BTreeSet<Rank>,
 }
 
@@ -105,29 +104,29 @@ pub struct Peers {
 #[derive(Debug)]
 pub struct Member {
     config: MemberConfig,
-    /// The roster's epoch, and everyone in it that is not known to be gone.
+    /// The roster's epoch, and its members that are not known to have exited.
     roster: Option<(Epoch, Vec<Entry>)>,
     /// Workers that have left in good order.
     left: Vec<Rank>,
     map: ShardMap,
     streams: Streams,
     seeding: Seeding,
-    /// What the lanes were told and have not answered: the epoch, and whether the scheduler waits for the answer.
+    /// Commands that the lanes have not answered yet: the epoch, and whether the scheduler waits for the answer.
     told: BTreeMap<u64, (Epoch, bool)>,
-    /// From which rounds on a worker counts, as far as that was said. The parts of one list come in a row.
+    /// The rounds from which on a worker counts, as far as their list has arrived. Parts of one list arrive one after the other.
     counting: RoundsSoFar,
     next: u64,
     drain: Drain,
-    /// The next scheduler has been told what this server knows: the last one's decisions count no more.
+    /// The next scheduler has received what this server knows. Decisions of the last scheduler do not count any more.
     is_resuming: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Drain {
     Stays,
-    /// The scheduler was told; it has not answered by a decision yet.
+    /// The scheduler knows that this server wants to leave, but has not decided anything yet.
     Asked,
-    /// A decision has come since.
+    /// A decision has arrived since.
     Going,
     Gone,
 }
@@ -157,13 +156,13 @@ impl Member {
         &self.map
     }
 
-    /// Has the scheduler said who is there?
+    /// Has the scheduler sent a roster?
     #[must_use]
     pub fn has_roster(&self) -> bool {
         self.roster.is_some()
     }
 
-    /// Who may connect now; nobody before the first roster.
+    /// The members that may connect now. Before the first roster there are none.
     #[must_use]
     pub fn peers(&self) -> Option<Peers> {
         let (epoch, members) = self.roster.as_ref()?;
@@ -181,8 +180,8 @@ impl Member {
         })
     }
 
-    /// What a scheduler that knows nothing is to know; until [`Member::back`] nothing is decided for this server any more, also
-    /// nothing that was decided before and comes late. Barriers, shape and `restore` are somebody else's to add.
+    /// The report for a restarted scheduler. From now on until [`Member::back`], this server applies no decision, not even an earlier one
+    /// that arrives late. The caller adds barriers, shape and `restore`.
     #[must_use]
     pub fn resume(&mut self) -> Resume {
         self.is_resuming = true;
@@ -192,7 +191,7 @@ impl Member {
         Resume { rank, term: epoch.term, epoch, members, left, map, ..Resume::default() }
     }
 
-    /// There is a new scheduler: what may not have reached the last one is said again.
+    /// There is a new scheduler. Messages that may not have reached the last one are sent again.
     pub fn back(&mut self, out: &mut Vec<MemberCommand>) {
         self.is_resuming = false;
         self.say_seeded(out);
@@ -216,7 +215,7 @@ impl Member {
         true
     }
 
-    /// How many chunks the map still gives this server, copies included.
+    /// The number of chunks that the map still assigns to this server, replicas included.
     #[must_use]
     pub fn chunks_left(&self) -> u64 {
         let own = self.config.rank;
@@ -224,7 +223,7 @@ impl Member {
         mine.map(|range| u64::from(range.chunks)).sum()
     }
 
-    /// Takes what the scheduler said.
+    /// Handles a message of the scheduler.
     pub fn heard(&mut self, message: FromScheduler, out: &mut Vec<MemberCommand>) {
         let decides = matches!(
             message,
@@ -287,14 +286,14 @@ impl Member {
     ) {
         let Some((epoch, is_asked)) = self.told.remove(&number) else { return };
         let error = result.err();
-        // A change of roles is not waited for, but one that failed is the scheduler's to know.
+        // The scheduler does not wait for a change of roles, but learns of one that has failed.
         if is_asked || error.is_some() {
             out.push(MemberCommand::Say(ToScheduler::Assigned { epoch, error }));
         }
         self.leave_when_empty(out);
     }
 
-    /// From which round of each tensor on a worker could count, by what each lane said.
+    /// All lanes have answered from which round of each tensor on a worker could count.
     pub fn rounds_answered(
         &mut self,
         rank: Rank,
@@ -312,7 +311,7 @@ impl Member {
         out.extend(RoundsPart::cut(&rounds).into_iter().map(say));
     }
 
-    /// A lane's chunks that were being copied to a server are all kept up there, as of this epoch.
+    /// All chunks of a lane that were being copied to a server have complete replicas there, as of this epoch.
     pub fn seeded(&mut self, lane: u16, to: Rank, epoch: Epoch, out: &mut Vec<MemberCommand>) {
         if self.seeding.done(lane, to, epoch) {
             out.push(MemberCommand::Say(ToScheduler::Seeded { epoch: self.map.epoch(), to }));
@@ -345,7 +344,7 @@ impl Member {
         out: &mut Vec<MemberCommand>,
     ) {
         let had = match &self.roster {
-            // A deposed scheduler's, or one that was overtaken.
+            // From a deposed scheduler, or older than a decision that is in force.
             Some((have, _)) if epoch < *have => return,
             Some((_, had)) => had.clone(),
             None => Vec::new(),
@@ -395,7 +394,7 @@ impl Member {
             let error = Some(error.to_string().into());
             return out.push(MemberCommand::Say(ToScheduler::Assigned { epoch, error }));
         }
-        // Lanes need not hear again of all that they have.
+        // Lanes know their other chunks already.
         if is_new {
             let number = self.number(epoch, true);
             let lanes = self.new_chunks(update);
@@ -420,7 +419,7 @@ impl Member {
     }
 
     fn remap(&mut self, epoch: Epoch, change: &MapChange, out: &mut Vec<MemberCommand>) {
-        // A deposed scheduler is still talking.
+        // The message is from a deposed scheduler.
         if self.map.change(epoch, change).is_err() {
             return;
         }
@@ -431,7 +430,7 @@ impl Member {
             if let Some((_, members)) = &mut self.roster {
                 members.retain(|one| one.id.role != MemberRole::Server || one.id.rank != *gone);
             }
-            // First of all: nothing of it is taken after something that its successor took.
+            // First, so that nothing from the failed server is accepted after its successor has accepted something.
             self.end_server(*gone, out);
         }
         if self.drain == Drain::Asked {
@@ -440,7 +439,7 @@ impl Member {
         self.set_roles(epoch, false, out);
     }
 
-    /// Tells lanes what they have from now on, and connects what that needs.
+    /// Sends lanes their new roles, and connects the streams that these need.
     fn set_roles(&mut self, epoch: Epoch, is_asked: bool, out: &mut Vec<MemberCommand>) {
         let number = self.number(epoch, is_asked);
         let lanes = self.roles();
@@ -456,7 +455,7 @@ impl Member {
         out.extend(done.map(|to| MemberCommand::Say(ToScheduler::Seeded { epoch, to })));
     }
 
-    /// Dials what the map wants and the roster has.
+    /// Dials the servers of the roster to which the map requires streams.
     fn dial(&mut self, out: &mut Vec<MemberCommand>) {
         let Some((_, members)) = &self.roster else { return };
         let own = self.config.rank;

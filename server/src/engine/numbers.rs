@@ -1,4 +1,4 @@
-//! One counter for each worker, for one chunk. Workers go on together as a rule, so a byte each says how far it is beyond a base that
+//! One counter for each worker, for one chunk. Workers continue together as a rule, so a byte each says how far it is beyond a base that
 //! they share: a lane has such counters for every chunk, of up to a thousand workers. Those of a chunk that nobody has used take no
 //! memory.
 //!
@@ -123,7 +123,7 @@ mod tests {
             (0..3).for_each(|rank| numbers.raise(Rank(rank), round));
             assert!(matches!(numbers.state, State::Near { .. }), "round {round}");
         }
-        // One comes again and begins anew, beside others that are far ahead.
+        // A worker rejoins and begins anew, beside others that are far ahead.
         numbers.forget(Rank(1));
         assert!(matches!(numbers.state, State::Near { .. }) && numbers.of(Rank(1)) == 0);
         numbers.raise(Rank(1), 1);

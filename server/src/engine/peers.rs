@@ -86,7 +86,7 @@ struct Peer {
     queued: bool,
     /// Is it in the list of peers to flush?
     dirty: bool,
-    /// It and this server read each other's memory where it lies.
+    /// It and this server read each other's memory in place.
     in_place: bool,
     /// Count of result batches on this channel.
     sequence: u64,
@@ -209,7 +209,7 @@ impl Peers {
         self.get(rank).map(|peer| peer.incarnation)
     }
 
-    /// Do this worker and the server read each other's memory where it lies?
+    /// Do this worker and the server read each other's memory in place?
     pub(super) fn reads_in_place(&self, rank: Rank) -> bool {
         self.get(rank).is_some_and(|peer| peer.in_place)
     }

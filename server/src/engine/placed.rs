@@ -157,7 +157,7 @@ impl Placement {
         Some(spill)
     }
 
-    /// A payload is taken: nothing may be written over it. True where it lies in a key buffer.
+    /// A payload is taken: nothing may be written over it. True if it lies in a key buffer.
     pub(super) fn fill(&mut self, of: &mut KeyBuffers, rank: Rank, from: Source) -> bool {
         let Source::Spill(_) = from else { return false };
         let KeyBuffer::Granted { spill, keep } = of.get(rank) else { return false };

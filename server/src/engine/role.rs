@@ -35,8 +35,8 @@ pub struct RoleChanges {
     pub added: Vec<(u32, ChunkSpec)>,
     /// Chunks whose sums are sent to replicas.
     pub lent: Vec<u32>,
-    /// Replicas that become primary before their old primary has sent them anything. They are zeros. If the primary began from a checkpoint,
-    /// the copy begins from there, too. It has missed nothing, because a primary acknowledges no push and no initial value before
-    /// its copy has confirmed it.
+    /// Replicas that become primary before their old primary has sent them anything. They are zeros. If the old primary began from a
+    /// checkpoint, the replica begins from it, too. It has missed nothing, because a primary acknowledges no push and no initial value
+    /// before its replica has confirmed it.
     pub blank: Vec<u32>,
 }

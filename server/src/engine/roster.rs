@@ -1,6 +1,6 @@
-//! Who contributes to which round. The scheduler says who is there; a worker that left in good order, or (where rounds go on
-//! without the dead) died, is expected no more, and one that comes counts from a round on that the scheduler names. It must
-//! not know how contributions travel, or why anybody goes.
+//! Which workers are expected in which round. The scheduler sends the roster. A worker that has left in good order is not expected any
+//! more; neither is a worker that has failed, if rounds continue without failed workers. A worker that joins counts from a round on that
+//! the scheduler names. This file must not know how contributions travel, or why a worker leaves.
 
 use super::ranks::RankSet;
 use proto_common::batch::Status;
@@ -8,27 +8,27 @@ use proto_common::config::WorkerLoss;
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 use std::collections::HashMap;
 
-/// How a rank stands to rounds.
+/// The state of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stands {
     /// It counts, from the first round on or from a later one.
     Counts,
-    /// It is there, and counts in none until it is said from which on.
+    /// It is in the roster, but counts in no round before the scheduler has named its first one.
     Comes,
-    /// Nobody waits for it.
+    /// No round waits for it.
     Gone,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    /// The life that is there, where one is, as the scheduler says.
+    /// The incarnation in the scheduler's roster, if there is one.
     life: Option<Incarnation>,
-    /// The one that had a channel last.
+    /// The incarnation that had a channel last.
     connected: Option<Incarnation>,
     stands: Stands,
 }
 
-/// A worker that is to count, and rounds that are not begun until it is said whether it does.
+/// A worker that will count, and the first round of each tensor that is not begun before the scheduler has decided about it.
 #[derive(Debug)]
 struct Asked {
     rank: Rank,
@@ -39,14 +39,14 @@ struct Asked {
 #[derive(Debug)]
 pub(super) struct Roster {
     loss: WorkerLoss,
-    /// Of what the scheduler said last. Before it has said anything all count.
+    /// The epoch of the scheduler's last roster. Before the first roster, all workers count.
     epoch: Option<Epoch>,
     places: Vec<Place>,
     counting: RankSet,
-    /// Of those, who does not count from the first round of every tensor on.
+    /// Counting workers that do not count from the first round of every tensor on, with their first rounds.
     late: Vec<(Rank, HashMap<Key, u64>)>,
     asked: Vec<Asked>,
-    /// Changes with who counts.
+    /// Increases whenever the set of counting workers may have changed.
     generation: u64,
 }
 
@@ -64,19 +64,19 @@ impl Roster {
         }
     }
 
-    /// May this life of a worker have a channel?
+    /// May this incarnation of a worker have a channel?
     pub(super) fn admits(&self, rank: Rank, incarnation: Incarnation) -> bool {
         let life = self.places.get(rank.0 as usize).and_then(|place| place.life);
         self.epoch.is_none() || life == Some(incarnation)
     }
 
-    /// A life of a worker gets a channel: is it another one than that which had one before?
+    /// An incarnation of a worker gets a channel. True if another incarnation had one before.
     pub(super) fn is_new(&mut self, rank: Rank, incarnation: Incarnation) -> bool {
         let Some(place) = self.places.get_mut(rank.0 as usize) else { return false };
         place.connected.replace(incarnation).is_some_and(|before| before != incarnation)
     }
 
-    /// Has the scheduler said something newer?
+    /// Is there a newer roster than that of this epoch?
     pub(super) fn is_stale(&self, epoch: Epoch) -> bool {
         self.epoch.is_some_and(|known| epoch < known)
     }
@@ -125,7 +125,7 @@ impl Roster {
         true
     }
 
-    /// A worker is to count: these rounds are not begun until it is said. False where it is not that life's turn.
+    /// A worker will count: these rounds are not begun before [`Roster::count`]. False if this incarnation does not wait for that.
     pub(super) fn ask(&mut self, rank: Rank, life: Incarnation, rounds: &[(Key, u64)]) -> bool {
         if !self.is(rank, life, Stands::Comes) {
             return false;
@@ -137,8 +137,8 @@ impl Roster {
         true
     }
 
-    /// What was promised to a worker that is to count, or said of one that counts since: a scheduler that was restarted asks
-    /// again.
+    /// The rounds that were reported for a worker that will count, or decided for one that counts by now. A restarted scheduler asks
+    /// again, and must get the same rounds.
     pub(super) fn promised(&self, rank: Rank) -> Option<Vec<(Key, u64)>> {
         let asked = self.asked.iter().find(|asked| asked.rank == rank).map(|asked| &asked.rounds);
         let late = || self.late.iter().find(|(other, _)| *other == rank).map(|(_, rounds)| rounds);
@@ -148,14 +148,14 @@ impl Roster {
         Some(rounds)
     }
 
-    /// A chunk is new here: of its tensor, too, nothing is begun where workers are to count.
+    /// A chunk is new here. If workers will count, no round of its tensor is begun from this one on, either.
     pub(super) fn cover(&mut self, key: Key, round: u64) {
         for asked in &mut self.asked {
             asked.rounds.entry(key).or_insert(round);
         }
     }
 
-    /// From these rounds on a worker counts; is that news? Nothing where it is another life that is there.
+    /// A worker counts from these rounds on. True if it did not count before; `None` if the roster has another incarnation.
     pub(super) fn count(&mut self, rank: Rank, life: Incarnation, rounds: &[(Key, u64)]) -> Option<bool> {
         let is_new = self.is(rank, life, Stands::Comes);
         if !is_new && !self.is(rank, life, Stands::Counts) {
@@ -178,22 +178,22 @@ impl Roster {
         place.is_some_and(|place| place.life == Some(life) && place.stands == stands)
     }
 
-    /// Workers that came while a tensor was under way, with the first round, or contribution, of it that they count from.
+    /// Workers that joined after a tensor's first round, with the first round (or contribution) of the tensor in which they count.
     pub(super) fn counting_from(&self, key: Key) -> impl Iterator<Item = (Rank, u64)> {
         self.late.iter().filter_map(move |(rank, rounds)| Some((*rank, *rounds.get(&key)?)))
     }
 
-    /// Workers that are to count, and whose rounds are not named yet.
+    /// Workers that will count, and whose first rounds are not decided yet.
     pub(super) fn comers(&self) -> impl Iterator<Item = Rank> {
         self.asked.iter().map(|asked| asked.rank)
     }
 
-    /// The first round of a tensor that is not begun before it is said who counts in it.
+    /// The first round of a tensor that is not begun before the scheduler has decided which workers count in it.
     pub(super) fn barred(&self, key: Key) -> Option<u64> {
         self.asked.iter().filter_map(|asked| asked.rounds.get(&key).copied()).min()
     }
 
-    /// Does somebody count in a round of a tensor after this one who does not count in this one?
+    /// Does a worker count in a later round of a tensor, but not in this one?
     pub(super) fn is_counted_after(&self, key: Key, round: u64) -> bool {
         self.absent_in(key, round).next().is_some()
     }
@@ -212,13 +212,13 @@ impl Roster {
         if self.counting.contains(rank) { Ok(()) } else { Err(Status::Retry) }
     }
 
-    /// Is this round one that goes on without a worker, which counts from a later one on?
+    /// Does the worker count from a later round on, so that this round does not wait for it?
     pub(super) fn is_early(&self, rank: Rank, key: Key, round: u64) -> bool {
         let late = self.late.iter().find(|(other, _)| *other == rank);
         late.and_then(|(_, rounds)| rounds.get(&key)).is_some_and(|first| round < *first)
     }
 
-    /// Whose initial value counts.
+    /// The worker whose initial value counts.
     pub(super) fn setter(&self) -> Rank {
         self.counting.first().unwrap_or_default()
     }
@@ -228,7 +228,7 @@ impl Roster {
         self.late.is_empty() && self.asked.is_empty() && self.counting.len() as usize == self.places.len()
     }
 
-    /// For what the set that a chunk expects in this round is found: it is the same one until that changes.
+    /// A key for the set of workers that a chunk expects in this round. The set stays the same while the key does.
     pub(super) fn as_of(&self, round: u64) -> (u64, u64) {
         (self.generation, if self.is_whole() { 0 } else { round })
     }

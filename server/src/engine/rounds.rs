@@ -66,11 +66,11 @@ pub(super) enum Stage {
     Contributions,
     /// All have contributed, but servers that have copies have not confirmed it.
     Copies,
-    /// The tensor's other chunks, whose norms count.
+    /// The norms of the tensor's other chunks are missing.
     Norms,
     /// The round is complete, but no buffer can be written: both are being read, or a checkpoint must copy the chunk first.
     Buffer,
-    /// Storage is to say whether the values fit; then this buffer is in force.
+    /// Storage must report whether the values fit. If they do, this buffer is then in force.
     Verdict { into: u8 },
 }
 
@@ -91,9 +91,9 @@ pub(super) struct Rounds {
     needed: u32,
     /// Ranks that the round being collected needs, those that have contributed among them.
     expected: RankSet,
-    /// As of which change of the roster, and for which round.
+    /// The change of the roster and the round for which this is known.
     as_of: (u64, u64),
-    /// From this round on nothing is begun before it is known who counts.
+    /// From this round on no round is begun before the scheduler has decided which workers count.
     barred: Option<u64>,
     /// Ranks that have contributed to this round; all are reduced but for `first`.
     contributed: RankSet,
@@ -104,7 +104,7 @@ pub(super) struct Rounds {
     /// Rounds that ended without new weights: bit 0 is the one in force, bit 1 the one before. Longer than workers can
     /// ask about: they are at most as many rounds behind as they have operations on a chunk under way.
     bad: u64,
-    /// Where versions are not rounds of everybody.
+    /// Counts of contributions, if versions are not rounds of all workers.
     tally: Option<Box<Tally>>,
     /// Which operations were taken.
     pub(super) order: Order,
@@ -150,12 +150,12 @@ impl Rounds {
         self.stage
     }
 
-    /// Are rounds of everybody made? If not, each contribution is an update of its own.
+    /// Do versions need contributions of several workers? If not, each contribution is an update of its own.
     pub(super) fn has_rounds(&self) -> bool {
         self.mode.has_rounds()
     }
 
-    /// Do all workers know which rounds are open? Only where none ends without one of them.
+    /// Do all workers know which rounds are open? Only if no round ends without one of them.
     pub(super) fn are_common(&self) -> bool {
         self.tally.is_none()
     }
@@ -165,37 +165,37 @@ impl Rounds {
         self.initialised
     }
 
-    /// Has everybody contributed to the round being collected?
+    /// Have all expected workers contributed to the round being collected?
     pub(super) fn is_complete(&self) -> bool {
         self.stage != Stage::Contributions
     }
 
-    /// Is a round under way that copies are not asked about any more?
+    /// Is a complete round under way that the replicas have confirmed, if there are any?
     pub(super) fn is_ending(&self) -> bool {
         matches!(self.stage, Stage::Norms | Stage::Buffer | Stage::Verdict { .. })
     }
 
-    /// Is storage to report whether the round's values fit? Nobody is answered before.
+    /// Must storage report first whether the round's values fit? No operation is answered before.
     pub(super) fn is_judged(&self) -> bool {
         matches!(self.stage, Stage::Verdict { .. })
     }
 
-    /// Is the initial value being read, or to come (again)? Nothing is reduced, and nobody answered, before it is there.
+    /// Is the initial value being read, or must it be sent (again)? Before it is there, nothing is reduced and no operation is answered.
     pub(super) fn is_initialising(&self) -> bool {
         self.held.has_initial() || self.order.awaits_initial()
     }
 
-    /// The version that a copy has, or will have of what it has confirmed.
+    /// The version that a replica has, or will have when it has applied what it has confirmed.
     pub(super) fn promised(&self) -> u64 {
         self.version + u64::from(self.is_complete())
     }
 
-    /// The version that is certain to be published, should copies be asked no more.
+    /// The version that is certain to be published even if no replica confirms anything more.
     pub(super) fn certain(&self) -> u64 {
         self.version + u64::from(matches!(self.stage, Stage::Buffer | Stage::Verdict { .. }))
     }
 
-    /// Has nobody contributed since the last round?
+    /// Has no worker contributed since the last round?
     pub(super) fn takes_no_part(&self) -> bool {
         self.stage == Stage::Contributions
             && self.contributed.len() == 0
@@ -207,7 +207,7 @@ impl Rounds {
         &self.contributed
     }
 
-    /// Is nothing kept for its turn?
+    /// Does no contribution wait for its turn?
     pub(super) fn holds_nothing(&self) -> bool {
         self.held.is_empty()
     }
@@ -222,7 +222,7 @@ impl Rounds {
         self.lengths.round()
     }
 
-    /// What follows is about so many bytes of the chunk. Commands of chunks of one length need no such word.
+    /// The commands that follow concern this many bytes of the chunk. Only dynamic chunks need this.
     pub(super) fn size(&mut self, index: u32, bytes: u64, out: &mut Commands) {
         self.lengths.size(index, bytes, out);
     }
@@ -235,8 +235,8 @@ impl Rounds {
         self.initialised || self.held.has_initial()
     }
 
-    /// Is an initial value to be set? An error where the round has used the zeros already: a round that is complete is
-    /// under way to the buffers, whatever it still waits for.
+    /// Can an initial value be set? An error if a round has used the zeros already. A complete round has, because its sum goes to the
+    /// buffers next, whatever it still waits for.
     pub(super) fn takes_initial(&self) -> Result<bool, Status> {
         if self.has_initial() {
             return Ok(false);
@@ -279,13 +279,14 @@ impl Rounds {
         })
     }
 
-    /// Is a contribution as long as the others of its round that are here? Where each is an update of its own there are none.
+    /// Has a contribution the same length as the others of its round that have arrived? If each one is an update of its own, there are no
+    /// others.
     pub(super) fn check_length(&self, round: u64, bytes: u64) -> Result<(), Status> {
         if !self.has_rounds() {
             return Ok(());
         }
         let collected = self.lengths.collected().filter(|_| round == self.round());
-        // Those that are held agree with one another: one of them speaks for all.
+        // All held contributions of a round have the same length, so one of them is enough.
         let held = self.held.of_round(round).next().map(|held| held.bytes);
         let agrees = collected.into_iter().chain(held).all(|other| other == bytes);
         if agrees { Ok(()) } else { Err(Status::WrongShape) }
@@ -296,14 +297,14 @@ impl Rounds {
         self.held.insert(held);
     }
 
-    /// What was read into this block has arrived; the round it is for. An initial value is not held any more.
+    /// The payload that was read into this block has arrived. Returns its round. An initial value is not held any more.
     pub(super) fn arrive(&mut self, rank: Rank, from: Source) -> Option<u64> {
         self.held.arrive(rank, from)
     }
 
-    /// Counts a contribution, and returns what is to be reduced, and whether the round is complete with it. Nothing of a first one
-    /// that can be read where its worker has it: it waits there for the second one, because the worker keeps it until the
-    /// round ends.
+    /// Counts a contribution. Returns what must be reduced now, and whether the round is complete. `None` for the first contribution if
+    /// it can be read in its worker's memory: it stays there until the second one arrives, because the worker keeps it until the round
+    /// ends.
     pub(super) fn fold(&mut self, held: Held) -> Option<(Addend, bool)> {
         self.lengths.collect(held.bytes);
         let onto = match self.first.take() {
@@ -321,20 +322,20 @@ impl Rounds {
         Some((Addend { from: held.from, onto }, is_last))
     }
 
-    /// The first contribution is not left where its worker has it any longer: it is to be reduced by itself.
+    /// The first contribution must not stay in its worker's memory any longer, and is reduced alone.
     pub(super) fn take_first(&mut self, is_it: impl Fn(&Held) -> bool) -> Option<Held> {
         self.first.take_if(|first| is_it(first))
     }
 
-    /// The sum of a round of a chunk that this server has a copy of: of these contributors; outside mode sync of this one of the only
-    /// contributor's.
+    /// Takes the sum of a round of a chunk that this server has a replica of, with its contributors. Outside mode sync there is one
+    /// contributor, and `count` is the number of its contribution.
     pub(super) fn take_sum(
         &mut self,
         contributors: &[u64],
         count: u64,
         (bytes, from): (u64, Source),
     ) -> Result<(), &'static str> {
-        // What follows it is counted on from there.
+        // Later contributions continue this count.
         if !self.has_rounds() && count >= COUNT_END {
             return Err("its update counts more contributions than possible");
         }
@@ -343,7 +344,7 @@ impl Rounds {
         }
         if !self.has_rounds() {
             let rank = self.contributed.first().unwrap_or_default();
-            // Its operation is before all that come here, should this server take over.
+            // If this server takes over, this operation precedes all operations that arrive here.
             let (round, operation) = (count, Operation(0));
             self.begin_applying(Held { rank, round, operation, bytes, from, arrived: true });
         }
@@ -377,14 +378,14 @@ impl Rounds {
         Some(late)
     }
 
-    /// Takes a held contribution of any round, because none is wanted any more; but not what is still being read.
+    /// Takes a held contribution of any round, because none is needed any more; but none that is still being read.
     pub(super) fn take_unwanted(&mut self) -> Option<Held> {
         self.held.take_before(u64::MAX)
     }
 
-    /// An operation is to end before its contribution's turn, and its worker may use its memory again then: what is to be copied from
-    /// there, and to which spill block, of those that `take` returns. False where that is not possible yet: it is being read, or there
-    /// is no block.
+    /// An operation must end before its contribution's turn, and its worker may then use its memory for something else. Returns the
+    /// contribution to copy, and the spill block for it, which `take` returns. An error if this is not possible yet, because the
+    /// contribution is being read, or because no block is free.
     pub(super) fn move_out(
         &mut self,
         (rank, operation): (Rank, Operation),
@@ -397,8 +398,9 @@ impl Rounds {
         Ok(Some((before, to)))
     }
 
-    /// A worker's channel has ended. What is in its memory only it may write again: it has not come, and is to come again. Those
-    /// behind it stay taken: the worker does not send again what a deadline has ended. `dropped` is called for each.
+    /// A worker's channel has ended. The worker may now overwrite payloads that are only in its memory, so these contributions count as not
+    /// arrived, and must be sent again; `dropped` is called for each. Later operations stay taken, because the worker does not send again
+    /// what a deadline has ended.
     pub(super) fn channel_ended(&mut self, rank: Rank, mut dropped: impl FnMut(&Held)) {
         let Self { first, held, order, .. } = self;
         let first = first.take_if(|first| first.rank == rank);
@@ -409,13 +411,14 @@ impl Rounds {
         first.iter().for_each(&mut reopen);
         held.drop_unread(rank, reopen);
         if first.is_some() {
-            // Nobody else has contributed, or it had been reduced with the second one.
+            // No other worker has contributed; otherwise it would have been reduced with the second contribution.
             self.contributed.clear();
             self.lengths.end_round(false);
         }
     }
 
-    /// A worker's incarnation is over, or another one begins: its numbers begin anew, and what it was to send again is not awaited.
+    /// A worker's incarnation has ended, or another one begins. Its operation numbers begin anew, and operations that it had to send again
+    /// are not awaited any more.
     /// Its contributions that are not applied yet get operation number 0, so that they precede all operations of the next incarnation.
     pub(super) fn worker_ended(&mut self, rank: Rank) {
         self.order.forget(rank);
@@ -433,7 +436,7 @@ impl Rounds {
         self.stage = stage;
     }
 
-    /// It is not part of the round that the tensor's other chunks collect any more. False where it was not prepared for it.
+    /// The chunk leaves the round that the tensor's other chunks collect. False if it was not prepared for that round.
     pub(super) fn leave_norms(&mut self) -> bool {
         let leaves = self.stage == Stage::Norms;
         if leaves {
@@ -455,8 +458,9 @@ impl Rounds {
         }
     }
 
-    /// This server serves the chunk no more, or begins anew with it: what comes again is new, and a worker says how far its operations
-    /// are. What was collected of a round counts for nothing, but for one that is past what copies confirm, which ends.
+    /// This server does not serve the chunk any more, or begins anew with it. Operations that are sent again count as new, and each worker
+    /// reports which of its operations were answered. The contributions that a round has collected are discarded, unless the round is past
+    /// the stage in which replicas confirm it; such a round ends.
     pub(super) fn abandon(&mut self) {
         self.order.clear();
         if !matches!(self.stage, Stage::Contributions | Stage::Copies) {
@@ -471,20 +475,20 @@ impl Rounds {
         }
     }
 
-    /// This server has nothing to do with the chunk any more: also a round that is past what copies confirm ends nowhere here.
+    /// This server has no role for the chunk any more. A round that replicas have confirmed does not end here, either.
     pub(super) fn give_up(&mut self) {
         self.stage = Stage::Contributions;
         self.abandon();
     }
 
-    /// Adds to an image what it is to have of rounds.
+    /// Adds the state of the rounds to an image.
     pub(super) fn save(&self, state: &mut ChunkState) {
         (state.version, state.initialised, state.bad) = (self.version, self.initialised, self.bad);
         state.live_bytes = self.live_bytes();
         (state.made, state.marks) = self.tally.as_ref().map(|tally| tally.saved()).unwrap_or_default();
     }
 
-    /// Is an image one of as many workers?
+    /// Is the image of a job with the same number of workers?
     pub(super) fn check(&self, state: &ChunkState) -> Result<(), String> {
         let (made, marks) = self.tally.as_ref().map_or((0, 0), |tally| tally.lengths());
         for (got, want) in [(state.made.len(), made), (state.marks.len(), marks)] {
@@ -497,8 +501,8 @@ impl Rounds {
         Ok(())
     }
 
-    /// Continues from an image. What was collected of a round is forgotten: the chunk is to have had none (as a copy, or before
-    /// anybody contributed).
+    /// Continues from an image. Collected contributions are discarded. The chunk must not have had any: it was a replica, or no worker has
+    /// contributed yet.
     pub(super) fn restore(&mut self, state: &ChunkState) {
         (self.version, self.initialised, self.bad) = (state.version, state.initialised, state.bad);
         self.lengths.set_live(state.live_bytes);

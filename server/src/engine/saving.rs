@@ -19,7 +19,7 @@ use super::rounds::{Rounds, Stage};
 use proto_common::ids::ChunkId;
 use std::collections::VecDeque;
 
-/// Rounds that training goes on by before a chunk without any contribution counts as one that takes no part in it.
+/// Rounds by which training advances before a chunk without any contribution counts as one that takes no part in it.
 const ROUNDS_WITHOUT: u64 = 2;
 
 /// The checkpoint under way.

@@ -4,7 +4,7 @@ use super::spec::ChunkSpec;
 use proto_common::batch::{Block, BlockData, OpKind, Status};
 use proto_common::ids::Rank;
 
-/// `in_place`: worker and server read each other's memory where it lies.
+/// `in_place`: worker and server read each other's memory in place.
 pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, peer: Rank, in_place: bool) -> Result<(), Status> {
     let payload = match block.op {
         OpKind::Pull | OpKind::Release => 0,

@@ -1,4 +1,4 @@
-//! What a chunk is, as the shard map and its tensor say it: nothing here changes while the chunk lives. It must not know what
+//! What a chunk is, as the shard map and its tensor say it: nothing here changes while the chunk exists. It must not know what
 //! state a chunk is in.
 
 use proto_common::codec::Codec;

@@ -24,7 +24,7 @@ proto_common::counts! {
         spills,
         /// Contributions read out of workers' memory.
         fetches,
-        /// Contributions taken where they lie in workers' memory.
+        /// Contributions taken in place in workers' memory.
         in_place,
         /// Views of weights given.
         views,

@@ -117,7 +117,7 @@ impl Streams {
         self.all.len()
     }
 
-    /// The stream to a server's life is up: these slots of it are ours to write, with so many bytes of payload each. What
+    /// The stream to an incarnation of a server is up: these slots of it are ours to write, with so many bytes of payload each. What
     /// the other side has of each chunk is to be asked first.
     pub(super) fn up(&mut self, to: Rank, incarnation: Incarnation, slots: &[SlotGrant], part_bytes: u64) {
         self.all.push(Stream {
@@ -144,7 +144,7 @@ impl Streams {
         self.all.len() != before
     }
 
-    /// The life of a server that we have a stream to.
+    /// The incarnation of a server that we have a stream to.
     pub(super) fn incarnation(&self, to: Rank) -> Option<Incarnation> {
         self.known(to).map(|stream| stream.incarnation)
     }

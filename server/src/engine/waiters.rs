@@ -27,7 +27,7 @@ pub(super) struct Waiter {
     /// The least version that answers it.
     pub(super) version: u64,
     pub(super) landing: Option<Landing>,
-    /// Weights are to be read where they lie.
+    /// Weights are to be read in place.
     pub(super) view: bool,
     /// No later version than `version` answers it either.
     pub(super) exact: bool,

@@ -104,7 +104,7 @@ pub fn write_integers<N: Integer>(sum: &mut [i64], old: Option<&[N]>, new: &mut 
     !misfit
 }
 
-/// As [`write_integers`], of weights that are changed where they lie.
+/// As [`write_integers`], of weights that are changed in place.
 #[must_use]
 pub fn add_integers<N: Integer>(sum: &mut [i64], weights: &mut [N]) -> bool {
     assert_eq!(weights.len(), sum.len(), "elements of an operand");

@@ -1,4 +1,4 @@
-//! Why a lane cannot go on. It must not decide what follows from it.
+//! The reasons why a lane cannot continue. It must not decide what follows from it.
 
 use crate::storage::StorageError;
 use fabric::{FabricError, OutOfBounds, PostError};
@@ -6,7 +6,7 @@ use proto_common::ids::{Key, Rank};
 use proto_common::message::NotTaken;
 use thiserror::Error;
 
-/// A lane cannot go on. A bug of ours or an exhausted machine: peers cannot cause it, but by using what the settings
+/// A lane cannot continue. A bug of ours or an exhausted machine: peers cannot cause it, but by using what the settings
 /// promise them and the machine does not have.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "a name that says it all needs no sentence")]
@@ -31,7 +31,7 @@ pub enum LaneError {
         "tensor {key} has completed round {round}, so its optimizer cannot change from that round on; pass a later round"
     )]
     RuleTooLate { key: Key, round: u64 },
-    /// The checkpoint that the job goes on from cannot be used.
+    /// The checkpoint that the job continues from cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::CheckpointError),
     /// Rows that this server has copies of cannot be what their server has.

@@ -11,7 +11,7 @@ use fabric::{CompletionQueue, RemoteKey, RemoteSpan, View};
 impl<Q: CompletionQueue> DataLane<Q> {
     /// Executes all commands in order. If one fails, the lane does, whoever had them executed: nothing is executed any more, and
     /// the next turn returns the failure ([`DataLane::check`]). Otherwise a failure while a worker is attached, say, would be an
-    /// answer to that worker alone, and rounds would go on without the rest of the commands.
+    /// answer to that worker alone, and rounds would continue without the rest of the commands.
     pub(super) fn execute(&mut self) {
         if self.failure.is_none() {
             self.failure = self.execute_list().err();

@@ -95,7 +95,7 @@ pub struct DataLane<Q> {
     pub(super) changed: Vec<Changed>,
     pub(super) changing: Option<Changing>,
     pub(super) flight: LaneFlight,
-    /// Why the lane cannot go on, until that is returned.
+    /// Why the lane cannot continue, until that is returned.
     pub(super) failure: Option<LaneError>,
 }
 

@@ -85,7 +85,7 @@ impl Posted {
 pub(super) struct Link {
     pub(super) channel: ChannelId,
     pub(super) inbox: WorkerInbox,
-    /// Its memory is read where it lies: as it was when the channel came, because what came over it is judged by that even
+    /// Its memory is read in place: as it was when the channel came, because what came over it is judged by that even
     /// when it has ended since.
     pub(super) in_place: bool,
     /// Contributions may lie in its memory only: its fence is pending until they have been read.
@@ -93,7 +93,7 @@ pub(super) struct Link {
     /// Remote key under which the worker writes into our spill blocks.
     /// The worker learns it with the first grant only: most workers never write there.
     pub(super) spill_key: Option<u64>,
-    /// Remote key under which the worker reads our weights where they lie; told with the first view.
+    /// Remote key under which the worker reads our weights in place; told with the first view.
     pub(super) weights_key: Option<u64>,
     /// The worker's regions that contributions were read in, mapped here, by key. Bounded by what a channel hands over.
     pub(super) mapped: MappedRegions,

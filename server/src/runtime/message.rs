@@ -28,7 +28,7 @@ pub(super) enum LaneMessage {
         change: RuleChange,
         reply: oneshot::Sender<Result<(), NotTaken>>,
     },
-    /// Who is there, and who has left in good order: channels of other lives end, and rounds go on without them as the cluster's
+    /// Who is there, and who has left in good order: channels of other lives end, and rounds continue without them as the cluster's
     /// settings say. Before any of these lives is attached.
     Workers {
         epoch: Epoch,
@@ -85,7 +85,7 @@ pub(super) enum LaneMessage {
     EndStream {
         to: Rank,
     },
-    /// That life of a server is over: its channels, both ways, are closed and fenced.
+    /// That incarnation of a server has ended: its channels, both ways, are closed and fenced.
     EndServer {
         rank: Rank,
     },

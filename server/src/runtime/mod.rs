@@ -1,7 +1,8 @@
-//! Executes what the engines decide. `lane` is what one data thread works on. `turn` receives batches and calls the engine; `execute`
-//! executes the commands, `posting` writes to workers, `results` encodes result batches, `replicas` writes and reads records between servers,
-//! `thread` runs it. `bootstrap` takes others' connections, `streams` connects to servers that have replicas, `serving` executes what
-//! the member engine decides, and `run` puts them together with the scheduler link and the HTTP endpoints.
+//! Executes what the engines decide. `lane` is what one data thread works on. `turn` receives batches and calls the engine, `execute`
+//! executes the commands, `posting` writes to workers, `results` encodes result batches, `replicas` writes and reads records between
+//! servers, and `thread` runs the lane. `bootstrap` accepts connections of workers and other servers, `streams` connects to servers
+//! that have replicas, `serving` executes what the member engine decides, and `run` connects all of them with the scheduler link and the
+//! HTTP endpoints.
 
 mod bootstrap;
 mod calling;

@@ -1,5 +1,5 @@
 //! Bodies and replies on their way, piece by piece: a channel moves no more of them at once than what a lane can spare the
-//! time for, so that rounds go on beside a long one. It must not move them.
+//! time for, so that rounds continue beside a long one. It must not move them.
 
 use fabric::RemoteSpan;
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! What the control side tells a lane of other members: who is there, whose channels come and go, and from which rounds on a worker
+//! What the control side tells a lane of other members: the roster, whose channels come and go, and from which rounds on a worker
 //! counts. It must not decide about rounds.
 
 use super::error::LaneError;
@@ -15,7 +15,7 @@ use proto_common::message::InboxGrant;
 use std::collections::VecDeque;
 
 impl<Q: CompletionQueue> DataLane<Q> {
-    /// The roster has changed: channels of lives that are not in it any more are closed and fenced, and rounds go on without
+    /// The roster has changed: channels of lives that are not in it any more are closed and fenced, and rounds continue without
     /// those that are needed no more. `left` have gone in good order.
     pub fn workers(&mut self, epoch: Epoch, present: &[(Rank, Incarnation)], left: &[Rank]) {
         if self.engine.knows_newer(epoch) {
@@ -164,7 +164,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.execute();
     }
 
-    /// That life of a server is over: nothing of it lands any more.
+    /// That incarnation of a server has ended: nothing of it lands any more.
     pub fn end_server(&mut self, rank: Rank) {
         self.close_copy(rank);
         self.close_stream(rank);

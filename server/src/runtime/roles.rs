@@ -178,8 +178,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         made.and(begun).and(lent)
     }
 
-    /// Makes chunks of zeros, unless they are in `all` already. If there is no memory for a chunk, this server does not have it: requests for
-    /// it are sent back, and the next decision that names it tries again. The others are made.
+    /// Makes chunks of zeros, unless they are in `all` already. If there is no memory for a chunk, this server does not have it:
+    /// requests for it are returned, and the server tries again with the next decision that names the chunk. The other chunks are made.
     pub(super) fn make(&mut self, added: &[(u32, ChunkSpec)], all: &mut AllMade) -> Result<(), LaneError> {
         let (mut made, mut refused) = (Ok(()), Vec::new());
         for (index, spec) in added {
@@ -342,7 +342,7 @@ mod tests {
         lane.roles(Epoch { term: 1, counter: 1 }, &all(0..1, COPY)).unwrap();
         let many = 3 * PER_TURN as u32;
         let first = take(&mut lane, 2, all(0..many, COPY));
-        // A server has died meanwhile: this one serves what it had a copy of.
+        // A server has failed meanwhile: this one serves what it had a copy of.
         let decided = [all(0..1, ALONE), all(1..many, COPY)].concat();
         let second = take(&mut lane, 3, decided.clone());
         assert_eq!(first.try_recv(), Ok(Ok(())));

@@ -54,7 +54,7 @@ struct Lanes {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Runs a server on a bound bootstrap listener until the job ends, a member dies, or `shutdown` fires.
+/// Runs a server on a bound bootstrap listener until the job ends, a member fails, or `shutdown` fires.
 pub fn run(
     listener: TcpListener,
     http: Option<TcpListener>,
@@ -195,7 +195,7 @@ fn register(
     })
 }
 
-/// The thread that writes checkpoints, and the one that the job goes on from.
+/// The thread that writes checkpoints, and the one that the job continues from.
 fn checkpoints(
     settings: &Settings,
     welcome: &Welcome,

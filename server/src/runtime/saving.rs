@@ -13,7 +13,7 @@ use proto_common::tensor::TensorSpec;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Chunks that are copied in one turn of a lane: training goes on in between.
+/// Chunks that are copied in one turn of a lane: training continues in between.
 const PER_TURN: usize = 2;
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -212,7 +212,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
     }
 
-    /// New ones of these chunks begin from the checkpoint that the job goes on from, as far as that has them. After an error
+    /// New ones of these chunks begin from the checkpoint that the job continues from, as far as that has them. After an error
     /// those that are left are tried when they are named again.
     pub(super) fn begin_from_checkpoint<'a>(
         &mut self,
@@ -239,7 +239,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             Ok(())
         });
-        // Nobody is to go on with zeros instead.
+        // Nobody is to continue with zeros instead.
         self.engine.unmade(&unread.into_iter().collect::<Vec<_>>(), &mut self.commands);
         begun
     }

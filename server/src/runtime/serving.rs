@@ -54,7 +54,7 @@ enum Done {
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum RunError {
-    /// A member died, and the job cannot go on without it.
+    /// A member has failed, and the job cannot continue without it.
     #[error("{0}")]
     Died(Death),
     /// The scheduler is gone.
@@ -63,7 +63,7 @@ pub enum RunError {
     /// The scheduler has no use for us any more: the job never became complete.
     #[error("the scheduler refused this server: {0}")]
     Refused(RefusalReason),
-    /// The scheduler has declared this life dead: others serve what it had.
+    /// The scheduler has declared this incarnation failed: other servers serve its chunks.
     #[error(
         "the scheduler has declared this server dead in epoch {epoch}: it sent no heartbeat for deadlines.silence_ms, or its connection broke; restart it, and it rejoins as a new process"
     )]
@@ -73,7 +73,7 @@ pub enum RunError {
         "draining this server timed out: for {waited_ms} ms other servers have taken over none of the {chunks} chunks that it has left; it waits for {on}. Start another server if none is left, check the servers that it names, or raise deadlines.operation_ms"
     )]
     NotDrained { chunks: u64, waited_ms: u64, on: Left },
-    /// A data thread cannot go on.
+    /// A data thread cannot continue.
     #[error("data thread failed: {0}")]
     Lane(#[from] LaneError),
 }

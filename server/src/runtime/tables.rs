@@ -1,5 +1,5 @@
 //! Rows of sparse tables: calls about them, which the lane's own tables answer, at once and on its data thread; and what a
-//! round of a home is. Where the worker's memory can be read and written where it lies, ids are taken from there and rows put
+//! round of a home is. Where the worker's memory can be read and written in place, ids are taken from there and rows put
 //! there.
 
 use super::calls::Request;
@@ -42,7 +42,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 self.expel(request.peer, "its request about rows refers to memory that it did not hand over");
             }
         }
-        // The worker goes on with this one while the next one is executed.
+        // The worker continues with this one while the next one is executed.
         self.engine.flush(self.blocks.free(), &mut self.commands);
         Ok(())
     }
@@ -132,7 +132,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 }
 
-/// Tables begin with what the checkpoint has of them that the job goes on from.
+/// Tables begin with what the checkpoint has of them that the job continues from.
 fn refill_of(saves: &Saves) -> impl Fn(&mut Rows, usize) -> Result<(), String> + '_ {
     |rows, part| saves.restorer.as_ref().map_or(Ok(()), |restorer| restorer.refill(rows, part))
 }

@@ -21,7 +21,7 @@ const SHORT_SLEEP: Duration = Duration::from_millis(1);
 /// It offers its core to others once in so many spins.
 const SPINS_PER_YIELD: u32 = 16;
 
-/// Starts a lane's thread. `failed` is called once if it cannot go on; `news` whenever the control side is to know something,
+/// Starts a lane's thread. `failed` is called once if it cannot continue; `news` whenever the control side is to know something,
 /// from the lane's thread: it must return at once.
 pub(super) fn spawn_lane(
     lane: DataLane<LaneQueue>,

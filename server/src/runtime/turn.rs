@@ -1,6 +1,6 @@
-//! One turn of a lane. Its first half, `take`, polls the completion queue, gives the engine what has arrived, and executes its commands. Its
-//! second half, `send`, packs and posts answers and records. It has no clock and no thread of its own, so that the simulation runs the same
-//! code.
+//! One turn of a lane. Its first half, `take`, polls the completion queue, gives the engine what has arrived, and executes its
+//! commands. Its second half, `send`, packs and posts answers and records. It has no clock and no thread of its own, so that the
+//! simulation runs the same code.
 
 use super::calls::CallEvent;
 use super::error::LaneError;

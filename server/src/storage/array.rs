@@ -28,7 +28,7 @@ pub(super) trait Sum {
     /// Moves where it can be sent from; it stays there. False where it is there.
     fn lend(&mut self, pool: &Pool) -> Result<bool, PoolError>;
 
-    /// Part of it, to be sent; none where it lies in memory of our own.
+    /// Part of it, to be sent; none if it lies in memory of our own.
     fn part(&self, at: u64, bytes: u64) -> Result<Option<Span>, OutOfBounds>;
 
     fn bytes(&self) -> &[u8];

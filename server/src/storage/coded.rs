@@ -33,7 +33,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// The contribution as plain numbers: where it lies, or decoded. What it is added to is a sum where contributions are
+    /// The contribution as plain numbers: in place, or decoded. What it is added to is a sum where contributions are
     /// encoded, because the engine takes those out of slots only.
     pub(super) fn plain<'a>(
         &'a mut self,

@@ -81,7 +81,7 @@ impl CurrentRule {
         self.kept.state_arrays()
     }
 
-    /// What holds in a round. What a new rule cannot go on with begins anew in `numbers`.
+    /// What holds in a round. What a new rule cannot continue with begins anew in `numbers`.
     pub(super) fn step(&mut self, round: &Round, numbers: &mut dyn Typed) -> Step {
         while self.changes.first().is_some_and(|(from, _)| *from <= round.number) {
             let (from, optimizer) = self.changes.remove(0);
@@ -94,7 +94,7 @@ impl CurrentRule {
             }
             self.optimizer = optimizer;
         }
-        // It is no round of the rule before, which goes on where it was.
+        // It is no round of the rule before, which continues where it was.
         self.begun += u64::from(self.optimizer.is_exchange());
         self.optimizer.step_since(self.begun, round.number, round.contributors)
     }

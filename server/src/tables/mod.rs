@@ -1,7 +1,7 @@
-//! The sparse tables of one lane, home by home: what is pushed to rows, and asked about them, done where the rows are, on the
-//! lane's data thread. What is contributed is planned first, by the home's server alone: what there is room for is said in it.
-//! Then it is applied, there and by copies alike. How pushes come, are copied and count once is the business of the homes' chunks; how requests come, of
-//! calls.
+//! The sparse tables of one lane, home by home. Pushes to rows and requests about rows are executed on the lane's data thread, where the
+//! rows are. The server of the home plans each contribution first, and writes into it for how many rows there is room. Then this
+//! server and the replicas apply it in the same way. The homes' chunks receive pushes, copy them and count them once; `calls` receives
+//! the requests.
 
 mod image;
 mod index;

@@ -1,5 +1,5 @@
 //! Where a request's ids and values lie, and where its rows are to go: in this process, or in the worker's memory, which is
-//! read and written where it lies. Its worker may change it meanwhile: that makes other numbers, and nothing worse.
+//! read and written in place. Its worker may change it meanwhile: that makes other numbers, and nothing worse.
 
 use fabric::View;
 use zerocopy::{FromBytes, IntoBytes};

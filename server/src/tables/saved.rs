@@ -1,4 +1,4 @@
-//! Tables in checkpoints: rows are copied some at a time while pushes go on, each row whole. It must not touch files.
+//! Tables in checkpoints: rows are copied some at a time while pushes continue, each row whole. It must not touch files.
 
 use super::{Rows, Tables};
 use checkpoint::RowsPiece;

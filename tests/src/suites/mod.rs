@@ -2,8 +2,8 @@
 //! side, each within its deadline, and reports for each how many tests it ran and how long they took.
 //!
 //! Read it in this order: [`manifest`] (what is to run), [`build`] (one build of all tests), [`needs`] (may
-//! it run here), [`schedule`] (when), [`process`] (a command within its deadline), [`count`], [`failures`] and [`timings`] (what a log says),
-//! [`verdict`] (what that means), [`runner`] (all together). Must not know what any test is about.
+//! it run here), [`schedule`] (when), [`process`] (a command within its deadline), [`count`], [`failures`] and [`timings`] (what a log
+//! says), [`verdict`] (what that means), [`runner`] (all together). Must not know what any test is about.
 
 pub mod build;
 pub mod count;

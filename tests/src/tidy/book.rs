@@ -53,8 +53,9 @@ fn text_of(repo: &Repo, path: &str) -> Option<String> {
     source.map(|source| source.lines.join("\n")).or_else(|| repo.texts.get(path).cloned())
 }
 
-/// Links of every Markdown page but the list of chapters lead to a file of the repository, and where they name a heading, to a heading of that page. Links of
-/// the book stay within it, because its HTML has nothing else. Links to other sites are looked at, and not followed.
+/// Links of every Markdown page but the list of chapters lead to a file of the repository. If a link names a heading, the page has that
+/// heading. Links of the book stay within it, because its HTML has nothing else. Links to other sites
+/// are checked for their form only.
 #[must_use]
 pub fn links_lead_somewhere(repo: &Repo) -> Vec<Finding> {
     let all = || repo.texts.iter().filter(|(path, _)| path.ends_with(".md") && path.as_str() != SUMMARY);

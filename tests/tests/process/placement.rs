@@ -1,5 +1,6 @@
-//! Placements between real daemons: the same weights to the last bit however contributions travel, over shared memory
-//! and TCP (in the guest of `tests/guest`: over an RDMA device); each placement is really used where it is asked for; without room, and without being asked, slots serve.
+//! Placements between real daemons. The weights are the same to the last bit however contributions travel, over shared memory
+//! and TCP (in the guest of `tests/guest`: over an RDMA device). Each placement is really used if it is requested. Without room, and
+//! without a request, contributions travel in slots.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 

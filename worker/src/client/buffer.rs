@@ -257,11 +257,11 @@ impl Piece {
 /// [`Handle::wait`](super::Handle::wait) returns it.
 #[derive(Debug)]
 pub enum Source {
-    /// Registered memory, sent from where it lies.
+    /// Registered memory, sent in place.
     Pool(TensorBuffer),
     /// The same, of which others have a part, too.
     Shared(SharedBuffer),
-    /// The trainer's own memory: copied when it is seen for the first time, then sent from where it lies. Keep a
+    /// The trainer's own memory: copied when it is seen for the first time, then sent in place. Keep a
     /// clone to have it also after an error; no clone can be changed until the operation has ended. The last one to go
     /// may be the operation's, or the client's memory of it: what its owner does when it is dropped has to be brief,
     /// and must not wait for an operation.

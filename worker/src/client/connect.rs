@@ -132,7 +132,7 @@ fn connect(settings: Settings, notify: Notify, flight: Flight) -> Result<Client,
     }
 }
 
-/// What is done when the job cannot go on, whoever hears of it.
+/// What is done when the job cannot continue, whoever hears of it.
 fn ending(
     late: &Arc<Late>,
     dead: &Arc<Mutex<Option<OpError>>>,

@@ -1,5 +1,5 @@
 //! The bytes of a request on their way: what of its body is in the frame, what is copied into registered memory, and what servers
-//! read where it lies. It must not wait for memory, or start anything.
+//! read in place. It must not wait for memory, or start anything.
 
 use super::buffer::Piece;
 use crate::error::ClientError;

@@ -1,4 +1,4 @@
-//! Handles of operations in flight: wait, ask, or be called back.
+//! Handles of operations in flight: wait for the end, poll, or register a callback.
 
 use super::state::Inner;
 use super::{Tensor, TensorBuffer, Weights};

@@ -1,11 +1,11 @@
-//! The registration cache: which of the trainer's own buffers are sent from where they lie. The first push of a buffer
-//! is copied and the buffer noted; from the second on its region stays registered here, within two bounds, the least
-//! recently used giving way.
+//! The registration cache: which of the trainer's own buffers are sent in place. The first push of a buffer copies it, and the cache
+//! notes the buffer. From the second push on its region stays registered here. The cache has two bounds, and evicts the least recently
+//! used buffer.
 //!
-//! A buffer is known by its id, never by its address: ids are not used twice, and a region here keeps the memory, so
-//! what was freed and mapped anew is never taken for it. An entry goes when the last clone of its buffer
-//! is gone (seen with the next new buffer, after some more look-ups, and at every heartbeat), when it gives way to
-//! another, or by [`Client::forget`](super::Client::forget).
+//! A buffer is identified by its id, never by its address. Ids are not used twice, and the cache holds the region's memory. So memory
+//! that was freed and mapped again is never taken for the old buffer. An entry is removed when the last clone of its buffer is dropped
+//! (checked with the next new buffer, after some more look-ups, and at every heartbeat), when it is evicted, or by
+//! [`Client::forget`](super::Client::forget).
 
 use fabric::{BufferId, Devices, Handles, Region, Span, UserBuffer, lock};
 use proto_common::config::MemorySettings;
@@ -14,7 +14,7 @@ use std::sync::Mutex;
 
 /// Buffers of any size, so that small ones do not fill the process with entries.
 const ENTRIES_MAX: usize = 1 << 14;
-/// Look-ups between two sweeps, where no new buffer comes.
+/// Look-ups between two sweeps, if there is no new buffer.
 const LOOK_UPS_PER_SWEEP: u64 = 64;
 
 /// How a buffer is to be sent.
@@ -27,11 +27,11 @@ pub(super) enum Way {
 /// What the registration cache has done and holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegistrationStats {
-    /// Operations that sent a buffer of the trainer's own from where it lies.
+    /// Operations that sent a trainer's own buffer in place.
     pub hits: u64,
-    /// Operations that copied one first.
+    /// Operations that copied a trainer's own buffer first.
     pub copies: u64,
-    /// Buffers that gave way to others.
+    /// Buffers that were evicted.
     pub evictions: u64,
     /// Buffers registered now.
     pub registered: u64,

@@ -1,5 +1,5 @@
-//! Coming into a training that others are in: where it is, and how this worker goes on there. And checkpoints of it that a trainer asks
-//! for.
+//! Joins a running training: finds out at which round it is, and makes this worker continue there. Also the checkpoints that a trainer
+//! requests.
 
 use super::{Client, Tensor};
 use crate::error::ClientError;

@@ -18,9 +18,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// Servers that share this worker's memory reduce gradients where they lie in the pool. From so many bytes on, a buffer of the
-/// program's own is copied to the pool each time, because writing it to the servers' slots takes half as long again. A quarter of
-/// this is faster written.
+/// Servers that share this worker's memory reduce gradients in place in the pool. A buffer that the program allocated itself is copied
+/// to the pool each time if it has at least this many bytes, because writing it to the servers' slots takes half as long again. For a
+/// quarter of this size, writing is faster.
 const READ_THERE_BYTES_MIN: u64 = 1 << 20;
 
 /// The parameters of an operation.
@@ -31,7 +31,7 @@ struct Call {
     /// Weights are read in the servers' memory.
     view: bool,
     priority: i32,
-    /// It is a pull of the round after the last one, and waits for nobody longer than this.
+    /// It is a pull of the round after the last one, which waits at most this long.
     probe: Option<Duration>,
 }
 
@@ -214,7 +214,7 @@ impl Client {
         }
         let region = self.0.pool.region();
         let pool = |is_ours: bool| {
-            // Weights land by offset into our own region: another's would be overwritten memory.
+            // Weights land at an offset of our own region. With another client's buffer they would overwrite other memory.
             match is_ours {
                 true => Ok(()),
                 false => Err(tensor.foreign("buffer", "`allocate`")),
@@ -241,7 +241,7 @@ impl Client {
         }
     }
 
-    /// The place of an operation's payload, and what the operation owns.
+    /// The memory of an operation's payload, and the buffers that the operation owns.
     fn gather(
         &self,
         tensor: &Tensor,
@@ -277,7 +277,7 @@ impl Client {
         Ok((Some(span), buffers))
     }
 
-    /// As `gather`, of a gradient that is to be encoded: room is made.
+    /// As `gather`, for a gradient that will be encoded: allocates memory for the encoded bytes.
     pub(super) fn hold(
         &self,
         coded: &CodedTensor,
@@ -288,7 +288,7 @@ impl Client {
             None => return Ok((None, buffers)),
             Some(Source::Pool(buffer)) => buffers.source = Some(buffer.into_inner()),
             Some(Source::User(user)) => buffers.user = Some(user),
-            // Others may write it while it is looked at: a copy of our own is encoded.
+            // Another thread may write it while it is encoded, so a copy is encoded.
             Some(Source::Shared(shared)) => {
                 let mut copy = self.0.pool.allocate(shared.bytes())?;
                 shared.read(&mut copy).map_err(|error| ClientError::Internal(error.to_string()))?;
@@ -304,7 +304,7 @@ impl Client {
         Ok((span, buffers))
     }
 
-    /// Servers read only from the pool. Other memory is sent to them.
+    /// Servers read only from the pool. Payloads in other memory are sent to them.
     fn placement_of(&self, tensor: &Tensor, source: Option<&Span>) -> Placement {
         let elsewhere = source.is_some_and(|source| source.region().id() != self.0.pool.region().id());
         match tensor.placement() {
@@ -320,7 +320,7 @@ impl Client {
         Ok(copy)
     }
 
-    /// Starts what was submitted to these lanes (a bit per lane), on all of them. An error if one has ended.
+    /// Starts the operations that were submitted to these lanes (one bit per lane). Returns an error if one of the lanes has ended.
     fn kick(&self, used: u64) -> Result<(), OpError> {
         let mut kicked = Ok(());
         for (_, lane) in self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1) {

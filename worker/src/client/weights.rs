@@ -1,4 +1,4 @@
-//! Weights as a pull brought them: to be read where they lie in the servers' memory, or landed in this client's.
+//! The weights of a pull. They are read in place in the servers' memory, or have landed in this client's memory.
 
 use super::state::{Client, Inner};
 use super::{Element, Tensor, TensorBuffer};

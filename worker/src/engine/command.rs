@@ -54,7 +54,7 @@ pub enum Command {
         /// Why.
         error: OpError,
     },
-    /// A part's weights are to be read where they lie; the operation's end follows.
+    /// A part's weights are to be read in place; the operation's end follows.
     Shown {
         op: u64,
         /// The server that has them.

@@ -156,7 +156,7 @@ impl LaneEngine {
         }
     }
 
-    /// From now on payloads to this server travel in slots only, as long as its channel lives.
+    /// From now on payloads to this server travel in slots only, as long as its channel is open.
     pub fn use_slots_only(&mut self, server: Rank) {
         if let Some(link) = self.link(server) {
             link.buffers.use_slots_only();

@@ -22,8 +22,8 @@ use proto_common::ids::{Incarnation, Rank};
 use proto_common::limits::{GRANTS_PER_BATCH_MAX, INBOX_SLOTS_MAX};
 use std::collections::{BinaryHeap, VecDeque};
 
-/// After this long without use, credits go back: an idle worker holds none, nor does one that waits for
-/// others, who may need them.
+/// After this long without use, credits are given back. So an idle worker holds none; neither does a worker that waits for other workers,
+/// which may need them.
 const IDLE_MS: u64 = 200;
 
 /// See the module. A new one is down.
@@ -33,16 +33,16 @@ pub(super) struct Link {
     incarnation: Incarnation,
     slot_bytes: u64,
     credits: Vec<SlotGrant>,
-    /// Credits asked for and not granted yet.
+    /// Credits that were requested and not granted yet.
     asked: u16,
     queue: BinaryHeap<Place>,
-    /// What the server gave for chunks whose payloads it was asked to take outside its slots.
+    /// Key buffers that the server granted for payloads outside its slots.
     pub(super) buffers: KeyBuffers,
     /// The slots of our inbox, each with the generation that the server must use next.
     inbox: Vec<SlotGrant>,
-    /// Slots read and granted again that the server was not told of yet.
+    /// Slots that were read and granted again, and that the server does not know of yet.
     owed: Vec<SlotGrant>,
-    /// What it is to hear of chunks that it had.
+    /// Reports about views of chunks that it served before.
     farewells: VecDeque<Farewell>,
     sent_parts: usize,
     sequence: u64,
@@ -75,42 +75,42 @@ impl Link {
         !self.credits.is_empty()
     }
 
-    /// A part waits for its turn, and for a credit.
+    /// Queues a part, which waits for its turn and for a credit.
     pub(super) fn push(&mut self, place: Place) {
         self.queue.push(place);
     }
 
-    /// The part that goes next.
+    /// The part that is sent next.
     pub(super) fn peek(&self) -> Option<u32> {
         self.queue.peek().map(|place| place.part)
     }
 
-    /// It goes, or is not to go.
+    /// Removes it, because it is sent or must not be sent.
     pub(super) fn pop(&mut self) {
         self.queue.pop();
     }
 
-    /// Only these parts wait.
+    /// Keeps only these parts in the queue.
     pub(super) fn retain(&mut self, stays: impl Fn(u32) -> bool) {
         self.queue.retain(|place| stays(place.part));
     }
 
-    /// A part is on its way.
+    /// A part was sent.
     pub(super) fn sent(&mut self) {
         self.sent_parts += 1;
     }
 
-    /// A part is answered, or comes back.
+    /// A part is answered or returned.
     pub(super) fn answered(&mut self) {
         self.sent_parts = self.sent_parts.saturating_sub(1);
     }
 
-    /// Is nothing lost if fewer parts than this wait? It has something to answer first.
+    /// May the queue wait for more parts? Yes if it has fewer than this many, and the server still has something to answer.
     pub(super) fn may_wait(&self, parts: usize) -> bool {
         self.sent_parts > 0 && self.queue.len() < parts
     }
 
-    /// Says that views have ended. False while the channel is down.
+    /// Queues a report that views have ended. False while the channel is down.
     pub(super) fn say(&mut self, farewell: Farewell) -> bool {
         if self.up {
             self.farewells.push_back(farewell);
@@ -118,7 +118,7 @@ impl Link {
         self.up
     }
 
-    /// Puts what it is to hear into a batch, while there is room.
+    /// Puts queued reports into a batch, while there is room.
     pub(super) fn take_farewells(&mut self, room: &mut BatchRoom, most: usize, out: &mut Vec<PartBlock>) {
         for _ in 0..most {
             let Some(part) = self.farewells.front().map(|farewell| farewell.block()) else { return };
@@ -130,14 +130,14 @@ impl Link {
         }
     }
 
-    /// The room of a batch, and how many parts may be in it; none if nothing can be sent.
+    /// The bytes that a batch can have, and its number of parts; `None` if nothing can be sent.
     pub(super) fn room(&self, in_flight_max: usize) -> Option<(BatchRoom, usize)> {
         let parts = in_flight_max.saturating_sub(self.sent_parts);
         let can_send = self.up && self.to_send() > 0 && self.has_credits() && parts > 0;
         can_send.then(|| (BatchRoom::new(self.slot_bytes), parts))
     }
 
-    /// Sends the parts from `first` on as a batch, which takes slots along that are owed. False without a credit.
+    /// Sends the parts from `first` on as a batch, which also returns slots that were read. False without a credit.
     pub(super) fn send(&mut self, server: Rank, first: usize, now_ms: u64, out: &mut Commands) -> bool {
         let Some(slot) = self.credits.pop() else { return false };
         let (parts, first_grant) = (first..out.parts.len(), out.grants.len());
@@ -149,7 +149,7 @@ impl Link {
         true
     }
 
-    /// Asks for credits when there are none, and returns read slots when no batch took them along. True if something waits for a
+    /// Requests credits if there are none, and returns slots that were read if no batch has returned them. True if a part waits for a
     /// credit.
     pub(super) fn settle_credits(&mut self, server: Rank, in_flight_max: usize, out: &mut Commands) -> bool {
         if !self.up {
@@ -168,10 +168,10 @@ impl Link {
         waits
     }
 
-    /// Gives credits back that were not used for long.
+    /// Gives back credits that were not used for a long time.
     pub(super) fn give_back(&mut self, server: Rank, now_ms: u64, out: &mut Commands) {
         if self.up && now_ms >= self.last_use_ms + IDLE_MS && !self.credits.is_empty() {
-            // The server forgets with them what was asked for before.
+            // With these, the server also forgets earlier requests for credits.
             self.asked = 0;
             let given = self.credits.drain(..).map(Notice::GivenBack);
             out.list.extend(given.map(|notice| Command::Notice { server, notice }));
@@ -188,7 +188,7 @@ impl Link {
         }
     }
 
-    /// Results lie in a slot, with new credits: takes them, and grants the slot again. As [`Link::check`].
+    /// Takes the new credits that came with results in a slot, and grants the slot again. Checks the slot as [`Link::check`] does.
     pub(super) fn received(
         &mut self,
         grant: SlotGrant,
@@ -211,13 +211,13 @@ impl Link {
         Ok(true)
     }
 
-    /// Blocks that could be sent to it.
+    /// The number of blocks that could be sent to it.
     fn to_send(&self) -> usize {
         self.queue.len() + self.farewells.len()
     }
 
-    /// Credits that the queue could use beyond those in hand: at most a batch for every part. What a worker keeps
-    /// in reserve is the server's to decide, which knows how many share its slots.
+    /// The number of credits that the queue could use in addition: at most one batch per part. The server decides how many a worker
+    /// may keep in reserve, because it knows how many workers share its slots.
     fn wanted(&self) -> u16 {
         u16::try_from(self.to_send().saturating_sub(self.credits.len())).unwrap_or(u16::MAX)
     }

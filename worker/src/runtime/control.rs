@@ -38,7 +38,7 @@ pub(crate) struct ControlStart {
     pub(crate) members: Members,
     pub(crate) http: HttpState,
     pub(crate) report: Box<dyn FnMut() -> MemberReport + Send>,
-    /// Hears why the job cannot go on.
+    /// Hears why the job cannot continue.
     pub(crate) on_fatal: Box<dyn Fn(OpError) + Send>,
     pub(crate) told: Told,
     pub(crate) flight: Flight,

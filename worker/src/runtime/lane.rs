@@ -28,7 +28,7 @@ use thiserror::Error;
 /// Milliseconds between ticks of the engine.
 const TICK_MS: u64 = 50;
 
-/// A lane cannot go on: a bug of ours or an exhausted machine.
+/// A lane cannot continue: a bug of ours or an exhausted machine.
 #[derive(Debug, Error)]
 pub enum LaneError {
     /// Memory or channel could not be set up.
@@ -240,7 +240,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         Ok(())
     }
 
-    /// From now on requests to this server carry a checksum of their payload, as long as its channel lives. All
+    /// From now on requests to this server carry a checksum of their payload, as long as its channel is open. All
     /// payloads travel in slots then: no checksum covers what is read or written one-sided.
     pub fn sum_payloads(&mut self, server: Rank) {
         if let Some(Some(link)) = self.links.get_mut(server.0 as usize) {
@@ -360,8 +360,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
-    /// A channel that ended since this was asked last, and was not replaced yet: to whom, of which connection, and why. What was sent over it
-    /// waits for the next one, or for the map.
+    /// A channel that has ended since the last call, and has not been replaced yet: its server, the number of the connection, and the
+    /// reason. Unanswered parts wait for the next channel, or for a new shard map.
     pub fn take_broken(&mut self) -> Option<(Rank, u64, String)> {
         self.broken.pop()
     }

@@ -71,7 +71,7 @@ impl Link {
         }
     }
 
-    /// A stretch of the server's memory, to be read where it lies. `RemoteAccess`: it gave no such stretch.
+    /// A stretch of the server's memory, to be read in place. `RemoteAccess`: it gave no such stretch.
     pub(super) fn view<Q: CompletionQueue>(&mut self, queue: &mut Q, at: Landing) -> Result<View, PostError> {
         let remote = RemoteSpan { key: RemoteKey(at.region), offset: at.offset };
         self.mapped.view(queue, self.channel, remote, at.bytes)

@@ -27,7 +27,7 @@ pub(super) struct Live {
     pub(super) failure: Option<OpError>,
 }
 
-/// How servers reach an operation's buffers where they lie.
+/// How servers reach an operation's buffers in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lent {
     /// Not at all: this process copies all that is sent, and all that lands.

@@ -1,6 +1,6 @@
-//! Executes the commands of the worker's membership engine (`engine::member`): connects to servers, each on a thread of its own, has lanes
-//! close the channels to servers that have failed or left, and has them send operations where chunks have moved. No operation passes through
-//! this file.
+//! Executes the commands of the worker's membership engine (`engine::member`): connects to servers, each on a thread of its own. It
+//! makes lanes close the channels to servers that have failed or left, and send operations to the servers to which chunks have moved. No
+//! operation passes through this file.
 
 use super::bootstrap::{Connector, connect_server};
 use super::links::Links;

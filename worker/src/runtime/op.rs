@@ -1,4 +1,4 @@
-//! One operation as caller and data threads share it: who still works on it, how it ended, its buffers.
+//! One operation, shared by its caller and the data threads: which lanes still work on it, how it ended, and its buffers.
 
 use super::line::Place;
 use super::shown::{Busy, Shown};
@@ -15,33 +15,33 @@ use std::time::{Duration, Instant};
 /// Spins before a waiting caller sleeps: long enough for a small operation on shared memory.
 const SPINS: u32 = 200;
 
-/// What is called when an operation has ended.
+/// The callback for the end of an operation.
 pub(crate) type Callback = Box<dyn FnOnce(Result<Version, OpError>) + Send>;
 
 /// The buffers that an operation owns until it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct OpBuffers {
-    /// The gradient, or the copy of one of the trainer's own; of a call, its frame.
+    /// The gradient, or the copy of a gradient in the trainer's own memory. For a call, its frame.
     pub(crate) source: Option<Exclusive>,
-    /// The trainer's own gradient; sent from there where there is no copy.
+    /// The gradient in the trainer's own memory. It is sent in place if there is no copy.
     pub(crate) user: Option<UserBuffer>,
-    /// The gradient as it is sent, where it is encoded.
+    /// The encoded gradient, if the tensor has a codec.
     pub(crate) encoded: Option<Spare>,
-    /// Where weights land, or a reply.
+    /// The memory where weights or a reply land.
     pub(crate) target: Option<PeerWritable>,
     /// The same, once no server can write it any more.
     pub(crate) landed: Option<Exclusive>,
-    /// What keeps a gradient and weights in memory that others have, too.
+    /// Owners of a gradient and weights in memory that the caller shares.
     pub(crate) shared: [Option<Arc<PeerWritable>>; 2],
-    /// Lets the tensor know that it has an operation under way.
+    /// Counts the operation as in flight at its tensor.
     pub(crate) busy: Option<Busy>,
-    /// Of an operation that is shown weights where they lie.
+    /// For an operation that reads weights as a view.
     pub(crate) shown: Option<Shown>,
-    /// Where each chunk's version is asked for: the bytes before it, and its version.
+    /// If the caller requested the version of each chunk: the bytes before the chunk, and its version.
     pub(crate) versions: Option<Vec<(u64, Version)>>,
-    /// The newest version of the tensor that this worker was told of, where rounds go on without it.
+    /// The newest version of the tensor that this worker knows, if rounds can end without this worker.
     pub(crate) seen: Option<Arc<AtomicU64>>,
-    /// Of a call.
+    /// For a call.
     pub(crate) call: Option<Box<CallParts>>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct CallParts {
     pub(crate) pieces: Vec<Piece>,
     /// Copies of those that are not in the pool.
     pub(crate) copies: Vec<Exclusive>,
-    /// What the server reads where it lies.
+    /// What the server reads in place.
     pub(crate) lent: Vec<Span>,
     /// What came back.
     pub(crate) reply: Option<RawReply>,
@@ -76,7 +76,7 @@ impl OpBuffers {
 }
 
 impl CallParts {
-    /// Has somebody else some of its memory, too?
+    /// Does the caller share some of its memory?
     fn shares(&self) -> bool {
         self.into.is_some() || self.pieces.iter().any(|piece| matches!(piece, Piece::Lent(_)))
     }
@@ -98,12 +98,12 @@ struct Progress {
     ended: bool,
     buffers: OpBuffers,
     callback: Option<Callback>,
-    /// Callers asleep in `wait`: without any, telling costs no system call.
+    /// Callers that sleep in `wait`. Without any, the end of the operation costs no system call.
     waiters: u32,
 }
 
 impl Progress {
-    /// Is some of the memory not the operation's own, but its caller's as well?
+    /// Does the caller share some of the operation's memory?
     fn shares(&self) -> bool {
         let OpBuffers { user, source, encoded, .. } = &self.buffers;
         // What was copied or encoded is read no more.
@@ -127,11 +127,11 @@ impl std::fmt::Debug for Progress {
 #[derive(Debug)]
 pub struct OpState {
     lanes_left: AtomicU32,
-    /// The caller can be told: ended, or failed.
+    /// The caller can get the result: the operation has ended or failed.
     told: AtomicBool,
     /// A lane has reported a failure.
     failed: AtomicBool,
-    /// Bytes that landed, as servers say it of dynamic tensors.
+    /// Bytes that landed, as servers report them for dynamic tensors.
     landed_bytes: AtomicU64,
     /// The newest version among those.
     newest: AtomicU64,
@@ -203,26 +203,26 @@ impl OpState {
         }
     }
 
-    /// Before any lane has it: it is to be shown weights.
+    /// The operation reads weights as a view. Called before any lane has it.
     pub(crate) fn will_show(&self, shown: Shown) {
         lock(&self.progress).buffers.shown = Some(shown);
     }
 
-    /// A lane is shown a part's weights, before it ends its part.
+    /// A lane reports where a part's weights can be read, before it ends its part.
     pub(crate) fn shown(&self, offset: u64, view: View) {
         if let Some(shown) = &mut lock(&self.progress).buffers.shown {
             shown.pieces.push((offset, view));
         }
     }
 
-    /// A lane tells a chunk's version, before it ends its part.
+    /// A lane reports a chunk's version, before it ends its part.
     pub(crate) fn chunk_version(&self, offset: u64, version: Version) {
         if let Some(versions) = &mut lock(&self.progress).buffers.versions {
             versions.push((offset, version));
         }
     }
 
-    /// A lane tells how many chunks came too late for their round, before it ends its part.
+    /// A lane reports how many chunks came too late for their round, before it ends its part.
     pub(crate) fn late(&self, chunks: u32) {
         self.late_chunks.fetch_add(chunks, Ordering::AcqRel);
     }
@@ -266,12 +266,12 @@ impl OpState {
         lock(&self.progress).buffers.call.as_ref().and_then(|call| call.roomless)
     }
 
-    /// What the server of a call reads where it lies.
+    /// What the server of a call reads in place.
     pub(crate) fn lent(&self) -> Vec<Span> {
         lock(&self.progress).buffers.call.as_ref().map_or_else(Vec::new, |call| call.lent.clone())
     }
 
-    /// A lane tells how much of a dynamic tensor landed, before it ends its part.
+    /// A lane reports how many bytes of a dynamic tensor landed, before it ends its part.
     pub(crate) fn landed(&self, bytes: u64, newest: u64) {
         self.newest.fetch_max(newest, Ordering::AcqRel);
         self.landed_bytes.fetch_add(bytes, Ordering::AcqRel);
@@ -304,7 +304,7 @@ impl OpState {
         if progress.ended {
             let target = progress.buffers.target.take();
             progress.buffers.landed = target.map(|target| target.take_back(fenced));
-            // Others may wait for it, and the caller may take the reply much later.
+            // Other calls may wait for this memory, and the caller may take the reply much later.
             progress.buffers.forget_request();
             if let Some(call) = &mut progress.buffers.call {
                 drop(call.place.take());
@@ -319,18 +319,18 @@ impl OpState {
         }
     }
 
-    /// How the operation ended, if it can be told already.
+    /// How the operation ended, if the caller can get the result already.
     #[must_use]
     pub fn poll(&self) -> Option<Result<Version, OpError>> {
         self.is_told().then(|| outcome(&lock(&self.progress)))
     }
 
-    /// Can the caller be told how it ended?
+    /// Can the caller get the result?
     pub(super) fn is_told(&self) -> bool {
         self.told.load(Ordering::Acquire)
     }
 
-    /// Has a lane said that it failed?
+    /// Has a lane reported a failure?
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
@@ -347,7 +347,7 @@ impl OpState {
         }
     }
 
-    /// Waits until the operation can be told, at most until `deadline`.
+    /// Waits until the caller can get the result, at most until `deadline`.
     pub(crate) fn wait(&self, deadline: Instant) -> Option<Result<Version, OpError>> {
         for _ in 0..SPINS {
             if let Some(result) = self.poll() {

@@ -1,4 +1,4 @@
-//! Weights that a trainer reads where they lie, and which of a tensor's it still reads. Servers keep what they showed
+//! Weights that a trainer reads in place, and which of a tensor's it still reads. Servers keep what they showed
 //! as it is until a message says that it is not read any more; each operation on the tensor says what is.
 
 use fabric::{View, lock};

@@ -1,7 +1,7 @@
 //! MXNet: pushes and pulls as operations of its dependency engine. The engine begins one when the arrays it reads are
 //! written; one that is under way holds no thread of the engine's, and nowhere the interpreter's lock. `abi` is the
-//! engine's side, `work` what operations do and how they end, `patience` which wait where they begin. What keys, optimizers and trainers are is Python's
-//! (`gradwire.mxnet`).
+//! engine's side, `work` what operations do and how they end, `patience` which operations wait where they begin. Keys, optimizers and
+//! trainers are defined in Python (`gradwire.mxnet`).
 
 mod abi;
 mod patience;

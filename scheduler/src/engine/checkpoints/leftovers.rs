@@ -1,5 +1,5 @@
-//! What came of checkpoints that were given up and that cannot be removed. Each further one would leave as much, and a disk fills
-//! without bound: beyond a few none is begun before what is left has gone. It must not touch files.
+//! Files of abandoned checkpoints that could not be removed. Each further checkpoint could leave as many files and fill the disk. So
+//! after a few, no checkpoint is begun before the files are removed. It must not touch files itself.
 //!
 //! ```text
 //!   (nothing) ──cleared: an error──▶ left ──retry──▶ tried ──cleared──▶ (nothing)

@@ -1,5 +1,5 @@
-//! Checkpoints that operators ask for: servers say how far they are, then a round is named that none of them has reached. Where
-//! one has got there before it heard of it, another one is named, further on. It must not know how parts come together.
+//! Checkpoints that operators request. Servers report their rounds, and a round is chosen that none of them has reached. If a server
+//! reaches that round before it receives the order, a later round is chosen. It must not know how parts become a checkpoint.
 
 use super::{ASKERS_MAX, Asker, Checkpoints, Command, Wanted, answer, order};
 use crate::engine::command::{deadline_ms, send_to};

@@ -1,4 +1,4 @@
-//! A checkpoint under way: what has come of it, what is missing, and whether its parts make one.
+//! A checkpoint under way: which parts have arrived, which are missing, and whether they are a whole checkpoint.
 
 use super::super::member::ConnectionId;
 use proto_common::error::ExitCode;

@@ -1,5 +1,5 @@
-//! Workers that ask for a checkpoint while another one is being written that will be complete by itself: they wait for it, and
-//! share the next one. Nobody's is given up for somebody else's. It must not know how parts come together.
+//! Workers that request a checkpoint while another one is being written that will be complete by itself. They wait for it, and share the
+//! next one. No worker's checkpoint is abandoned for that of another worker. It must not know how parts become a checkpoint.
 
 use super::{Asker, Checkpoints, Command, Pending, Wanted, answer};
 use crate::engine::member::ConnectionId;
@@ -12,7 +12,7 @@ impl Wanted<'_> {
         self.tensors.iter().any(|(spec, _)| spec.settled_mode().has_rounds())
     }
 
-    /// Are there tensors, and none with rounds? Then workers' numbers of a round are each one's own count.
+    /// Are there tensors, but none with rounds? Then the number of a round is each worker's own count.
     fn is_loose(&self) -> bool {
         !self.tensors.is_empty() && !self.has_rounds()
     }

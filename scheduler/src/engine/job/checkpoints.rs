@@ -1,5 +1,5 @@
-//! Checkpoints: what members and operators ask for, and what servers say of them, with what the job knows of tensors and servers. It
-//! must not know how parts come together.
+//! Checkpoints: requests of members and operators, and reports of servers, combined with what the job knows about tensors and servers. It
+//! must not know how parts become a checkpoint: the machine `checkpoints` does.
 
 use super::super::checkpoints::{Wanted, order};
 use super::super::declarations::Declarations;

@@ -1,5 +1,5 @@
-//! Asks servers about workers that join between rounds, and sends the result to members. It must not know the answers: `comings` has
-//! them.
+//! Asks servers from which rounds on workers that join can count, and sends the result to members. It must not store the answers: `comings`
+//! does.
 
 use super::super::{Command, Engine, Phase, send, send_to};
 use proto_common::config::WorkerLoss;

@@ -1,4 +1,4 @@
-//! Decisions on their way into force: proposals, elections, and the end of a scheduler that no majority hears. It must not count
+//! Decisions that are not in force yet: proposals, elections, and the end of a scheduler that reaches no majority. It must not count
 //! votes: `quorum` does.
 
 use super::super::quorum::{Contact, Quorum, named};

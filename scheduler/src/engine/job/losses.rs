@@ -1,6 +1,6 @@
-//! What the failure of a member means. The chunks of a failed server go to their backups. For a failed worker, `cluster.worker_loss` decides
-//! whether the job waits for it, continues without it, or ends. While the job is assembling, any failure ends it. It must not decide who has
-//! failed: that is `ending`.
+//! What the failure of a member means. The chunks of a failed server go to their backups. For a failed worker,
+//! `cluster.worker_loss` decides whether the job waits for it, continues without it, or ends. While the job is assembling, any failure
+//! ends it. This file must not decide who has failed: `ending` does.
 
 use super::super::barriers::release;
 use super::super::declarations::declared;

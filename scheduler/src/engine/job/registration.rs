@@ -1,6 +1,6 @@
-//! Registration: who is let in, with which rank, and the roster when all are there. Whoever comes while the job runs takes a
-//! free place: a new server's, a dead one's, or that of a worker that may come again. Those who want no rank of their own wait
-//! for one until it is clear that no scheduler has given it before.
+//! Registration: which processes become members, with which rank, and the roster when all have registered. A process that registers while
+//! the job runs takes a free place: that of a new server, of a failed server, or of a worker that may rejoin. A process that requests no
+//! particular rank waits for one until it is certain that no earlier scheduler has assigned that rank.
 
 use super::super::member::Member;
 use super::super::rebuild::check_term;

@@ -1,5 +1,5 @@
-//! Decisions about shards that follow from who came and went, and how all members are told: the roster, and changes of the map. It
-//! must not choose servers: `declarations` does.
+//! Decisions about shards after members have joined, left or failed, and the messages about them to all members: the roster, and changes
+//! of the map. It must not choose servers: `declarations` does.
 
 use super::super::{Command, Engine, Note, Phase, send};
 use proto_common::ids::{ChunkId, Epoch, MemberId, Rank, Role};
@@ -29,7 +29,7 @@ impl Engine {
         }
     }
 
-    /// A server has copies that are kept up at another one.
+    /// A server reports that its replicas at another server are complete.
     pub(super) fn seeded(&mut self, id: MemberId, said: Epoch, to: Rank, out: &mut Vec<Command>) {
         if self.phase != Phase::Running || id.role != Role::Server {
             return;

@@ -1,4 +1,4 @@
-//! The engine's state as `/status` shows it. Looks, changes nothing.
+//! The engine's state as `/status` shows it. It changes nothing.
 
 use super::super::member::Member;
 use super::super::stragglers::{Waited, rounds_per_second, stragglers, waited_for};

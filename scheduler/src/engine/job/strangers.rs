@@ -1,5 +1,5 @@
-//! Connections that are no member's: what may be said on them, and how far each has come. Every answer closes them. It must not
-//! decide who becomes a member: registration does.
+//! Connections of processes that are not members: which messages are accepted on them, and the state of each connection. Every answer
+//! closes the connection. It must not decide which process becomes a member: `registration` does.
 
 use super::super::{Command, ConnectionId, Engine, refuse, send};
 use super::name_of;

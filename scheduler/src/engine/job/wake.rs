@@ -1,5 +1,5 @@
-//! A scheduler that was suspended: its members may have given it up, so it follows itself, and they report again. It must not
-//! decide who is failed.
+//! A scheduler that was suspended. Its members may have abandoned it, so it continues as its own successor, and the members report again.
+//! It must not decide which members have failed.
 
 use super::super::quorum::Quorum;
 use super::super::rebuild::Rebuild;

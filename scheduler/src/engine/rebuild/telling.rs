@@ -1,4 +1,4 @@
-//! Members that report maps of tensors: whose map is asked for. It must not know how long a recovery waits for it.
+//! Members that report maps of tensors: which member is asked for its map. It must not know how long a recovery waits for the map.
 
 use super::super::command::{Command, send};
 use super::super::member::ConnectionId;

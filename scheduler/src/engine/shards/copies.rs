@@ -1,5 +1,5 @@
-//! Which copies are to be made, and what becomes of those that are there: backups for what has none, the way out of servers
-//! that wish to go, and balance. It must not know connections or time.
+//! Decides which replicas are made, and for what: backups of chunks without one, moves away from servers that were asked to leave, and
+//! balance. It must not know connections or time.
 
 use super::moves::{Move, Piece, level};
 use super::{Load, Loads, RANGES_MAX, Seed, Servers, Shards, Why};

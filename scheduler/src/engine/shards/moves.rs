@@ -1,5 +1,5 @@
-//! What is to move so that bytes balance over servers: few moves, each of whole chunks, and servers within a chunk of each
-//! other where pieces allow. A pure function: it decides nothing about when, and knows no epochs.
+//! Which chunks have to move so that all servers have about the same number of bytes: few moves, each of whole chunks. Afterwards servers
+//! differ by at most one chunk, if the sizes allow it. A pure function: it does not decide when chunks move, and knows no epochs.
 
 use proto_common::ids::{ChunkId, Rank};
 use std::collections::BTreeMap;

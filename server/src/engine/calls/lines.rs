@@ -117,7 +117,7 @@ impl Line {
 #[derive(Debug)]
 pub(in crate::engine) struct Calls {
     pub(super) lines: HashMap<(Rank, u32), Line>,
-    /// The life of each worker that its lines are of.
+    /// The incarnation of each worker to which its lines belong.
     pub(super) lives: HashMap<Rank, (Incarnation, usize)>,
     /// Whose call an id is.
     pub(super) by_id: HashMap<u64, (Rank, u32, u64)>,

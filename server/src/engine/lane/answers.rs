@@ -1,5 +1,5 @@
-//! Who is answered when: operations wait for their version or their deadline, and are told how they ended. Which of them are to be
-//! answered is decided in [`Waiters`](crate::engine::waiters::Waiters) and [`Rounds`](crate::engine::rounds::Rounds).
+//! Answers to operations, which wait for their version or their deadline. [`Waiters`](crate::engine::waiters::Waiters) and
+//! [`Rounds`](crate::engine::rounds::Rounds) decide which operations are answered.
 
 use super::LaneEngine;
 use super::waiting::Found;
@@ -26,7 +26,7 @@ impl LaneEngine {
         }
     }
 
-    /// Answers whoever waits for what is there now.
+    /// Answers the operations that wait for a version that is published now.
     pub(super) fn answer(&mut self, index: u32, out: &mut Commands) {
         let Self { chunks, peers, stats, roster, .. } = self;
         let chunk = &mut chunks[index as usize];
@@ -46,7 +46,7 @@ impl LaneEngine {
                 None => (Status::VersionGone, (0, 0)),
             };
             let bad = status == Status::BadValue;
-            // Nothing to write where the version is empty.
+            // A version without elements has nothing to write.
             if let Some(landing) = waiter.landing.filter(|_| bytes > 0 && !bad) {
                 rounds.size(index, bytes, out);
                 weights.views.land(waiter.rank, buffer);
@@ -71,14 +71,14 @@ impl LaneEngine {
         });
     }
 
-    /// An operation cannot be taken, now or later.
+    /// An operation is refused: sending it again would not help.
     pub(super) fn refuse(&mut self, peer: Rank, block: &Block, status: Status) {
         self.stats.refusals += 1;
         self.stats.malformed += u64::from(status == Status::Malformed);
         self.peers.send_back(peer, block, status, Vec::new());
     }
 
-    /// An operation cannot be taken before those of `awaited`, as far as that is known.
+    /// An operation cannot be taken yet. `awaited` are the ranks whose operations must come first, if they are known.
     pub(super) fn retry(&mut self, peer: Rank, block: &Block, awaited: Vec<Rank>) {
         self.stats.retries += 1;
         self.peers.send_back(peer, block, Status::Retry, awaited);
@@ -98,12 +98,12 @@ impl LaneEngine {
         deadlines.shrink(chunks.len(), |chunk| &chunks[chunk as usize].waiters);
     }
 
-    /// Ends the operations on a chunk whose deadline is over, as far as they can be; the others are looked at again.
+    /// Ends the operations on a chunk whose deadline has passed, if they can be ended; the others are checked again later.
     fn end_late(&mut self, index: u32, now_ms: u64, found: &mut Found, out: &mut Commands) {
         let mut at = 0;
         while let Some(waiter) = self.chunks[index as usize].waiters.next_late(&mut at, now_ms) {
             let Waiter { rank, operation, .. } = waiter;
-            // What is in the worker's memory only is to stay the operation's until it is read.
+            // After the answer, the worker may use the operation's memory for something else. So a payload there is read first.
             self.fold_first(index, |first| (first.rank, first.operation) == (rank, operation), out);
             let Self { chunks, placement, .. } = self;
             let rounds = &mut chunks[index as usize].rounds;

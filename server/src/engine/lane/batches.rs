@@ -1,5 +1,5 @@
-//! Batches of workers: which are admitted, and where each of their operations goes. What an operation brings is in `rounds`, what it
-//! is told in `answers`.
+//! Batches of workers: which batches are admitted, and which machine gets each of their operations. `rounds` handles payloads of
+//! operations, and `answers` their answers.
 
 use super::LaneEngine;
 use super::rounds::Taken;
@@ -26,14 +26,14 @@ impl LaneEngine {
         }
     }
 
-    /// A batch lies in a slot, but its payload is not what its checksum says: nothing of it is taken.
+    /// A batch lies in a slot, but its payload does not match its checksum: no operation of it is taken.
     pub fn corrupt_batch(&mut self, batch: &BatchContext<'_>, out: &mut Commands) {
         if !self.admitted(batch, out) {
             return;
         }
         self.stats.corrupt_batches += 1;
         for block in batch.blocks {
-            // What its worker has given up is here: header and table are sound.
+            // The worker has given this part up, so it has no payload. Header and table are valid.
             if block.status == Status::Corrupt {
                 if !self.block(batch, block, 0, out) {
                     return;
@@ -57,7 +57,7 @@ impl LaneEngine {
         admitted.is_ok()
     }
 
-    /// Is the batch the sender's to send? `Err(None)`: an old one, ignored.
+    /// May the sender send this batch? `Err(None)`: it is an old batch, and is ignored.
     fn admit(&mut self, batch: &BatchContext<'_>) -> Result<(), Option<String>> {
         let (peer, header) = (batch.peer, batch.header);
         let keeps = self.breaks(BrokenRule::CreditReturn);
@@ -76,12 +76,12 @@ impl LaneEngine {
         if header.lane != self.config.lane {
             return wrong("lane");
         }
-        // Its epoch is not judged: a worker may hear of a new scheduler later than we do, and its life is in the roster.
+        // Its epoch is not checked here: a worker may learn of a new scheduler later than this server. The roster has its incarnation.
         let taken = self.peers.take_batch(peer, batch.slot, (batch.grants, header.wanted), keeps);
         taken.or_else(|what| what.map_or(Err(None), wrong))
     }
 
-    /// False when the worker is to be expelled for it: nothing more of the batch counts.
+    /// False if the worker is expelled because of this block: the rest of the batch is ignored.
     fn block(&mut self, batch: &BatchContext<'_>, block: &Block, now_ms: u64, out: &mut Commands) -> bool {
         let peer = batch.peer;
         if !self.count_operation(peer, out) {
@@ -134,7 +134,7 @@ impl LaneEngine {
                 self.wait_for(index, Waiter::new(peer, block, version, now_ms), fresh);
                 self.go_on_after(index, block.op, out);
             }
-            // Not taken: it is to come in a slot, or with a payload.
+            // Not taken: the worker must send it again, in a slot or with a payload.
             Err(status @ (Status::Granted | Status::Unset)) => {
                 self.peers.send_back(peer, block, status, Vec::new());
             }
@@ -143,19 +143,19 @@ impl LaneEngine {
                 self.retry(peer, block, awaited);
             }
             Err(status) => {
-                // What follows it on the key is no gap.
+                // Its number is used up, so later operations on the key leave no gap.
                 let rounds = &mut self.chunks[index as usize].rounds;
                 rounds.order.mark_taken(peer, block.operation);
                 rounds.count_refused(peer, block);
                 self.refuse(peer, block, status);
-                // It may be what others waited for.
+                // Other operations may have waited for this one.
                 self.go_on_after(index, block.op, out);
             }
         }
         true
     }
 
-    /// An operation was taken, or refused for good. A round may have waited for nothing but the initial value.
+    /// An operation was taken, or refused finally. A round may have waited only for the initial value.
     fn go_on_after(&mut self, index: u32, op: OpKind, out: &mut Commands) {
         if op == OpKind::Init {
             self.end_short(index, out);
@@ -163,7 +163,7 @@ impl LaneEngine {
         self.advance(index, out);
     }
 
-    /// Counts an operation that will be answered; false when the worker has too many, which costs it its channel.
+    /// Counts an operation that will be answered. False if the worker has too many operations in flight; its channel is then closed.
     fn count_operation(&mut self, peer: Rank, out: &mut Commands) -> bool {
         let counts = self.peers.count_operation(peer);
         if !counts {

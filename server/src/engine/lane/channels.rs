@@ -1,5 +1,5 @@
-//! Workers' channels, as they come and go, and what goes over them: notices, credits, results. Who may write when is decided in
-//! [`Peers`](crate::engine::peers::Peers) and [`Quarantine`](crate::engine::quarantine::Quarantine).
+//! Workers' channels, from their beginning to their end, and their notices, credits and results. [`Peers`](crate::engine::peers::Peers) and
+//! [`Quarantine`](crate::engine::quarantine::Quarantine) decide which peer may write a slot.
 
 use super::LaneEngine;
 use crate::engine::command::Commands;
@@ -10,27 +10,27 @@ use proto_common::batch::{Notice, SlotGrant};
 use proto_common::ids::{Incarnation, Rank};
 
 impl LaneEngine {
-    /// Credits not granted to anyone, and all there are.
+    /// Credits that no worker holds, and the number of all credits.
     #[must_use]
     pub fn credits(&self) -> (usize, usize) {
         self.peers.credits()
     }
 
-    /// Credits that workers hold. With the free ones, and those in quarantine, they are all there are.
+    /// Credits that workers hold. Together with the free ones and those in quarantine, they are all credits.
     #[must_use]
     pub fn credits_lent(&self) -> usize {
         self.peers.credits_lent()
     }
 
-    /// The life of a connected worker; zero of one that is not.
+    /// The incarnation of a connected worker; zero of one that is not.
     #[must_use]
     pub fn peer_incarnation(&self, rank: Rank) -> Incarnation {
         self.peers.incarnation(rank).unwrap_or_default()
     }
 
-    /// A worker's channel is up. Returns its first credits, which travel with the bootstrap.
-    /// `in_place`: it and this server read each other's memory where it lies. Views of a life before end; those that this one
-    /// had over an earlier channel it may read still.
+    /// A worker's channel is up. Returns its first credits, which travel with the bootstrap. `in_place`: it and this server read each
+    /// other's memory in place. Views of an earlier incarnation end. This incarnation may still read the views that it had over an
+    /// earlier channel.
     pub fn peer_up(
         &mut self,
         rank: Rank,
@@ -44,8 +44,8 @@ impl LaneEngine {
         self.peers.up(rank, incarnation, inbox, in_place)
     }
 
-    /// A worker's channel is closed. Its contributions stay, but for those that are in its memory only, which it may write
-    /// again from now on. Its views stay: it may live, and read them still. What it had been granted comes back with
+    /// A worker's channel is closed. Its contributions stay, except those that are only in its memory, which it may overwrite from now
+    /// on. Its views stay, because the worker may still run and read them. The memory that it was granted returns with
     /// [`LaneEngine::fenced`].
     pub fn peer_down(&mut self, rank: Rank) -> FenceId {
         let slots = self.peers.down(rank);
@@ -55,7 +55,7 @@ impl LaneEngine {
         self.quarantine.begin(rank, Granted { slots, spills })
     }
 
-    /// The fence is done: what the channel had been granted is free.
+    /// The fence is done: the memory that was granted over the channel is free.
     pub fn fenced(&mut self, fence: FenceId, _proof: Fenced) {
         if let Some(Granted { slots, spills }) = self.quarantine.end(fence) {
             self.peers.free_slots(&slots);
@@ -69,13 +69,13 @@ impl LaneEngine {
         self.quarantine.sizes()
     }
 
-    /// Workers that may be in the middle of a copy over a channel that has ended, and hold up memory by it.
+    /// Workers that may be in the middle of a copy over a channel that has ended, so that memory stays in quarantine.
     pub fn fencing(&self) -> impl Iterator<Item = Rank> {
         self.quarantine.ranks()
     }
 
-    /// A peer says that a batch lies in a slot: may it be read? After an old grant it may not, because the
-    /// slot can be somebody else's by now. Nothing is redeemed yet; `batch` does that.
+    /// A peer notifies that a batch lies in a slot. May the slot be read? Not with an old grant, because another peer may have the slot by
+    /// now. This redeems nothing yet; `batch` does.
     pub fn notified(&mut self, peer: Rank, grant: SlotGrant, out: &mut Commands) -> bool {
         match self.peers.check(peer, grant) {
             Ok(()) => return true,
@@ -85,7 +85,7 @@ impl LaneEngine {
         false
     }
 
-    /// Is the slot this worker's to write?
+    /// May this worker write the slot?
     #[must_use]
     pub fn is_granted(&self, peer: Rank, grant: SlotGrant) -> bool {
         self.peers.check(peer, grant).is_ok()
@@ -97,8 +97,8 @@ impl LaneEngine {
         self.stats.duplicates += u64::from(!counts);
     }
 
-    /// Hands out credits and sends what is to be said, in at most `batches` batches; the rest goes with the
-    /// next flush. Called after each burst of events.
+    /// Grants credits and sends queued results, in at most `batches` batches; the rest is sent with the next flush. Called after each burst
+    /// of events.
     pub fn flush(&mut self, batches: usize, out: &mut Commands) {
         self.peers.hand_out();
         self.pump(out);

@@ -1,6 +1,6 @@
-//! Copies of chunks: streams to servers that have copies of ours, streams of others whose copies we have, and images. What goes out is
-//! decided in [`Streams`](crate::engine::streams::Streams), and what comes in in [`Copies`](crate::engine::copies::Copies); rounds that
-//! are confirmed or complete with it end here.
+//! Replicas of chunks: streams to servers that have replicas of this server's chunks, streams of servers of whose chunks this server has
+//! replicas, and images. [`Streams`](crate::engine::streams::Streams) decides what is sent, and
+//! [`Copies`](crate::engine::copies::Copies) what is accepted. Rounds that become confirmed or complete by this end here.
 
 use super::LaneEngine;
 use crate::engine::chunk::{Chunk, Lineage};
@@ -16,9 +16,9 @@ use crate::engine::streams::whole;
 use proto_common::batch::{Block, Count, Judgement, Notice, SlotGrant, Status};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 
-/// Streams to servers that have copies.
+/// Streams to servers that have replicas.
 impl LaneEngine {
-    /// The stream to a server's life is up: these slots of it are ours to write, with so many bytes of payload each. What
+    /// The stream to an incarnation of a server is up: these slots of it are ours to write, with so many bytes of payload each. What
     /// the other side has of each chunk is asked first.
     pub fn stream_up(
         &mut self,
@@ -35,7 +35,7 @@ impl LaneEngine {
         }
     }
 
-    /// The stream to a server is closed, and fenced. Rounds wait for those copies that there were.
+    /// The stream to a server is closed, and fenced. Rounds still wait for its replicas.
     pub fn stream_down(&mut self, to: Rank, out: &mut Commands) {
         if !self.streams.down(to) {
             return;
@@ -50,13 +50,13 @@ impl LaneEngine {
         }
     }
 
-    /// The life of a server that we have a stream to; zero without one.
+    /// The incarnation of a server that we have a stream to; zero without one.
     #[must_use]
     pub fn stream_incarnation(&self, to: Rank) -> Incarnation {
         self.streams.incarnation(to).unwrap_or_default()
     }
 
-    /// Chunks with copies that are wanted, and those of them that are kept up; records that wait to be written.
+    /// The number of replicas that the map requires, how many of them are up to date, and the records that wait to be written.
     #[must_use]
     pub fn copies(&self) -> (usize, usize, usize) {
         let keeps = || self.chunks.iter().flat_map(|chunk| chunk.copies.iter().flatten());
@@ -81,19 +81,19 @@ impl LaneEngine {
         self.streams.slots(to)
     }
 
-    /// The initial value is there: copies get it as a state, and workers are answered afterwards.
+    /// The initial value is set. Replicas get it as a `State`, and workers are answered afterwards.
     pub(super) fn copy_initial(&mut self, index: u32) {
         self.streams.copy_initial(index, &mut self.chunks[index as usize]);
     }
 
-    /// A chunk's rule has changed: copies get the change in the order of the rounds.
+    /// A chunk's rule has changed. Replicas get the change in the order of the rounds.
     pub fn rule_changed(&mut self, index: u32) {
         if let Some(chunk) = self.chunks.get_mut(index as usize) {
             self.streams.rule_changed(index, chunk);
         }
     }
 
-    /// What a server says about a record. A wrong word ends its channel.
+    /// A server's answer to a record. An invalid answer ends its channel.
     pub fn stream_notice(&mut self, to: Rank, notice: Notice, out: &mut Commands) {
         match self.streams.notice(to, notice, &mut self.chunks, &self.groups) {
             Ok(None) => {}
@@ -102,7 +102,7 @@ impl LaneEngine {
         }
     }
 
-    /// Ends a round that copies have confirmed by now, and answers who waited for them.
+    /// Ends a round that all replicas have confirmed by now, and answers the operations that waited for it.
     pub(super) fn go_on(&mut self, index: u32, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         chunk.init_pending &= !chunk.has_initial_everywhere();
@@ -115,12 +115,12 @@ impl LaneEngine {
         self.advance(index, out);
     }
 
-    /// Is the complete round of a chunk confirmed wherever it has to be?
+    /// Have all required replicas confirmed the complete round of a chunk?
     pub(super) fn is_confirmed(&mut self, index: u32) -> bool {
         whole::is_confirmed(index, &mut self.chunks, &self.groups)
     }
 
-    /// Writes what there are slots for. States wait until nothing else does.
+    /// Writes as many records as there are slots. A `State` waits until no other record does.
     pub(super) fn pump(&mut self, out: &mut Commands) {
         for at in 0..self.streams.len() {
             self.streams.write(at, &mut self.chunks, out);
@@ -132,7 +132,7 @@ impl LaneEngine {
         }
     }
 
-    /// The image that was asked for has so many bytes.
+    /// The requested image has this many bytes.
     pub fn captured(&mut self, to: Rank, chunk: u32, bytes: u64, out: &mut Commands) {
         self.streams.captured(to, chunk, bytes);
         self.pump(out);
@@ -156,19 +156,19 @@ impl LaneEngine {
 impl LaneEngine {
     /// A tensor's chunks, each with the first round whose rule is still open.
     pub fn rounds_of(&self, key: Key) -> impl Iterator<Item = (u32, u64)> + '_ {
-        // A copy's rule changes with its primary's.
+        // The rule of a replica changes with that of its primary.
         let chunks = (0u32..)
             .zip(&self.chunks)
             .filter(move |(_, chunk)| chunk.spec.id.key == key && chunk.is_served());
         chunks.map(|(at, chunk)| (at, chunk.rounds.promised() + 1))
     }
 
-    /// Chunks of a tensor that this server serves, and since when.
+    /// Chunks of a tensor that this server serves, and the epoch since when.
     pub fn served_since(&self, key: Key) -> impl Iterator<Item = (u32, Epoch)> + '_ {
         self.rounds_of(key).map(|(index, _)| (index, self.chunks[index as usize].since))
     }
 
-    /// Can a worker know which of a tensor's rounds are open? Only where none ends without it.
+    /// Can a worker know which of a tensor's rounds are open? Only if no round ends without it.
     #[must_use]
     pub fn has_common_rounds(&self, key: Key) -> bool {
         self.chunks
@@ -177,13 +177,13 @@ impl LaneEngine {
             .is_none_or(|chunk| chunk.rounds.are_common())
     }
 
-    /// Servers that have copies of a tensor's chunks, but not every change of its rule; one for each of these chunks.
+    /// Servers that have replicas of a tensor's chunks, but not every change of its rule; one entry for each of these chunks.
     pub fn lacking_rules(&self, key: Key) -> impl Iterator<Item = Rank> + '_ {
         self.chunks.iter().filter(move |chunk| chunk.spec.id.key == key).flat_map(Chunk::lacking_rules)
     }
 }
 
-/// Copies of other servers' chunks.
+/// Replicas of other servers' chunks.
 impl LaneEngine {
     /// A server's stream to us is up. Returns the slots that it may write.
     pub fn copy_up(&mut self, from: Rank, incarnation: Incarnation, slots: u32) -> Vec<SlotGrant> {
@@ -191,14 +191,14 @@ impl LaneEngine {
         self.copies.up(from, incarnation, slots)
     }
 
-    /// A server's stream to us is closed, and fenced. Copies stay as they are: what was confirmed is applied.
+    /// A server's stream to us is closed, and fenced. Replicas stay as they are; confirmed updates are applied.
     pub fn copy_down(&mut self, from: Rank) {
         self.copies.down(from);
         let of_it = |chunk: &&mut Chunk| chunk.role == Some(Role::Copy { of: from });
         self.chunks.iter_mut().filter(of_it).for_each(|chunk| chunk.filled = 0);
     }
 
-    /// The life of a server that has a stream to us; zero without one.
+    /// The incarnation of a server that has a stream to us; zero without one.
     #[must_use]
     pub fn copy_incarnation(&self, from: Rank) -> Incarnation {
         self.copies.incarnation(from)
@@ -210,7 +210,7 @@ impl LaneEngine {
         self.copies.granted(from)
     }
 
-    /// A server says that a record lies in a slot: may it be read? Once: a notice that comes again says nothing.
+    /// A server notifies that a record lies in a slot. May the slot be read? Only once: a repeated notice is ignored.
     pub fn record_notified(&mut self, from: Rank, slot: SlotGrant, out: &mut Commands) -> bool {
         self.copies.notified(from, slot, &mut self.stats.duplicates, out)
     }
@@ -220,13 +220,13 @@ impl LaneEngine {
         let Self { copies, config, epoch, index, chunks, .. } = self;
         let mut here = Here { config, epoch: *epoch, index, chunks };
         let Some(Complete { chunk, last }) = copies.record(record, &mut here, out) else { return };
-        // What is not applied now (somebody reads both buffers) is taken out of the slot.
+        // If it cannot be applied now, because both buffers are being read, it is copied out of the slot.
         self.end_round(chunk, last, out);
         self.copies.give_back(record.from, record.slot, out);
         self.advance(chunk, out);
     }
 
-    /// The image of a copy was looked at: its state, where it is one of this chunk, whose numbers are in buffer `into` then.
+    /// The image of a replica was checked. `state` is its state if it fits this chunk; the weights are in buffer `into` then.
     pub fn loaded(
         &mut self,
         (from, slot): (Rank, SlotGrant),
@@ -247,8 +247,8 @@ impl LaneEngine {
         self.copies.give_back(from, slot, out);
     }
 
-    /// Halves of rounds that chunks of the same tensor have from another primary, or from before a round that this one was
-    /// loaded with, are never ended: those chunks come whole, too.
+    /// If chunks of the same tensor have a part of a round from another primary, or from before the round of the loaded chunk, that round
+    /// never ends. These chunks are sent whole, too.
     fn drop_halves(&mut self, index: u32) {
         let Some(group) = self.chunks[index as usize].group else { return };
         let of = |chunk: &Chunk| (chunk.lineage, chunk.rounds.round());
@@ -266,8 +266,8 @@ impl LaneEngine {
 
 /// Images of chunks: taken from the table of chunks, and put into it.
 impl LaneEngine {
-    /// What an image of a chunk is to say, and in which buffer its weights are; nothing while it cannot be taken, in the
-    /// middle of a round's end. Weights before those in force are in the other buffer, where the state has them.
+    /// The state for an image of a chunk, and the buffer with its weights. `None` while no image can be taken, in the middle of a round's
+    /// end. If the state has the version before, the weights of that version are in the other buffer.
     #[must_use]
     pub fn state(&self, chunk: u32, with_previous: bool) -> Option<(ChunkState, u8)> {
         let chunk = self.chunks.get(chunk as usize).filter(|chunk| chunk.is_whole())?;
@@ -279,13 +279,13 @@ impl LaneEngine {
         self.chunks.get(chunk as usize).map_or(Err(NOT_IN_ORDER.into()), |chunk| chunk.fits(state))
     }
 
-    /// The chunk goes on from an image, whose weights are in buffer `into` now. What was collected of a round is forgotten:
-    /// the chunk is to have had none (as a copy, or before anybody contributed).
+    /// The chunk continues from an image, whose weights are in buffer `into` now. Collected contributions are discarded. The chunk must not
+    /// have had any: it was a replica, or no worker has contributed yet.
     pub fn restore(&mut self, index: u32, state: &ChunkState, into: u8) -> Result<(), String> {
         self.check_state(index, state)?;
         let Some(chunk) = self.chunks.get_mut(index as usize) else { return Err(NOT_IN_ORDER.into()) };
         chunk.restore(state, into);
-        // The image may be of before its server was told so, and nobody tells this one again.
+        // The image may come from a time before its server received this, and this server does not receive it again.
         let counting = self.roster.counting_from(chunk.spec.id.key);
         counting.for_each(|(rank, from)| chunk.rounds.begin_count(rank, from));
         if chunk.is_served() {
@@ -294,13 +294,13 @@ impl LaneEngine {
         Ok(())
     }
 
-    /// A tensor with norms is served here from now on, of which this server had a copy: is it whole? Where its primary died
-    /// between the states of two chunks it is not, and nobody has what would make it so.
+    /// This server serves a tensor with norms from now on, of which it had a replica. Is the replica whole? If the primary failed between
+    /// the `State`s of two chunks it is not, and no server has the missing data.
     pub(super) fn look_for_tears(&mut self, index: u32) {
         let Some(group) = self.chunks[index as usize].group else { return };
         let chunks = self.groups.chunks(group);
         let Some(chunks) = self.chunks.get_mut(chunks.start as usize..chunks.end as usize) else { return };
-        // A round that is past the norms ends wherever its readers let it.
+        // A round that is past the norms ends on each chunk as soon as its readers allow it.
         let first = chunks.first().map_or(0, |chunk| chunk.rounds.certain());
         let is_torn = chunks.iter().any(|chunk| chunk.is_spoilt || chunk.rounds.certain() != first);
         chunks.iter_mut().for_each(|chunk| chunk.is_torn = is_torn);

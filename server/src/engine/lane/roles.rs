@@ -1,5 +1,5 @@
-//! What this server has chunks for, as it changes: chunks taken up and given up, copies that begin to serve, servers that
-//! become copies. What was asked of a chunk that is served elsewhere now is answered with `Reroute`.
+//! Changes of this server's roles: chunks that it receives or gives up, replicas that become primaries, primaries that become replicas.
+//! Operations that wait for a chunk which another server serves now are answered with `Reroute`.
 
 use super::LaneEngine;
 use super::answers::answer_block;
@@ -17,7 +17,7 @@ impl LaneEngine {
     /// All chunks that this lane has a part in from an epoch on.
     pub fn roles(&mut self, epoch: Epoch, all: &[(ChunkSpec, Role)], out: &mut Commands) -> RoleChanges {
         let mut changes = RoleChanges::default();
-        // Members apply decisions in order: an earlier one comes late, and counts for nothing.
+        // Members apply decisions in order. An earlier one that arrives late is ignored.
         if epoch < self.epoch && self.has_roles {
             return changes;
         }
@@ -65,8 +65,8 @@ impl LaneEngine {
         known().count() < self.index.len() || known().any(is_other)
     }
 
-    /// These are new, and nothing can be kept of them: they are given up, and count as none. Of a tensor with norms all chunks
-    /// go, because they lie together.
+    /// There is no memory for these new chunks: they are given up. If one belongs to a tensor with norms, all chunks of the tensor are
+    /// given up, because they lie together.
     pub fn unmade(&mut self, new: &[u32], out: &mut Commands) {
         for index in new {
             let group = self.chunks[*index as usize].group;
@@ -81,7 +81,7 @@ impl LaneEngine {
         }
     }
 
-    /// The first of these is new; of a tensor with norms all that follow it are, and lie together.
+    /// The first of these chunks is new. If its tensor has norms, all chunks of the tensor that follow are new, too, and lie together.
     fn take_up(&mut self, from: &[(ChunkSpec, Role)], added: &mut Vec<(u32, ChunkSpec)>) {
         let Some((spec, _)) = from.first() else { return };
         if !spec.optimizer.needs_norms() {
@@ -130,10 +130,10 @@ impl LaneEngine {
         }
         chunk.role = Some(role);
         chunk.lineage = Lineage::Own;
-        // What copies were told of a round does not go for the one that is collected instead of it.
+        // Replicas that are being made may have received this round. It is discarded, and collected again with other contributions.
         let throws = loses_backup && chunk.rounds.stage() == Stage::Copies;
         if loses_backup || (is_promoted && backup.is_none()) {
-            // What is answered from now on may be known to this server alone: only to who knows that.
+            // From now on only this server may have what it acknowledges. So it answers only workers that know this decision.
             chunk.alone_since = epoch;
             self.reroute(index);
         }
@@ -158,7 +158,7 @@ impl LaneEngine {
         }
         before.iter_mut().flatten().for_each(|keep| self.streams.forget(keep));
         let chunk = &mut self.chunks[index as usize];
-        // Its version may be one that nobody else has.
+        // No other server may have its version.
         chunk.init_pending |= is_promoted && chunk.has_copies();
         if throws {
             self.end_streams_of_sum(index, role, out);
@@ -180,8 +180,9 @@ impl LaneEngine {
         self.places.retire(index);
     }
 
-    /// This server does not serve the chunk any more: who waits is told, and what was collected is let go; but for a round
-    /// that copies have confirmed, which ends here as it does there: half of it may be in what the rule keeps already.
+    /// This server does not serve the chunk any more. Waiting operations are answered, and collected contributions are released. A round
+    /// that replicas have confirmed is an exception: it ends here as it does there, because half of it may be in the rule's state
+    /// already.
     fn disengage(&mut self, index: u32) {
         let chunk = &mut self.chunks[index as usize];
         chunk.init_pending = false;
@@ -194,8 +195,8 @@ impl LaneEngine {
         chunk.key_buffers.writers().for_each(|rank| self.places.lapse(rank, index, self.epoch));
     }
 
-    /// Whoever waits is to come again, here or elsewhere, and what was collected of a round counts for nothing; but for one
-    /// that is past what copies confirm, which ends.
+    /// Waiting operations must be sent again, here or to another server. The contributions that a round has collected are discarded,
+    /// unless the round is past the stage in which replicas confirm it; such a round ends.
     fn reroute(&mut self, index: u32) {
         let chunk = &mut self.chunks[index as usize];
         for waiter in chunk.waiters.take_all() {
@@ -206,14 +207,14 @@ impl LaneEngine {
         self.release_held(index);
     }
 
-    /// Contributions that are not wanted any more, but for those that are still being read.
+    /// Releases contributions that are not needed any more, except those that are still being read.
     pub(super) fn release_held(&mut self, index: u32) {
         while let Some(held) = self.chunks[index as usize].rounds.take_unwanted() {
             self.release(index, held.rank, held.from);
         }
     }
 
-    /// A chunk of a tensor with norms is not part of the round that the others collect any more.
+    /// A chunk of a tensor with norms leaves the round that the tensor's other chunks collect.
     pub(super) fn leave_group(&mut self, index: u32) {
         let chunk = &mut self.chunks[index as usize];
         if let Some(group) = chunk.group
@@ -223,7 +224,7 @@ impl LaneEngine {
         }
     }
 
-    /// Chunks that were given up, and that nobody reads or writes any more, are free.
+    /// Frees chunks that were given up and that no peer reads or writes any more.
     pub(super) fn free_retired(&mut self, out: &mut Commands) {
         let Self { chunks, places, streams, groups, .. } = self;
         let is_used = |index: u32| !chunks[index as usize].is_unused() || streams.is_leaving(index);
@@ -242,7 +243,7 @@ impl LaneEngine {
         self.is_served(index).then_some(index)
     }
 
-    /// An operation on a chunk that is served elsewhere, or nowhere. What it says of this server's memory counts.
+    /// An operation on a chunk that this server does not serve. What the block says about this server's memory counts nevertheless.
     pub(super) fn misrouted(&mut self, peer: Rank, block: &Block, out: &mut Commands) {
         if !self.has_roles {
             return self.refuse(peer, block, Status::UnknownChunk);
@@ -270,8 +271,8 @@ impl LaneEngine {
         }
     }
 
-    /// A payload that was placed where the chunk was before this server gave it up and took it again: it is to come in a
-    /// slot. False where it is none of those.
+    /// Was the payload written into a key buffer of an earlier role, before this server gave the chunk up and received it again? Then the
+    /// worker must send it again, in a slot. False if not.
     pub(super) fn placed_before(
         &mut self,
         index: u32,
@@ -292,7 +293,7 @@ impl LaneEngine {
             self.peers.send_back(peer, block, Status::Granted, Vec::new());
             return true;
         }
-        // Of a buffer that went with an earlier role; its worker has not heard that the chunk is here again.
+        // The buffer ended with an earlier role. The worker has not received the decision that this server has the chunk again.
         let is_old = epoch < self.chunks[index as usize].since;
         if is_old {
             self.misrouted(peer, block, out);
@@ -300,8 +301,8 @@ impl LaneEngine {
         is_old
     }
 
-    /// A worker says by a batch which decisions it knows: buffers of chunks that were taken from here by those it does not
-    /// write any more.
+    /// A batch names the newest decision that its worker knows. If that decision, or an earlier one, took a chunk from this server, the
+    /// worker does not write the chunk's key buffers any more.
     pub(super) fn lapse(&mut self, rank: Rank, epoch: Epoch, out: &mut Commands) {
         let mut freed = false;
         while let Some(chunk) = self.places.next_lapsed(rank, epoch) {
@@ -314,22 +315,22 @@ impl LaneEngine {
     }
 }
 
-/// Weights that workers read where they lie, of chunks that this server does not serve any more. They stay as they are until each
-/// worker has said that it reads them no more, once and by a block of its own: its operations go elsewhere by then.
+/// Weights that workers still read in place, of chunks that this server does not serve any more. They stay unchanged until each worker has
+/// reported, once and with a separate block, that it does not read them any more. (Its operations go to another server by then.)
 impl LaneEngine {
-    /// Does a worker say that views which it had of a chunk while that was served here have ended?
+    /// Does the block report that the worker's views of a chunk that this server served before have ended?
     pub(super) fn is_farewell(&mut self, peer: Rank, block: &Block, out: &mut Commands) -> bool {
         let is_one = block.op == OpKind::Release && block.operation == Operation(0);
         if is_one {
             self.hide_retired(peer, block);
-            // What is shown of a chunk that is served again its operations speak of.
+            // If the chunk is served here again, the worker's operations report its views.
             let copy = self.index.get(&block.id).copied().filter(|index| !self.is_served(*index));
             if let Some(index) = copy {
                 self.chunks[index as usize].weights.hide(peer, block.reading);
                 self.finish_late(index, out);
             }
-            // A version that it keeps may be in a buffer that more than one version is in: it says so again when it keeps
-            // that one no more.
+            // The worker may still keep a version that shares a buffer with another one. It reports again when it has released that
+            // version.
             let of_it =
                 self.places.retired().iter().filter(|at| self.chunks[**at as usize].spec.id == block.id);
             let is_shown =
@@ -344,7 +345,7 @@ impl LaneEngine {
         is_one
     }
 
-    /// What a worker says of its reading goes for what was given up, too.
+    /// Applies a worker's report about its views to chunks that were given up, too.
     pub(super) fn hide_retired(&mut self, peer: Rank, block: &Block) {
         for index in self.places.retired() {
             let chunk = &mut self.chunks[*index as usize];

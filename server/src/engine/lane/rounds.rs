@@ -1,6 +1,6 @@
-//! What operations bring, on its way to their rounds: contributions and initial values are reduced in their turn, kept for it, read first, or
-//! sent back; and a round that is complete goes to copies, norms, a buffer and storage. [`Rounds`](crate::engine::rounds::Rounds) decides
-//! what comes when; who is answered is in `answers`.
+//! The payloads of operations, on their way to rounds. A contribution or initial value is reduced in its turn, held until its turn, read
+//! from the worker's memory first, or sent back. A complete round passes replicas, norms, a free buffer and storage.
+//! [`Rounds`](crate::engine::rounds::Rounds) decides the order, and `answers` answers operations.
 
 use super::LaneEngine;
 use crate::engine::command::{Addend, Command, Commands, Onto, Source, Verdict};
@@ -16,7 +16,7 @@ use proto_common::ids::Rank;
 pub(super) enum Taken {
     /// This version, or its deadline.
     Waits { version: u64 },
-    /// Nothing: it was an announcement, and its answer is on its way.
+    /// Nothing: it was an announcement, which is answered already.
     Answered,
 }
 
@@ -31,15 +31,15 @@ struct Asked<'a> {
 /// Where an operation's payload is.
 #[derive(Clone, Copy)]
 enum Payload {
-    /// Here: in the batch's slot, in the worker's key buffer, or where the worker has it and it can be read.
+    /// This thread can read it: in the batch's slot, in the worker's key buffer, or in the worker's own memory.
     Here(Source),
-    /// In the worker's memory, out of reach.
+    /// In the worker's memory, from which it must be copied first.
     There { region: u64, offset: u64 },
 }
 
 /// Operations.
 impl LaneEngine {
-    /// Does what an operation asks for at once; what it waits for then, or why not.
+    /// Executes an operation. Returns what it waits for then, or the status with which it is refused.
     pub(super) fn take(
         &mut self,
         index: u32,
@@ -69,7 +69,7 @@ impl LaneEngine {
                 self.announce(index, peer, block, keep);
                 return Ok(Taken::Answered);
             }
-            // What it announces came before.
+            // The announced payload has arrived already.
             BlockData::Announced { .. } => return Ok(Taken::Waits { version }),
         };
         match block.op {
@@ -80,8 +80,8 @@ impl LaneEngine {
         Ok(Taken::Waits { version })
     }
 
-    /// Sets the initial value, once, from the lowest rank that counts. The others send none: if those before it have left without
-    /// setting it, a worker is asked for its own.
+    /// Sets the initial value, once, from the lowest rank that counts. The other workers send none. If all workers of lower ranks have
+    /// left without setting it, the next worker is asked for its own.
     fn init(&mut self, asked: Asked<'_>, from: Payload, out: &mut Commands) -> Result<(), Status> {
         let Asked { chunk, peer, block } = asked;
         let is_setter = self.roster.setter() == peer;
@@ -92,7 +92,7 @@ impl LaneEngine {
                 return Err(Status::Unset);
             }
             (_, false, _) => {}
-            // One of the two has not heard yet who has come or left.
+            // The worker or this server has not received the newest roster yet.
             (true, true, _) if !is_setter => return Err(Status::Retry),
             (false, true, _) => self.pass_over(chunk, peer, from),
             (true, true, Payload::Here(source)) => {
@@ -115,8 +115,8 @@ impl LaneEngine {
         self.copy_initial(index);
     }
 
-    /// Takes a contribution: reduces it, or keeps it for its turn. The error says how it is to be sent again: at
-    /// another time, or in a slot.
+    /// Takes a contribution: reduces it, or holds it until its turn. The error says how the worker must send it again: later, or in
+    /// a slot.
     fn contribute(&mut self, asked: Asked<'_>, from: Payload, out: &mut Commands) -> Result<(), Status> {
         let Asked { chunk: index, peer, block } = asked;
         let is_broken = self.breaks(BrokenRule::Dedupe);
@@ -188,7 +188,7 @@ impl LaneEngine {
         Ok(())
     }
 
-    /// A payload that is not needed: its key buffer, if it lies in one, may be written again.
+    /// Releases a payload that is not needed. If it lies in a key buffer, the worker may write that buffer again.
     fn pass_over(&mut self, index: u32, peer: Rank, from: Payload) {
         if let Payload::Here(source) = from {
             self.fill(index, peer, source);
@@ -196,7 +196,8 @@ impl LaneEngine {
         }
     }
 
-    /// Reduces one contribution, if it is not left where its worker has it; the last one of a round is fused with the update.
+    /// Reduces one contribution. The first one of a round may stay in its worker's memory until the next one arrives. The last one is
+    /// fused with the update.
     fn fold(&mut self, index: u32, held: Held, out: &mut Commands) {
         let Held { rank, from, bytes, .. } = held;
         let Some((addend, is_last)) = self.chunks[index as usize].rounds.fold(held) else { return };
@@ -219,7 +220,7 @@ impl LaneEngine {
         self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
     }
 
-    /// The first contribution, if it is this one, is not left where its worker has it any longer.
+    /// If the first contribution of the round is still in its worker's memory, and is this one, it is reduced now.
     pub(super) fn fold_first(&mut self, index: u32, is_it: impl Fn(&Held) -> bool, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         let Some(first) = chunk.rounds.take_first(is_it) else { return };
@@ -229,7 +230,7 @@ impl LaneEngine {
         self.count(index, first.bytes, first.from);
     }
 
-    /// Reduces held contributions whose turn has come, and answers whoever can be answered.
+    /// Reduces held contributions whose turn has come, and answers the operations that can be answered.
     pub(super) fn advance(&mut self, index: u32, out: &mut Commands) {
         let mut next = Some(index);
         while let Some(index) = next {
@@ -246,13 +247,13 @@ impl LaneEngine {
         }
     }
 
-    /// Rounds that nobody is left for end without new weights. If the chunk has replicas, they get the new state.
+    /// Rounds in which no worker is expected any more end without new weights. If the chunk has replicas, they get the new state.
     fn pass_vacant(&mut self, index: u32) {
         let at = index as usize;
         let key = self.chunks[at].spec.id.key;
         self.chunks[at].rounds.renew(key, &self.roster);
         let mut has_passed = false;
-        // What a checkpoint is to copy stays as it is until then.
+        // A chunk that a checkpoint must copy stays unchanged until it is copied.
         while self.chunks[at].rounds.is_vacant(key, &self.roster)
             && self.chunks[at].is_served()
             && !self.chunks[at].is_due()
@@ -270,7 +271,7 @@ impl LaneEngine {
 
 /// The end of a round.
 impl LaneEngine {
-    /// If nothing is missing of a round any more, it ends: workers that it waited for have gone, or an initial value has come since.
+    /// Ends a round that waits for no contribution any more, because the missing workers have left or the initial value has arrived.
     pub(super) fn end_short(&mut self, index: u32, out: &mut Commands) {
         if self.chunks[index as usize].rounds.is_short() {
             self.fold_first(index, |_| true, out);
@@ -278,7 +279,7 @@ impl LaneEngine {
         }
     }
 
-    /// All that a round needs is here: it ends.
+    /// A round has all contributions. It is sent to the replicas, or ends at once if there are none.
     pub(super) fn complete(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
         if !self.chunks[index as usize].has_copies() {
             return self.end_round(index, last, out);
@@ -292,7 +293,7 @@ impl LaneEngine {
         }
     }
 
-    /// All that a round needs is here, and wherever there are copies.
+    /// A round has all contributions, and all replicas have confirmed it.
     pub(super) fn end_round(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
         let chunk = &self.chunks[index as usize];
         match (chunk.writable(), chunk.group) {
@@ -307,8 +308,8 @@ impl LaneEngine {
         }
     }
 
-    /// All have contributed to a chunk of a tensor with norms: its step and its share of the norms are computed, and the last
-    /// chunk finishes all of them.
+    /// A chunk of a tensor with norms has all contributions: its step and its share of the norms are computed. The last chunk of the
+    /// tensor finishes the round of all its chunks.
     fn prepare(&mut self, index: u32, group: u32, last: Option<Addend>, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         let (round, old) = (chunk.rounds.round(), chunk.weights.buffer());
@@ -334,7 +335,7 @@ impl LaneEngine {
         self.relief.wait(index);
     }
 
-    /// The round is complete and its weights have a place.
+    /// The round is complete, and there is a free buffer for its weights.
     fn finish(&mut self, index: u32, last: Option<Addend>, into: u8, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         chunk.begin_finish(index, out);
@@ -354,8 +355,8 @@ impl LaneEngine {
         self.note_published(index);
     }
 
-    /// What became of a round that storage has finished: the answer to `Command::Finish`, which the engine asks for where
-    /// values may not fit. Such a round ends without new weights, and all contributors get an error.
+    /// Storage has computed a round whose values may not fit their type, and reports whether they do. If they do not, the round ends
+    /// without new weights, and all contributors get an error.
     pub fn finished(&mut self, index: u32, verdict: Verdict, out: &mut Commands) {
         let stage = self.chunks.get(index as usize).map(|chunk| chunk.rounds.stage());
         let Some(Stage::Verdict { into }) = stage else { return };
@@ -365,7 +366,7 @@ impl LaneEngine {
         self.advance(index, out);
     }
 
-    /// Somebody reads less of a chunk: a round that is complete and waited for that ends, if its weights have a place now.
+    /// A chunk has one reader less. If a complete round waits for a buffer, and one is free now, the round ends.
     pub(super) fn finish_late(&mut self, index: u32, out: &mut Commands) {
         let chunk = &self.chunks[index as usize];
         let serves = chunk.is_served();
@@ -379,21 +380,21 @@ impl LaneEngine {
         }
     }
 
-    /// A chunk is not to be copied for a checkpoint any more: its round continues.
+    /// A checkpoint has copied the chunk, or does not need to any more: its round continues.
     pub(super) fn resume_round(&mut self, index: u32, out: &mut Commands) {
         let chunk = &self.chunks[index as usize];
         match (chunk.rounds.stage(), chunk.group) {
-            // It was not prepared while it was to be copied.
+            // It could not be prepared before the copy.
             (Stage::Buffer, Some(group)) => {
                 self.prepare(index, group, None, out);
                 self.advance(index, out);
             }
             (Stage::Buffer, None) => self.finish_late(index, out),
-            // Rounds that nobody is left for waited for it.
+            // Rounds without expected workers may have waited for the copy.
             _ => self.advance(index, out),
         }
         let chunk = &self.chunks[index as usize];
-        // It may have become a copy since: an image that had no place has one now.
+        // It may have become a replica meanwhile: there is a buffer now for an image that had none.
         if !chunk.is_served() && chunk.writable().is_some() {
             self.copies.say_ready(out);
         }
@@ -414,7 +415,7 @@ impl LaneEngine {
         self.relief.relieve(now_ms, &self.chunks, &mut self.placement, out);
     }
 
-    /// The weights of a buffer are in a spill block, too, where these workers copy them: one entry for each landing.
+    /// The weights of a buffer are now in a spill block, too, and these workers copy them from there. `moved` has one entry per landing.
     pub fn relieved(&mut self, index: u32, buffer: u8, spill: u32, moved: &[Rank], out: &mut Commands) {
         let Some(chunk) = self.chunks.get_mut(index as usize) else { return };
         if !chunk.weights.views.move_away(buffer & 1, spill, moved) {

@@ -95,7 +95,7 @@ impl LaneEngine {
         self.savings.pass(round, &mut self.chunks);
     }
 
-    /// Nothing comes of a checkpoint: what it holds up goes on.
+    /// Nothing comes of a checkpoint: what it holds up continues.
     pub fn drop_save(&mut self, round: u64, out: &mut Commands) {
         if !self.savings.drop(round, &self.chunks) {
             return;
@@ -134,9 +134,9 @@ impl LaneEngine {
         Some((index, state, buffer))
     }
 
-    /// A chunk is copied: what waited for that goes on. True when it was the checkpoint's last.
+    /// A chunk is copied: what waited for that continues. True when it was the checkpoint's last.
     pub fn saved(&mut self, index: u32, out: &mut Commands) -> bool {
-        // Before anything goes on: that may be what the next one begins with.
+        // Before anything continues: that may be what the next one begins with.
         let Some(is_last) = self.savings.copied() else { return false };
         if let Some(chunk) = self.chunks.get_mut(index as usize) {
             chunk.saving = Saving::Nothing;

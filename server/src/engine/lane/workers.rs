@@ -1,5 +1,5 @@
-//! What a lane is told of workers as such: who is there, who is to count, and from which round on. Who counts when is kept
-//! in `roster`; here is what becomes of the rounds that are open.
+//! Changes of the workers: a new roster, and workers that count from a round on. `roster` stores which workers count in which round; this
+//! file applies the changes to open rounds.
 
 use super::LaneEngine;
 use super::answers::answer_block;
@@ -9,24 +9,24 @@ use proto_common::batch::{Kept, OpKind, Reading, Status};
 use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
 use std::collections::BTreeMap;
 
-/// Nothing of what was shown is read any more.
+/// The worker reads no view any more.
 const NOTHING: Reading = Reading { from: Operation(u64::MAX), kept: Kept::None };
 
 impl LaneEngine {
-    /// May this life of a worker have a channel? Before the scheduler has said who is there, any may.
+    /// May this incarnation of a worker have a channel? Before the first roster, every incarnation may.
     #[must_use]
     pub fn admits(&self, rank: Rank, incarnation: Incarnation) -> bool {
         self.roster.admits(rank, incarnation)
     }
 
-    /// Has the scheduler said something newer than this?
+    /// Is there a newer roster than that of this epoch?
     #[must_use]
     pub fn knows_newer(&self, epoch: Epoch) -> bool {
         self.roster.is_stale(epoch)
     }
 
-    /// The scheduler says who is there, and who has left in good order. Channels of other lives are closed already. Rounds go
-    /// on without whom they need no more.
+    /// The scheduler sends the roster, and the workers that have left in good order. Channels of other incarnations are closed
+    /// already. Rounds continue without workers that are not expected any more.
     pub fn workers_changed(
         &mut self,
         epoch: Epoch,
@@ -45,8 +45,8 @@ impl LaneEngine {
         self.look_again(out);
     }
 
-    /// A worker is to count between two rounds: the first round of each tensor in which it could, which is not begun before
-    /// [`LaneEngine::count_from`] has said so, or the worker has gone. Of one that counts already, what was said of it.
+    /// A worker joins between two rounds. Returns the first round of each tensor in which it could count. That round is not begun before
+    /// [`LaneEngine::count_from`] is called, or the worker has left. For a worker that counts already, the rounds of the earlier answer.
     pub fn ask_rounds(&mut self, rank: Rank, incarnation: Incarnation) -> Vec<(Key, u64)> {
         if let Some(promised) = self.roster.promised(rank) {
             return promised;
@@ -64,7 +64,7 @@ impl LaneEngine {
         Vec::new()
     }
 
-    /// A worker counts from these rounds on; of tensors that are not named from the first.
+    /// A worker counts from these rounds on. For tensors that are not named, it counts from the first round on.
     pub fn count_from(
         &mut self,
         rank: Rank,
@@ -75,8 +75,8 @@ impl LaneEngine {
         let Some(is_new) = self.roster.count(rank, incarnation, rounds) else { return };
         let from: BTreeMap<_, _> = rounds.iter().copied().collect();
         for chunk in &mut self.chunks {
-            // Of one that has counted before contributions may be under way, to some chunks and not yet to others. A copy may be
-            // of before its server was told this; here that worker counted from the start.
+            // Contributions of a worker that counted before may be under way: some chunks have received them, others have not. A replica
+            // may come from a time before its server received this decision; at this server the worker counted from the start.
             let is_told = |_: &&u64| is_new || !chunk.is_served();
             if let Some(from) = from.get(&chunk.spec.id.key).filter(is_told) {
                 chunk.rounds.begin_count(rank, *from);
@@ -85,14 +85,14 @@ impl LaneEngine {
         self.look_again(out);
     }
 
-    /// A chunk is new here: where workers are to count, nothing of it is begun either.
+    /// A chunk is new here. If workers will count, no round of it is begun, either.
     pub(super) fn cover(&mut self, index: u32) {
         let chunk = &self.chunks[index as usize];
         let (key, round) = (chunk.spec.id.key, chunk.rounds.round());
         self.roster.cover(key, round);
     }
 
-    /// A life of a worker has a channel: of an earlier one numbers and views are over. What that contributed stays.
+    /// An incarnation of a worker has a channel. Operation numbers and views of an earlier incarnation end; its contributions stay.
     pub(super) fn begin_life(&mut self, rank: Rank, incarnation: Incarnation, out: &mut Commands) {
         if self.roster.is_new(rank, incarnation) {
             self.end_life(rank, out);
@@ -108,7 +108,7 @@ impl LaneEngine {
         }
     }
 
-    /// The workers that rounds need may have changed: a round that nothing is missing of any more ends.
+    /// The set of expected workers may have changed. A round that has all contributions now ends.
     fn look_again(&mut self, out: &mut Commands) {
         for index in 0..self.chunks.len() as u32 {
             let chunk = &mut self.chunks[index as usize];
@@ -122,7 +122,7 @@ impl LaneEngine {
         }
     }
 
-    /// If the worker that was to set the initial value is gone, the next one, which waits without a payload, is to set its own.
+    /// If the worker that had to set the initial value has left, the next worker, which waits without a payload, is asked for its own.
     fn ask_for_initial(&mut self, index: u32) {
         let Self { chunks, peers, roster, .. } = self;
         let Chunk { spec, rounds, waiters, .. } = &mut chunks[index as usize];

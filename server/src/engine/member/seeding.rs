@@ -58,7 +58,7 @@ impl Seeding {
         self.to.iter().filter(move |(_, parts)| is_complete(parts)).map(|(to, _)| *to)
     }
 
-    /// That life of a server is over, with all that it had.
+    /// That incarnation of a server has ended, with all that it had.
     pub(super) fn end(&mut self, to: Rank) {
         self.to.get_mut(&to).into_iter().flatten().for_each(|(_, part)| part.is_done = false);
     }

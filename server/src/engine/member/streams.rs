@@ -74,7 +74,7 @@ impl Streams {
         given_up
     }
 
-    /// That life is over. True where a dial to it is under way.
+    /// That incarnation has ended. True where a dial to it is under way.
     pub(super) fn end(&mut self, to: Rank) -> bool {
         self.to.remove(&to).is_some_and(|stream| matches!(stream.state, State::Dialling { .. }))
     }

@@ -1,5 +1,5 @@
-//! Which operations on one chunk were taken, of each worker: its contributions count once, and in order. Owns the numbers of
-//! operations. It must not know what an operation brings.
+//! Which operations of each worker on one chunk were taken, so that each contribution counts once, and in order. Owns the numbers of
+//! operations. It must not know the payload of an operation.
 //!
 //! ```text
 //!  a number:  beyond the next: Early        the next one: Fresh ──mark_taken──▶ taken: Repeated
@@ -7,26 +7,26 @@
 //!                                              └── reopen: it was lost ───────────┘
 //! ```
 //!
-//! If an operation were taken before those that are before it, a worker's contributions to two rounds could change places.
+//! If an operation were taken before an earlier one, a worker's contributions to two rounds could be exchanged.
 
 use super::held::Held;
 use crate::engine::numbers::Numbers;
 use proto_common::ids::{Operation, Rank};
 use std::cmp::Ordering;
 
-/// How an operation's number stands to those that its worker sent before.
+/// An operation's number, compared with those that its worker sent before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Number {
     /// It is the next one.
     Fresh,
-    /// It came before, and was taken.
+    /// It was taken before.
     Repeated,
-    /// One before it has not come.
+    /// An earlier one has not arrived.
     Early,
 }
 
-/// An operation that was taken, and then lost with the channel that its payload was read over, or that came without the initial
-/// value that its worker was asked for since: when it comes again it is new.
+/// An operation that counts as new when it is sent again: its payload was lost with the channel over which it was read, or it had no
+/// initial value, for which its worker was asked since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reopened {
     rank: Rank,
@@ -38,9 +38,9 @@ struct Reopened {
 /// See the module.
 #[derive(Debug)]
 pub(in crate::engine) struct Order {
-    /// Last operation taken, by worker.
+    /// The last operation that was taken, by worker.
     taken: Numbers,
-    /// Operations up to those that are to come again. Never more than workers have under way.
+    /// Operations that must be sent again. Never more than workers have in flight.
     reopened: Vec<Reopened>,
 }
 
@@ -49,8 +49,8 @@ impl Order {
         Self { taken: Numbers::new(workers), reopened: Vec::new() }
     }
 
-    /// Is this operation its worker's next one? One that was lost goes before all behind it, taken or not. Those before
-    /// `first_open` have been answered, here or by a server that had the chunk before.
+    /// Is this operation its worker's next one? A lost operation precedes all later ones, whether these were taken or not. Operations
+    /// before `first_open` have been answered, here or by the server that had the chunk before.
     pub(in crate::engine) fn number(
         &mut self,
         rank: Rank,
@@ -68,20 +68,20 @@ impl Order {
         }
     }
 
-    /// An operation is taken, or refused for good: it is not awaited any more.
+    /// An operation is taken, or refused finally. It is not awaited any more.
     pub(in crate::engine) fn mark_taken(&mut self, rank: Rank, operation: Operation) {
         self.taken.raise(rank, operation.0);
         self.reopened.retain(|open| open.rank != rank || open.operation != operation);
     }
 
-    /// A contribution was lost: its operation is to come again.
+    /// A contribution was lost: its operation must be sent again.
     pub(super) fn reopen(&mut self, held: &Held) {
         let Held { rank, round, operation, .. } = *held;
         self.reopened.push(Reopened { rank, operation, round });
     }
 
-    /// A worker is asked for its initial value, which it did not send with this operation: the operation is to come again. Nothing is
-    /// reduced before, or a round could be made of zeros.
+    /// A worker is asked for its initial value, which it did not send with this operation. It must send the operation again. Nothing is
+    /// reduced before; otherwise a round could start from zeros.
     pub(in crate::engine) fn ask_initial(&mut self, rank: Rank, operation: Operation) {
         let asked = Reopened { rank, operation, round: 0 };
         if !self.reopened.contains(&asked) {
@@ -89,23 +89,23 @@ impl Order {
         }
     }
 
-    /// Is the initial value to come, or to come again?
+    /// Must the initial value be sent, or sent again?
     pub(super) fn awaits_initial(&self) -> bool {
         self.reopened.iter().any(|open| open.round == 0)
     }
 
-    /// Is an operation of the same worker to come again that is before this contribution's?
+    /// Must the worker send an operation again that precedes this contribution's?
     pub(super) fn awaits_before(&self, held: &Held) -> bool {
         self.reopened.iter().any(|open| open.rank == held.rank && open.operation < held.operation)
     }
 
-    /// A worker's numbers begin anew, and what it was to send again is not awaited.
+    /// A worker's numbers begin anew. Operations that it had to send again are not awaited any more.
     pub(super) fn forget(&mut self, rank: Rank) {
         self.taken.forget(rank);
         self.reopened.retain(|open| open.rank != rank);
     }
 
-    /// What comes again is new: a worker says how far its operations are.
+    /// Operations that are sent again count as new: each worker reports which of its operations were answered.
     pub(super) fn clear(&mut self) {
         self.reopened.clear();
         self.taken.clear();

@@ -208,7 +208,7 @@ impl Rounds {
     }
 
     /// Takes a held contribution that can be applied, where each is an update of its own: those of workers that have made
-    /// few go first, and each worker's in order, none before one that is to come again.
+    /// few go first, and each worker's in order, none before one that must be sent again.
     pub(super) fn take_single(&mut self) -> Option<Held> {
         let order = &self.order;
         self.held.take_in_turn(|held| !order.awaits_before(held))

@@ -1,7 +1,7 @@
 //! The fault laboratory: whole clusters in one process and in virtual time. The scheduler's engine, the member engines and
-//! the lane runtimes of servers and workers are the ones that ship; around them are simulated control connections, a
-//! simulated fabric, processes that die and come again, clocks that run at their own rates, and an oracle that knows every
-//! version's bits.
+//! the lane runtimes of servers and workers are the ones that ship. Around them are simulated control connections, a
+//! simulated fabric, processes that crash and restart, clocks that run at different rates, and an oracle that knows the bits of every
+//! version.
 //!
 //! ```text
 //! let mut lab = Lab::new(seed, shape);      processes start, and register

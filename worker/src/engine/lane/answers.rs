@@ -1,4 +1,4 @@
-//! Results: which are believed, and what each answer does to its part. Names of tensors are added to errors by the handle.
+//! Result batches: which are accepted, and what each answer does to its part. The handle adds names of tensors to errors.
 
 use super::{LaneEngine, ResultContext};
 use crate::engine::command::{Command, Commands};
@@ -13,14 +13,14 @@ use proto_common::ids::Rank;
 use proto_common::limits::RANKS_LISTED_MAX;
 
 impl LaneEngine {
-    /// A server says that results lie in a slot of our inbox: may it be read?
+    /// A server notifies that results lie in a slot of our inbox. May the slot be read?
     pub fn notified(&mut self, server: Rank, grant: SlotGrant, out: &mut Commands) -> bool {
         let Some(link) = self.link(server).filter(|link| link.is_up()) else { return false };
         let checked = link.check(grant);
         self.is_new(server, checked, out)
     }
 
-    /// A result batch has come.
+    /// A result batch has arrived.
     pub fn results(&mut self, context: &ResultContext<'_>, now_ms: u64, out: &mut Commands) {
         self.now_ms = now_ms;
         let (server, header, config) = (context.server, context.header, self.config);
@@ -120,8 +120,8 @@ impl LaneEngine {
         self.end_part(index, part.spec, block.count.round(), failure, out);
     }
 
-    /// A part is answered: an announcement holds its chunk up no more, and a buffer is free again where the server
-    /// has done with what lies in it.
+    /// A part is answered. An announced part no longer delays its chunk, and a key buffer may be written again if the server does not
+    /// need its content any more.
     fn settle_buffer(&mut self, part: &Part, data: BlockData, status: Status) {
         let (id, server) = (part.spec.id, part.spec.server);
         match data {
@@ -137,8 +137,8 @@ impl LaneEngine {
         }
     }
 
-    /// The server answers an announcement, or says that it has no room for what a reference names. The error is what
-    /// it did wrong.
+    /// The server answers an announcement, or reports that it has no room for a payload that it was to read. The error names what the
+    /// server did wrong.
     fn granted(&mut self, part: &Part, data: BlockData, block: &Block) -> Result<(), &'static str> {
         let (id, server) = (part.spec.id, part.spec.server);
         let buffer = KeyBuffer::answered(part.spec.bytes, data, block.landing, self.now_ms)?;
@@ -149,8 +149,8 @@ impl LaneEngine {
         Ok(())
     }
 
-    /// Passes on where weights lie that are to be read there. False where the server does not say it, or says it of what
-    /// was to land: it is not believed any more.
+    /// Passes on the address of weights that are read as a view. False if the answer has no address although a view was requested, or has
+    /// one although none was: the channel is then closed.
     fn shown(&mut self, server: Rank, part: &Part, block: &Block, out: &mut Commands) -> bool {
         let Some(submit) = self.ops.get(part.op).map(|op| &op.submit) else { return true };
         if !block.view && !submit.view {
@@ -166,7 +166,7 @@ impl LaneEngine {
         true
     }
 
-    /// Keeps whom the server waits for before it can take a part: an operation that ends late names them.
+    /// Stores the ranks that the server waits for before it can take a part. The error of an operation at its deadline names them.
     fn note_awaited(&mut self, index: u32, op: u32, block: &Block, payload: &[u8]) {
         let missing = listed(block, payload);
         let says_why = !missing.is_empty() || block.status == Status::CallRoom;
@@ -178,8 +178,8 @@ impl LaneEngine {
         }
     }
 
-    /// A part is sent again, and once too often without its payload: then the server knows that its number is used up,
-    /// and takes what follows it on the chunk.
+    /// The payload of a part changed on the way, and the part is sent again. After too many attempts it is sent without its payload, so
+    /// that the server knows that its number is used up, and takes later parts of the chunk.
     fn changed_on_the_way(&mut self, index: u32, part: Part, server: Rank, out: &mut Commands) {
         self.stats.retries += 1;
         self.put_back(index, part);
@@ -194,9 +194,9 @@ impl LaneEngine {
         }
     }
 
-    /// A server could not take a part. It waits in its place, with what follows it on the chunk: to send them
-    /// in another order would only make them come back again. It is not in flight any more, or enough of
-    /// them would keep each other from going out.
+    /// A server could not take a part. It waits in its old place, before the later parts of the chunk: if these were sent first, the server
+    /// would only return them. The part does not count as in flight meanwhile. Otherwise enough such parts would reach the limit, and no
+    /// part could be sent.
     pub(super) fn put_back(&mut self, index: u32, part: Part) {
         self.requeue(index, part);
         if !self.chunks.hold(part.chunk, part.spec.server, self.now_ms) {
@@ -204,7 +204,7 @@ impl LaneEngine {
         }
     }
 
-    /// A part that was sent waits again, in its place.
+    /// A part that was sent is queued again, in its old place.
     pub(super) fn requeue(&mut self, index: u32, part: Part) {
         if let Some(link) = self.link(part.spec.server) {
             link.answered();
@@ -219,7 +219,7 @@ impl LaneEngine {
         chunk.take_back(index, |other| order(other) < part.order);
     }
 
-    /// The error that a server's answer means, if it means one.
+    /// The error of a server's answer, if its status is an error.
     fn failure(&self, server: Rank, part: &Part, block: &Block, payload: &[u8]) -> Option<OpError> {
         let (subject, chunk, version) = (Subject::default(), block.id, block.count.round());
         let of = self.ops.get(part.op);
@@ -260,7 +260,7 @@ impl LaneEngine {
         Some(error)
     }
 
-    /// A part has ended, well or not.
+    /// A part has ended, with success or failure.
     pub(super) fn end_part(
         &mut self,
         index: u32,
@@ -297,7 +297,7 @@ impl LaneEngine {
     }
 }
 
-/// The ranks that a result lists, as many as are listed at most.
+/// The ranks that a result lists, up to the maximum.
 fn listed(block: &Block, payload: &[u8]) -> Vec<Rank> {
     let BlockData::Inline { offset } = block.data else { return Vec::new() };
     let end = offset.saturating_add(block.bytes);

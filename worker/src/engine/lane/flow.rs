@@ -1,4 +1,4 @@
-//! What goes out and when: packs parts into batches as credits allow, and says what is owed.
+//! What is sent, and when: packs parts into batches as credits allow, and returns slots and reports that are due.
 
 use super::LaneEngine;
 use crate::engine::command::{Command, Commands, PartBlock};
@@ -6,12 +6,12 @@ use crate::engine::part::State;
 use proto_common::batch::{Block, BlockData, Landing, Status};
 use proto_common::ids::Rank;
 
-/// A batch that refers to so much is sent: what it brings is under way while the next one is made.
+/// A batch that refers to this many bytes is sent, so that the server can begin with it while the next one is packed.
 const REFERENCED_BYTES_MAX: u64 = 4 << 20;
 
 impl LaneEngine {
-    /// Packs what may go into batches, at most `batches` of them, and says what is owed. Called after each
-    /// burst of events.
+    /// Packs parts that can be sent into at most `batches` batches, and returns slots and reports that are due. Called after each burst
+    /// of events.
     pub fn flush(&mut self, batches: usize, now_ms: u64, out: &mut Commands) {
         self.now_ms = now_ms;
         while let Some(at) = self.chunks.release(now_ms) {
@@ -102,7 +102,7 @@ impl LaneEngine {
         Some(PartBlock { op: submit.op, offset, block: part.as_sent(block) })
     }
 
-    /// Is it its chunk's turn, and this part's? Not if an earlier one came back since it was put in the queue.
+    /// May this part be sent now? Not if an earlier part of the chunk was returned since this one was queued.
     fn is_next(&self, index: u32) -> bool {
         self.parts.get(index).is_some_and(|part| self.chunks[part.chunk].is_next(index))
     }

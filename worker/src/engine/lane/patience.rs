@@ -8,7 +8,7 @@
 //! | other workers | a warning names them, and the operation is sent again with new time, until it has waited for `busy_ms` |
 //!
 //! An operation that is sent again counts once. If a worker that is waited for is silent or fails, the scheduler decides: the job ends,
-//! rounds go on without it, or it may rejoin within `deadlines.rejoin_ms` (`cluster.worker_loss`). So `busy_ms` is a bound for workers
+//! rounds continue without it, or it may rejoin within `deadlines.rejoin_ms` (`cluster.worker_loss`). So `busy_ms` is a bound for workers
 //! that are alive. Without this rule, a worker that evaluates for a minute would end the training of all others.
 //!
 //! Operations that wait in this lane behind such an operation, on the same chunk, get the new time, too. No server has received them, so

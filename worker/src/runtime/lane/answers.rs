@@ -1,5 +1,5 @@
-//! What a lane takes in from servers: reads their result batches, and maps the memory that weights are shown in. What
-//! follows from an answer, the engine decides.
+//! Receives results from servers: reads their result batches, and maps the memory in which weights are read as views. The engine decides
+//! what follows from an answer.
 
 use super::{LaneDriver, LaneError};
 use crate::engine::ResultContext;

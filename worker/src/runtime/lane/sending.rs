@@ -14,7 +14,7 @@ use proto_common::ids::Rank;
 const BACKLOG_MAX: usize = 1 << 16;
 
 impl<Q: CompletionQueue> LaneDriver<Q> {
-    /// Encodes a batch and gathers its payload from where it lies.
+    /// Encodes a batch and gathers its payload from the gradients' own memory.
     pub(super) fn send(
         &mut self,
         server: Rank,

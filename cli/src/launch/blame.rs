@@ -48,7 +48,8 @@ impl Blame {
 
 /// What the scheduler says of the member that ended the job, in its last lines. Its log may repeat other texts with errors.
 fn named(scheduler_said: &[String]) -> Option<&str> {
-    let mut errors = scheduler_said.iter().filter_map(|line| line.strip_prefix("gradwire-scheduler: error: "));
+    let mut errors =
+        scheduler_said.iter().filter_map(|line| line.strip_prefix("gradwire-scheduler: error: "));
     errors.find(|error| error.contains(" failed: "))
 }
 

@@ -94,12 +94,12 @@ impl Loop {
         self.start.elapsed().as_millis() as u64
     }
 
-    /// The lane's milliseconds; what it records has the same moment.
-    fn look_at_clock(&mut self) -> u64 {
+    /// The moment, and the lane's milliseconds; what it records has the same moment.
+    fn look_at_clock(&mut self) -> (Instant, u64) {
         let now = Instant::now();
         let now_ms = now.saturating_duration_since(self.start).as_millis() as u64;
         self.lane.saw(now, now_ms);
-        now_ms
+        (now, now_ms)
     }
 
     fn run(mut self) -> Result<(), LaneError> {
@@ -117,7 +117,7 @@ impl Loop {
                     Err(TryRecvError::Empty) => break,
                 }
             }
-            let now_ms = self.look_at_clock();
+            let (now, now_ms) = self.look_at_clock();
             busy |= self.lane.take(now_ms)?;
             // Before answers are sent: a handler must not begin a call after its worker was told that the call has ended.
             while let Some(event) = self.lane.next_call_event() {
@@ -132,7 +132,7 @@ impl Loop {
                 idle_since = None;
                 continue;
             }
-            if idle_since.get_or_insert_with(Instant::now).elapsed() < self.spin {
+            if now.saturating_duration_since(*idle_since.get_or_insert(now)) < self.spin {
                 spins = spins.wrapping_add(1);
                 if spins.is_multiple_of(SPINS_PER_YIELD) {
                     // A worker on this host may be waiting for this very core.

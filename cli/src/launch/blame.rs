@@ -54,7 +54,7 @@ fn named(scheduler_said: &[String]) -> Option<&str> {
 }
 
 /// The failure of the member that the scheduler names.
-pub(super) fn named_in(blames: &[Blame], scheduler_said: &[String]) -> Option<usize> {
+fn named_in(blames: &[Blame], scheduler_said: &[String]) -> Option<usize> {
     let error = named(scheduler_said)?;
     blames.iter().position(|blame| error.starts_with(&format!("{} failed: ", blame.id)))
 }
@@ -66,4 +66,25 @@ pub(super) fn first_of(suspects: &[Blame], scheduler_said: &[String]) -> Option<
         Some(_) => named_in(suspects, scheduler_said),
         None => suspects.iter().position(|blame| !blame.is_echo()),
     }
+}
+
+/// The failure to blame at the end, if there is any. `lost`: failures that the job had survived at first.
+pub(super) fn most_likely(
+    mut suspects: Vec<Blame>,
+    lost: &mut Vec<Blame>,
+    scheduler_said: &[String],
+) -> Option<Blame> {
+    if suspects.is_empty() {
+        return None;
+    }
+    let named = named_in(lost, scheduler_said);
+    let of_own = || suspects.iter().position(|blame| !blame.reports_another()).filter(|_| named.is_none());
+    let first = first_of(&suspects, scheduler_said);
+    let first = first.or_else(|| suspects.iter().position(|blame| !blame.is_echo())).or_else(of_own);
+    Some(match first {
+        Some(at) => suspects.swap_remove(at),
+        // If only echoes are left, the cause is a failure that the job had survived at first.
+        None if !lost.is_empty() => lost.remove(named.unwrap_or(0)),
+        None => suspects.swap_remove(0),
+    })
 }

@@ -2,7 +2,7 @@
 //! to exit, then SIGTERM, then SIGKILL.
 
 use super::args::LaunchArgs;
-use super::blame::{Blame, First, first_of, named_in};
+use super::blame::{Blame, First, first_of, most_likely};
 use super::child::{self, Handle, Running, ending};
 use super::failed::Failed;
 use super::guard::{Guard, kill_group};
@@ -520,21 +520,8 @@ impl Supervisor {
 
     /// Reports the first failure, once. Later failures are effects.
     async fn say_blame(&mut self) {
-        let mut suspects = std::mem::take(&mut self.suspects);
-        if suspects.is_empty() {
-            return;
-        }
-        let said = self.scheduler_said.lines();
-        let lost = named_in(&self.lost, &said);
-        let of_own = || suspects.iter().position(|blame| !blame.reports_another()).filter(|_| lost.is_none());
-        let first = first_of(&suspects, &said);
-        let first = first.or_else(|| suspects.iter().position(|blame| !blame.is_echo())).or_else(of_own);
-        let blame = match first {
-            Some(at) => suspects.swap_remove(at),
-            // If only echoes are left, the cause is a failure that the job had survived at first.
-            None if !self.lost.is_empty() => self.lost.remove(lost.unwrap_or(0)),
-            None => suspects.swap_remove(0),
-        };
+        let suspects = std::mem::take(&mut self.suspects);
+        let Some(blame) = most_likely(suspects, &mut self.lost, &self.scheduler_said.lines()) else { return };
         let Blame { id, on, code, words, tail, .. } = blame;
         self.verdict = Some(code);
         let failed = if self.is_part { "failed" } else { "failed first" };

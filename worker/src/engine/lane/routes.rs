@@ -26,7 +26,8 @@ impl LaneEngine {
                     (part.spec.server, part.told_ms) = (*server, None);
                 }
             }
-            (moved.insert(at), ids.insert(*id));
+            moved.insert(at);
+            ids.insert(*id);
         }
         self.chunks.forget_retries(&moved);
         let stays = |part: &Part| !moved.contains(&part.chunk);

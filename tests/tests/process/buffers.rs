@@ -154,7 +154,9 @@ fn remapped_memory_never_arrives_under_an_old_entry(driver: Driver) {
     }
     assert!(reused > 0, "no owner lay where another had lain: nothing was tested");
     let stats = client.registrations();
-    assert_eq!((stats.hits, stats.copies, stats.registered), (4, 4, 0));
+    // Servers that share memory read such large ones in the pool, to which each is copied.
+    let sent_there = if driver == Driver::Shm { 0 } else { 4 };
+    assert_eq!((stats.hits, stats.copies, stats.registered), (sent_there, sent_there, 0));
     cluster.assert_no_panic();
 }
 

@@ -10,7 +10,6 @@ with `--interface` it also prints what rank 0's host sends, as a share of the te
 """
 
 import argparse
-import os
 import pathlib
 import statistics
 import time
@@ -18,8 +17,8 @@ import time
 import torch
 import torch.distributed as dist
 
-import gradwire
 import gradwire.torch as bps
+from beside_gloo import joined
 
 SIZES = [16, 1024, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 
@@ -82,16 +81,11 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.3, help="of one block (default 0.3)")
     parser.add_argument("--interface", help="whose sent bytes are printed")
     args = parser.parse_args()
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29517")
-    with gradwire.connect() as client:
-        dist.init_process_group("gloo", rank=client.rank, world_size=client.workers)
+    with joined() as client:
         if client.rank == 0:
-            print(f"{client.workers} workers, {client.transport}, {torch.get_num_threads()} threads of torch")
             print(f"{'bytes':>10} {'Gradwire ms':>12} {'gloo ms':>10} {'ratio':>7}")
         for size in args.bytes:
             compared(client, size, args)
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

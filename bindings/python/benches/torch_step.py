@@ -11,7 +11,6 @@ adds, with its quartiles. Each way trains a model of its own, from the same numb
 
 import argparse
 import copy
-import os
 import statistics
 import time
 
@@ -19,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import gradwire
 import gradwire.torch as bps
+from beside_gloo import joined
 
 
 def mlp(layers):
@@ -93,14 +92,8 @@ def main():
     parser.add_argument("--turns", type=int, default=9, help="how often each way is measured (default 9)")
     parser.add_argument("--seconds", type=float, default=0.5, help="of one block (default 0.5)")
     args = parser.parse_args()
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29517")
-    with gradwire.connect() as client:
-        dist.init_process_group("gloo", rank=client.rank, world_size=client.workers)
-        if client.rank == 0:
-            print(f"{client.workers} workers, {client.transport}, {torch.get_num_threads()} threads of torch")
+    with joined() as client:
         compared(client, args)
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

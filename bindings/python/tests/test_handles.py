@@ -84,6 +84,7 @@ def test_a_busy_worker_is_waited_for_with_a_warning(capfd: pytest.CaptureFixture
         assert (handle.wait() == 2).all()
 
         def later() -> None:
+            # Longer than operation_ms: that so much time passes is what the other is warned of.
             time.sleep(1.5)
             clients[1].barrier("late")
 

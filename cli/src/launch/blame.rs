@@ -41,9 +41,13 @@ impl Blame {
 
     /// Its code reports the failure of another process.
     pub(super) fn reports_another(&self) -> bool {
-        self.has_ended
-            && [ExitCode::MemberDied as u8, ExitCode::SchedulerUnreachable as u8].contains(&self.code)
+        self.has_ended && reports_another(self.code)
     }
+}
+
+/// Does a process with this exit code report the failure of another one?
+pub(super) fn reports_another(code: u8) -> bool {
+    [ExitCode::MemberDied as u8, ExitCode::SchedulerUnreachable as u8].contains(&code)
 }
 
 /// What the scheduler says of the member that ended the job, in its last lines. Its log may repeat other texts with errors.

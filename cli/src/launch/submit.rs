@@ -2,6 +2,7 @@
 //! first, and passes the output of the tasks through unchanged. Must not start processes of the cluster.
 
 use super::args::LaunchArgs;
+use super::blame::reports_another;
 use super::guard::{Guard, kill_group};
 use super::hosts;
 use super::kind::Kind;
@@ -185,8 +186,7 @@ async fn listen(pipe: impl AsyncRead + Unpin, printer: &Printer) -> Option<u8> {
             return cause.or(echo);
         }
         if let Some(code) = code_of(&line) {
-            let is_echo = [ExitCode::MemberDied as u8, ExitCode::SchedulerUnreachable as u8].contains(&code);
-            if is_echo {
+            if reports_another(code) {
                 echo.get_or_insert(code)
             } else {
                 cause.get_or_insert(code)

@@ -28,8 +28,8 @@ pub(super) enum LaneMessage {
         change: RuleChange,
         reply: oneshot::Sender<Result<(), NotTaken>>,
     },
-    /// Who is there, and who has left in good order: channels of other lives end, and rounds continue without them as the cluster's
-    /// settings say. Before any of these lives is attached.
+    /// Workers that are there, and those that have left in good order. Channels of every other incarnation end, and rounds continue
+    /// without it as the cluster's settings say. Comes before a channel of one of these incarnations is attached.
     Workers {
         epoch: Epoch,
         present: Arc<[(Rank, Incarnation)]>,

@@ -319,7 +319,7 @@ inline void Postoffice::Barrier(int customer_id, int group, bool) {
 inline void Postoffice::Finalize(int customer_id, bool do_barrier) {
   if (do_barrier) {
     const GradwireCode code = Meet(customer_id, kScheduler + kServerGroup + kWorkerGroup);
-    // Where others have left without it, or the job has ended, there is nothing to wait for. How it ended is told below.
+    // If others have left without it, or the job has ended, there is nothing to wait for. How the job ended is reported below.
     if (code != GRADWIRE_CODE_OK) LOG(WARNING) << "leaving without the others: " << gradwire_last_error();
   }
   Finish();
@@ -415,7 +415,7 @@ inline Customer::~Customer() {
   Postoffice::Get()->RemoveCustomer(this);
   tasks()->Close();
   if (IsOwnThread()) {
-    // It goes on with what deletes this, and ends by itself.
+    // The thread that deletes this object cannot join itself; it ends after the destructor.
     thread_.detach();
   } else {
     thread_.join();

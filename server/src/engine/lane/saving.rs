@@ -56,6 +56,11 @@ impl LaneEngine {
     /// way ends without being complete.
     pub fn begin_save(&mut self, round: u64, now: bool, out: &mut Commands) -> bool {
         if self.savings.is_known(round, now) {
+            // This lane may have begun the same round by itself, before it heard that a worker waits for it. The worker trains on
+            // only when it has its checkpoint: chunks that nobody contributes to would wait for a round that never comes.
+            if now {
+                self.pass_save(round);
+            }
             return false;
         }
         if let Some((current, _)) = self.savings.current() {

@@ -89,6 +89,23 @@ fn a_chunk_without_contributions_is_copied_once_others_have_gone_on() {
     assert_eq!(due(&mut rig), Some((0, 6)));
 }
 
+/// The order came a moment after the lane had begun the same round by itself. Without it the second chunk waited for a contribution
+/// of the worker that waited for the checkpoint.
+#[test]
+fn a_worker_that_waits_for_one_that_began_by_itself_is_not_waited_for() {
+    let mut rig = rig();
+    rig.engine.savings().begin_every(1);
+    rig.send_wanting(0, 4, &[of(1, push(1, 1))]);
+    assert_eq!(rig.engine.savings().next_news(), Some(SavingNews::Begun(1)));
+    assert!(!saved(&mut rig, 0).0);
+    let mut out = Commands::default();
+    assert!(!rig.engine.begin_save(1, false, &mut out), "it has begun");
+    assert_eq!(due(&mut rig), None);
+    assert!(!rig.engine.begin_save(1, true, &mut out), "it has begun");
+    assert_eq!(due(&mut rig), Some((1, 0)));
+    assert!(saved(&mut rig, 1).0);
+}
+
 #[test]
 fn one_that_is_given_up_holds_nothing_up_any_more() {
     let mut rig = rig();

@@ -226,6 +226,9 @@ impl Savings {
     /// Nothing comes of a checkpoint. True where it was under way: then each chunk is to be released.
     pub(super) fn drop(&mut self, round: u64, chunks: &[Chunk]) -> bool {
         if self.current.take_if(|current| current.round == round).is_none() {
+            // This lane's part may be complete. If the round counted as over here, it could not be begun once more for a worker that
+            // asks for it.
+            self.dropped = self.dropped.or((self.last_round == round).then_some(round));
             return false;
         }
         // It may have been of a round far ahead: those before that are still to have theirs.
@@ -331,6 +334,10 @@ mod tests {
         assert!(savings.is_known(1, false));
         // It is too late where training has gone on.
         assert!(savings.drop(1, &chunks));
+        // So does one of which this lane had copied everything.
+        savings.begin(1, false, &mut chunks);
+        assert_eq!((savings.copied(), savings.copied()), (Some(false), Some(true)));
+        assert!(savings.is_known(1, false) && !savings.drop(1, &chunks) && !savings.is_known(1, false));
         savings.begin_every(0);
         publish(&mut savings, 0, &mut chunks);
         assert_eq!(savings.is_past(1, &chunks), Some(2));

@@ -78,9 +78,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             CheckpointOrder::Drop { round } => self.drop_save(*round),
             CheckpointOrder::Reset => {
                 let copying = self.engine.saving().map(|(round, _)| round);
-                let with_rows =
-                    self.saves.begun.filter(|_| !self.saves.rows.is_empty()).map(|(round, _)| round);
-                if let Some(round) = copying.or(with_rows) {
+                if let Some(round) = copying.or(self.saves.begun.map(|(round, _)| round)) {
                     self.drop_save(round);
                 }
             }

@@ -3,7 +3,6 @@
 //! disturb whom it looks at.
 
 use super::cluster::{Cluster, Seat};
-use super::report::median;
 use super::watch::Watch;
 use crate::status::{Whose, get};
 use proto_common::ids::Role;
@@ -25,6 +24,9 @@ const NAMES: [&str; 3] = ["rss_bytes", "open_files", "registered_bytes"];
 const MIB: f64 = 1_048_576.0;
 /// A life is judged that had so many seconds: pools find their size in the first quarter.
 const JUDGED_S: f64 = 60.0;
+/// A seat with so many lives is judged by one number for each life. Some lives take 2 MiB more than others from their first
+/// second; one such life that lasts long would otherwise be most of a quarter of the time.
+const LIVES: usize = 8;
 
 /// One process at one moment.
 #[derive(Clone, Debug)]
@@ -44,7 +46,8 @@ pub(super) struct Flat {
     pub(super) pid: Option<u32>,
     pub(super) seconds: f64,
     pub(super) what: &'static str,
-    /// Medians of the second and of the last quarter of the time; none where it could never be read in one of them.
+    /// Medians of the second and of the last quarter, of the time or of the lives; none where it could never be read in one
+    /// of them.
     pub(super) second: Option<f64>,
     pub(super) last: Option<f64>,
     pub(super) is_flat: bool,
@@ -135,37 +138,74 @@ impl Soak {
     /// Of each life that is long enough, and of each seat.
     pub(super) fn verdicts(&self) -> Vec<Flat> {
         let mut verdicts = Vec::new();
+        let mut seats: BTreeMap<Seat, Vec<Vec<&Sample>>> = BTreeMap::new();
         for ((seat, _), samples) in self.lives() {
-            judge(seat, samples.first().map(|sample| sample.pid), &samples, &mut verdicts);
+            let pid = samples.first().map(|sample| sample.pid);
+            judge(seat, pid, &samples, &mut verdicts, |column| by_time(&samples, column));
+            seats.entry(seat).or_default().push(samples);
         }
-        let seats: BTreeSet<Seat> = self.samples.iter().map(|sample| sample.seat).collect();
-        for seat in seats {
-            let samples: Vec<&Sample> = self.samples.iter().filter(|sample| sample.seat == seat).collect();
-            judge(seat, None, &samples, &mut verdicts);
+        for (seat, lives) in seats {
+            let samples = lives.concat();
+            judge(seat, None, &samples, &mut verdicts, |column| match lives.len() {
+                ..LIVES => by_time(&samples, column),
+                _ => by_life(&lives, column),
+            });
         }
         verdicts
     }
 }
 
-/// Compares the last quarter of the time with the second: the first is for pools that find their size.
-fn judge(seat: Seat, pid: Option<u32>, samples: &[&Sample], verdicts: &mut Vec<Flat>) {
-    let (Some(first), Some(end)) = (samples.first(), samples.last()) else { return };
+/// Of the second and of the last quarter; none where nothing could be read.
+type Quarters = [Option<f64>; 2];
+
+/// The middle of what could be read; the lower one of two.
+fn middle(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.filter(|value| value.is_finite()).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied()
+}
+
+fn column_of<'a>(samples: &'a [&Sample], column: usize) -> impl Iterator<Item = f64> + 'a {
+    samples.iter().filter_map(move |sample| sample.values.get(column).copied())
+}
+
+/// Quarters of the time.
+fn by_time(samples: &[&Sample], column: usize) -> Quarters {
+    let (Some(first), Some(end)) = (samples.first(), samples.last()) else { return [None; 2] };
     let (begin, end) = (first.seconds, end.seconds);
-    let (seconds, quarter) = (end - begin, (end - begin) / 4.0);
+    let quarter = (end - begin) / 4.0;
+    [(begin + quarter, begin + 2.0 * quarter), (begin + 3.0 * quarter, end)].map(|(from, to)| {
+        let within = |sample: &Sample| (from..=to).contains(&sample.seconds);
+        let of: Vec<&Sample> = samples.iter().copied().filter(|sample| within(sample)).collect();
+        middle(column_of(&of, column))
+    })
+}
+
+/// Quarters of the lives, each by what it used in the later half of its time.
+fn by_life(lives: &[Vec<&Sample>], column: usize) -> Quarters {
+    let settled = |life: &Vec<&Sample>| middle(column_of(life.split_at(life.len() / 2).1, column));
+    let count = lives.len();
+    [count / 4..count / 2, count - count / 4..count].map(|quarter| {
+        let of = lives.get(quarter).unwrap_or_default();
+        middle(of.iter().filter_map(settled))
+    })
+}
+
+/// Compares the last quarter with the second: the first is for pools that find their size.
+fn judge(
+    seat: Seat,
+    pid: Option<u32>,
+    samples: &[&Sample],
+    verdicts: &mut Vec<Flat>,
+    quarters: impl Fn(usize) -> Quarters,
+) {
+    let (Some(first), Some(end)) = (samples.first(), samples.last()) else { return };
+    let seconds = end.seconds - first.seconds;
     if seconds < JUDGED_S {
         return;
     }
-    for (column, what) in NAMES.into_iter().enumerate() {
-        let within = |from: f64, to: f64| {
-            let of = samples.iter().filter(|sample| (from..=to).contains(&sample.seconds));
-            let known = of.filter_map(|sample| sample.values.get(column).copied());
-            let mut values: Vec<f64> = known.filter(|value| value.is_finite()).collect();
-            values.sort_by(f64::total_cmp);
-            (!values.is_empty()).then(|| median(&values))
-        };
-        let second = within(begin + quarter, begin + 2.0 * quarter);
-        let last = within(begin + 3.0 * quarter, end);
-        let slack = SLACK.get(column).copied().unwrap_or(0.0);
+    for ((column, what), slack) in NAMES.into_iter().enumerate().zip(SLACK) {
+        let [second, last] = quarters(column);
         let is_flat = second.zip(last).is_some_and(|(second, last)| last <= second * GROWTH + slack);
         verdicts.push(Flat { seat: seat.to_string(), pid, seconds, what, second, last, is_flat });
     }
@@ -319,6 +359,16 @@ mod tests {
         assert_eq!(grown(&soak(30, |_, age| (10.0 + age / 10.0) * MIB)), [], "too short to tell");
         let handed_on = soak(30, |second, _| (10.0 + second / 50.0) * MIB);
         assert_eq!(grown(&handed_on), [None], "what one life hands to the next");
+        let last_is_larger = |second: f64, _| if second < 330.0 { 10.0 * MIB } else { 20.0 * MIB };
+        assert_eq!(grown(&soak(30, last_is_larger)), [None], "three lives of the last quarter");
+        let one_is_larger = |second: f64, _| if second < 390.0 { 10.0 * MIB } else { 20.0 * MIB };
+        assert_eq!(grown(&soak(30, one_is_larger)), [], "lives differ by more than a leak would");
+        let mut long = soak(30, |_, _| 10.0 * MIB);
+        for second in 400..600 {
+            let (seconds, seat) = (f64::from(second), long.samples[0].seat);
+            long.samples.push(Sample { seconds, seat, pid: 99, values: [13.0 * MIB, 12.0, 5.0] });
+        }
+        assert_eq!(grown(&long), [], "one long life is most of the last quarter of the time");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 pub mod app;
 mod checkpoint;
 pub mod engine;
+mod journal;
 pub mod kernel;
 pub mod own;
 mod program;

@@ -25,11 +25,18 @@ pub enum CallFault {
         "the server has not answered. It is alive according to the scheduler, so its data path is stuck or slow: check its log, or raise deadlines.operation_ms."
     )]
     NoAnswer,
-    /// The server failed, and the request or its answer was lost.
+    /// The server failed, and the request or its answer was lost. In a job with replicas (`cluster.replicas`), calls wait for the next
+    /// process of the server. They fail with this if none came before their deadline, or if an earlier process may have handled
+    /// the request and no journal of the handler is kept.
     #[error(
         "the server crashed or left before it answered, and its handler may or may not have received the request. Call another server, or retry after the server has restarted."
     )]
     ServerDied,
+    /// The server failed, and the server with the journal of its handler failed, too.
+    #[error(
+        "the state of the handler is lost: its server failed, and the server with the handler's journal failed, too, before another server had a copy of the journal. Start the job again."
+    )]
+    StateLost,
     /// The handler dropped the request without an answer.
     #[error(
         "the handler dropped the request without an answer, or the answer was lost with a broken channel. Check the server's log."
@@ -92,7 +99,7 @@ impl CallFault {
             | Self::Crowded
             | Self::LineFull
             | Self::PoolFull { .. } => ExitCode::Deadline,
-            Self::ServerDied => ExitCode::MemberDied,
+            Self::ServerDied | Self::StateLost => ExitCode::MemberDied,
             _ => ExitCode::Failure,
         }
     }

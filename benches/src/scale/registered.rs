@@ -61,6 +61,7 @@ pub(crate) fn worker_bytes(shape: &Shape) -> anyhow::Result<u64> {
         servers: shape.servers,
         gather_max: GATHER_MAX,
         in_flight_max: IN_FLIGHT_MAX,
+        keeps_calls: false,
     };
     let pool = Pool::new(POOL_BYTES, "scale-worker")?;
     let config = WorkerConfig { engine, result_slots: RESULT_SLOTS };

@@ -58,6 +58,7 @@ impl Worker {
             servers: shape.servers,
             gather_max: GATHER_MAX,
             in_flight_max: IN_FLIGHT_MAX,
+            keeps_calls: false,
         });
         let parts_of =
             |key| {

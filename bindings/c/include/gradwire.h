@@ -11,6 +11,7 @@
 #ifndef GRADWIRE_H
 #define GRADWIRE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -543,6 +544,11 @@ typedef struct GradwireServer GradwireServer;
 typedef struct GradwireSettings GradwireSettings;
 
 /**
+ * Receives the bytes of a handler's state while `GradwireSave` runs. It is valid until that returns.
+ */
+typedef struct GradwireState GradwireState;
+
+/**
  * A declared table. Any thread may call its functions. `gradwire_table_free` frees only this object and not the
  * table.
  */
@@ -937,6 +943,20 @@ typedef struct {
  * handler.
  */
 typedef void (*GradwireHandler)(void *context, GradwireRequest *request);
+
+/**
+ * Writes the state of a handler with `gradwire_state_write`, and returns true; on the handler's thread, between calls, while every
+ * call has been answered. False: the state cannot be saved now; the journal keeps the earlier state and the calls since. No
+ * exception may leave it.
+ */
+typedef bool (*GradwireSave)(void *context, GradwireState *state);
+
+/**
+ * Takes over the state that `GradwireSave` wrote in an earlier process; on the handler's thread, before its first call. The bytes
+ * are valid during the call. False: the state cannot be loaded; the handler is not started, and calls to it fail. No exception
+ * may leave it.
+ */
+typedef bool (*GradwireLoad)(void *context, const void *bytes, uint64_t count);
 
 /**
  * Declaration of a table. All workers must declare the same. Initialise the structure with zeros: then rows begin
@@ -1426,6 +1446,11 @@ uint32_t gradwire_server_workers(const GradwireServer *server);
 uint32_t gradwire_server_servers(const GradwireServer *server);
 
 /**
+ * True if this process has taken the place of a failed server. False for null.
+ */
+bool gradwire_server_is_recovery(const GradwireServer *server);
+
+/**
  * Its messages and barriers.
  */
 GradwireCode gradwire_server_messages(const GradwireServer *server, GradwireMessages **messages);
@@ -1438,6 +1463,28 @@ GradwireCode gradwire_server_register(const GradwireServer *server,
                                       uint32_t app,
                                       GradwireHandler handler,
                                       void *context);
+
+/**
+ * As `gradwire_server_register`, for a handler whose state must outlive this process. If `cluster.replicas` is at least 1, another
+ * server keeps a journal of it: the saved state, and the requests since. A process that takes a failed server's place and
+ * registers the handler loads that state, handles those requests again, and continues. Workers' calls wait for it, and each counts
+ * once. The same requests in the same order must lead to the same state: the handler must not depend on clocks or random numbers.
+ * All three functions run on the handler's thread.
+ */
+GradwireCode gradwire_server_register_with_state(const GradwireServer *server,
+                                                 uint32_t app,
+                                                 GradwireHandler handler,
+                                                 GradwireSave save,
+                                                 GradwireLoad load,
+                                                 void *context);
+
+/**
+ * Appends bytes to a state; for `GradwireSave`, which may call it several times. The bytes are copied during the call. If it
+ * fails, the state is not saved, whatever `GradwireSave` returns.
+ */
+GradwireCode gradwire_state_write(GradwireState *state,
+                                  const void *bytes,
+                                  uint64_t count);
 
 /**
  * Unregisters a handler, and waits until it has finished its current call, unless the handler itself makes this call.

@@ -174,7 +174,7 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         OpError::Call { fault, .. } => match fault {
             CallFault::Deadline | CallFault::NoAnswer | CallFault::LineFull => GradwireCode::Deadline,
             CallFault::NoHandler | CallFault::NoReply => GradwireCode::NoReply,
-            CallFault::ServerDied => GradwireCode::MemberDied,
+            CallFault::ServerDied | CallFault::StateLost => GradwireCode::MemberDied,
             CallFault::TooLong { .. }
             | CallFault::NoRoom { .. }
             | CallFault::Crowded

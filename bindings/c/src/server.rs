@@ -8,7 +8,7 @@ use crate::piece::{GradwirePiece, Lent};
 use crate::settings::{GradwireSettings, load};
 use daemon::post::Posts;
 use gradwire_server::runtime::StartError;
-use gradwire_server::{Apps, Call, Reply, ReplyBody, ReplyError, Server};
+use gradwire_server::{App, Apps, Call, Reply, ReplyBody, ReplyError, Server};
 use proto_common::ids::Role;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -21,6 +21,7 @@ pub struct GradwireServer {
     rank: u32,
     workers: u32,
     servers: u32,
+    is_recovery: bool,
     apps: Apps,
     posts: Posts,
     server: Mutex<Option<Server>>,
@@ -40,6 +41,25 @@ pub struct GradwireRequest {
 /// thread, one call at a time, and each worker's calls in the order in which it made them. No exception may leave the
 /// handler.
 pub type GradwireHandler = Option<extern "C" fn(context: *mut c_void, request: Option<Box<GradwireRequest>>)>;
+
+/// Receives the bytes of a handler's state while `GradwireSave` runs. It is valid until that returns.
+#[derive(Debug, Default)]
+pub struct GradwireState {
+    bytes: Vec<u8>,
+    /// A write has failed, so bytes are missing.
+    is_cut: bool,
+}
+
+/// Writes the state of a handler with `gradwire_state_write`, and returns true; on the handler's thread, between calls, while every
+/// call has been answered. False: the state cannot be saved now; the journal keeps the earlier state and the calls since. No
+/// exception may leave it.
+pub type GradwireSave =
+    Option<extern "C" fn(context: *mut c_void, state: Option<&mut GradwireState>) -> bool>;
+
+/// Takes over the state that `GradwireSave` wrote in an earlier process; on the handler's thread, before its first call. The bytes
+/// are valid during the call. False: the state cannot be loaded; the handler is not started, and calls to it fail. No exception
+/// may leave it.
+pub type GradwireLoad = Option<extern "C" fn(context: *mut c_void, bytes: *const c_void, count: u64) -> bool>;
 
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
@@ -89,6 +109,7 @@ pub extern "C" fn gradwire_server_start_with(
                 rank: started.rank(),
                 workers: started.workers(),
                 servers: started.servers(),
+                is_recovery: started.is_recovery(),
                 apps: started.apps().clone(),
                 posts: started.posts().clone(),
                 server: Mutex::new(Some(started)),
@@ -115,6 +136,12 @@ pub extern "C" fn gradwire_server_servers(server: Option<&GradwireServer>) -> u3
     server.map_or(0, |server| server.servers)
 }
 
+/// True if this process has taken the place of a failed server. False for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_is_recovery(server: Option<&GradwireServer>) -> bool {
+    server.is_some_and(|server| server.is_recovery)
+}
+
 /// Its messages and barriers.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_messages(
@@ -135,10 +162,62 @@ pub extern "C" fn gradwire_server_register(
 ) -> GradwireCode {
     guard(|| {
         let server = object(server, "server")?;
-        let handler = Handler { call: handler.ok_or_else(|| Failure::null("handler"))?, context };
+        let handler = Handler::new(handler, context)?;
         let registered = server.apps.register(app, move |call| handler.take(call));
         registered.map_err(|error| Failure::argument(error.to_string()))
     })
+}
+
+/// As `gradwire_server_register`, for a handler whose state must outlive this process. If `cluster.replicas` is at least 1, another
+/// server keeps a journal of it: the saved state, and the requests since. A process that takes a failed server's place and
+/// registers the handler loads that state, handles those requests again, and continues. Workers' calls wait for it, and each counts
+/// once. The same requests in the same order must lead to the same state: the handler must not depend on clocks or random numbers.
+/// All three functions run on the handler's thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_register_with_state(
+    server: Option<&GradwireServer>,
+    app: u32,
+    handler: GradwireHandler,
+    save: GradwireSave,
+    load: GradwireLoad,
+    context: *mut c_void,
+) -> GradwireCode {
+    guard(|| {
+        let server = object(server, "server")?;
+        let handler = Handler::new(handler, context)?;
+        let save = save.ok_or_else(|| Failure::null("save"))?;
+        let load = load.ok_or_else(|| Failure::null("load"))?;
+        let registered = server.apps.register(app, Stateful { handler, save, load });
+        registered.map_err(|error| Failure::argument(error.to_string()))
+    })
+}
+
+/// Appends bytes to a state; for `GradwireSave`, which may call it several times. The bytes are copied during the call. If it
+/// fails, the state is not saved, whatever `GradwireSave` returns.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_state_write(
+    state: Option<&mut GradwireState>,
+    bytes: *const c_void,
+    count: u64,
+) -> GradwireCode {
+    guard(|| state.ok_or_else(|| Failure::null("state"))?.write(bytes, count))
+}
+
+impl GradwireState {
+    fn write(&mut self, start: *const c_void, count: u64) -> Result<(), Failure> {
+        // Whatever fails, bytes are missing: the next ones do not follow the earlier ones.
+        let was_cut = std::mem::replace(&mut self.is_cut, true);
+        let more = bytes(start.cast(), count, "bytes")?;
+        let had = self.bytes.len();
+        let no_memory = |error| {
+            let text = format!("no memory for {count} more bytes of a state of {had} bytes: {error}");
+            Failure::new(GradwireCode::Memory, text)
+        };
+        self.bytes.try_reserve(more.len()).map_err(no_memory)?;
+        self.bytes.extend_from_slice(more);
+        self.is_cut = was_cut;
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -152,10 +231,44 @@ struct Handler {
 unsafe impl Send for Handler {}
 
 impl Handler {
+    fn new(handler: GradwireHandler, context: *mut c_void) -> Result<Self, Failure> {
+        Ok(Self { call: handler.ok_or_else(|| Failure::null("handler"))?, context })
+    }
+
     fn take(&self, call: Call) {
-        let Call { from, app: _, head, body, reply } = call;
+        let Call { from, head, body, reply, .. } = call;
         let request = GradwireRequest { from: from.0, head, body, reply: Mutex::new(Some(reply)) };
         (self.call)(self.context, Some(Box::new(request)));
+    }
+}
+
+/// A handler with a state.
+struct Stateful {
+    handler: Handler,
+    save: extern "C" fn(*mut c_void, Option<&mut GradwireState>) -> bool,
+    load: extern "C" fn(*mut c_void, *const c_void, u64) -> bool,
+}
+
+impl App for Stateful {
+    fn call(&mut self, call: Call) {
+        self.handler.take(call);
+    }
+
+    fn has_state(&self) -> bool {
+        true
+    }
+
+    fn save(&mut self) -> Option<Vec<u8>> {
+        let mut state = GradwireState::default();
+        let is_saved = (self.save)(self.handler.context, Some(&mut state));
+        (is_saved && !state.is_cut).then_some(state.bytes)
+    }
+
+    fn load(&mut self, state: &[u8]) -> Result<(), String> {
+        let is_loaded = (self.load)(self.handler.context, state.as_ptr().cast(), state.len() as u64);
+        let refused =
+            || format!("the program's load function refused the saved state of {} bytes", state.len());
+        is_loaded.then_some(()).ok_or_else(refused)
     }
 }
 
@@ -264,4 +377,75 @@ fn body_of(reply: &Reply, mut lent: Vec<Lent<'_>>) -> Result<ReplyBody, Failure>
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_request_free(request: Option<Box<GradwireRequest>>) {
     free(request);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The program's context: what it saves, in two writes, and what it got.
+    #[derive(Default)]
+    struct Program {
+        saves: bool,
+        is_null: bool,
+        state: Vec<u8>,
+    }
+
+    extern "C" fn call(_: *mut c_void, request: Option<Box<GradwireRequest>>) {
+        gradwire_request_free(request);
+    }
+
+    extern "C" fn save(context: *mut c_void, state: Option<&mut GradwireState>) -> bool {
+        // SAFETY: the tests pass a program that outlives the handler.
+        let program = unsafe { &*context.cast::<Program>() };
+        let state = state.expect("a state");
+        let (first, rest) = program.state.split_at(program.state.len() / 2);
+        assert_eq!(write(state, first), GradwireCode::Ok);
+        if program.is_null {
+            assert_eq!(gradwire_state_write(Some(&mut *state), ptr::null(), 1), GradwireCode::NullArgument);
+        }
+        assert_eq!(write(state, rest), GradwireCode::Ok);
+        program.saves
+    }
+
+    fn write(state: &mut GradwireState, bytes: &[u8]) -> GradwireCode {
+        gradwire_state_write(Some(state), bytes.as_ptr().cast(), bytes.len() as u64)
+    }
+
+    extern "C" fn load(context: *mut c_void, start: *const c_void, count: u64) -> bool {
+        // SAFETY: as above; nobody else uses the program meanwhile.
+        let program = unsafe { &mut *context.cast::<Program>() };
+        program.state = bytes(start.cast(), count, "bytes").expect("readable").to_vec();
+        program.state != b"garbage"
+    }
+
+    fn stateful(program: &mut Program) -> Stateful {
+        let context = ptr::from_mut(program).cast();
+        Stateful { handler: Handler { call, context }, save, load }
+    }
+
+    #[test]
+    fn a_state_is_what_was_written_and_missing_bytes_are_no_state() {
+        for (saves, is_null) in [(true, false), (false, false), (true, true)] {
+            let mut program = Program { saves, is_null, state: b"abcde".to_vec() };
+            let saved = stateful(&mut program).save();
+            assert_eq!(saved.as_deref(), (saves && !is_null).then_some(&b"abcde"[..]));
+        }
+        let mut empty = Program { saves: true, ..Program::default() };
+        assert_eq!(stateful(&mut empty).save(), Some(Vec::new()), "nothing is a state, too");
+        assert_eq!(gradwire_state_write(None, ptr::null(), 0), GradwireCode::NullArgument);
+    }
+
+    #[test]
+    fn a_state_is_loaded_or_refused() {
+        let mut program = Program::default();
+        let mut app = stateful(&mut program);
+        assert!(app.has_state());
+        for state in [&b"abc"[..], b""] {
+            assert_eq!(app.load(state), Ok(()));
+        }
+        let error = app.load(b"garbage").expect_err("refused");
+        assert!(error.contains("refused the saved state of 7 bytes"), "{error}");
+        assert_eq!(program.state, b"garbage");
+    }
 }

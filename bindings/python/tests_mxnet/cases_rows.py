@@ -224,18 +224,23 @@ class Adding(O.Optimizer):
         return mx.nd.zeros(weight.shape, weight.context)
 
     def update(self, index, weight, grad, state):
-        weight[:] += grad * self.rescale_grad
-        state[:] = weight
+        # MXNet 2 gives lists.
+        each = zip(weight, grad, state) if isinstance(index, (list, tuple)) else [(weight, grad, state)]
+        for weight, grad, state in each:
+            weight[:] += grad * self.rescale_grad
+            state[:] = weight
 
 
 def case_optimizers_of_scripts_that_cannot_use_sparse_weights_get_dense_ones():
-    """MXNet's servers ignore the exception, which comes after the update."""
+    """MXNet's servers ignore the exception, which comes after the update. The values are those of one process: `Test` of MXNet 2 has
+    another rule than that of MXNet 1."""
     for make in (O.Test, Adding):
         for stype in ("row_sparse", "default"):
-            kv, want = new(), first()
+            kv, weight, alone = new(), mx.nd.array(first()), O.get_updater(make(rescale_grad=0.5))
             kv.set_optimizer(make(rescale_grad=0.5))
             kv.init(0, mx.nd.array(first()).tostype(stype))
             for step in range(STEPS):
                 kv.push(0, gradient(step, kv.rank))
-                want = want + 0.5 * sum(gradient(step, rank).asnumpy() for rank in range(kv.num_workers))
-                assert close(pulled(kv, 0), want), (make, stype, step)
+                total = sum(gradient(step, rank).asnumpy() for rank in range(kv.num_workers))
+                alone(0, mx.nd.array(total), weight)
+                assert close(pulled(kv, 0), weight.asnumpy()), (make, stype, step)

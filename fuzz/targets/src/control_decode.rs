@@ -1,15 +1,19 @@
 //! Control messages of every direction: any bytes are refused, or decode to what keeps its meaning when it is
 //! encoded again; never a panic.
 
-use proto_common::message::{FromScheduler, FromServer, Message, ToScheduler, ToServer, decode, encode};
+use proto_common::message::{
+    FromKeeper, FromScheduler, FromServer, Message, ToKeeper, ToScheduler, ToServer, decode, encode,
+};
 
 crate::target!(|data: &[u8]| {
     let Some((which, bytes)) = data.split_first() else { return };
-    match which % 4 {
+    match which % 6 {
         0 => round_trip::<ToScheduler>(bytes),
         1 => round_trip::<FromScheduler>(bytes),
         2 => round_trip::<ToServer>(bytes),
-        _ => round_trip::<FromServer>(bytes),
+        3 => round_trip::<FromServer>(bytes),
+        4 => round_trip::<ToKeeper>(bytes),
+        _ => round_trip::<FromKeeper>(bytes),
     }
 });
 

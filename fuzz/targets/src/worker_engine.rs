@@ -65,6 +65,7 @@ impl Rig {
             servers: 1 + program.below(3),
             gather_max: 2 + program.below(8) as usize,
             in_flight_max: 1 + program.below(12) as usize,
+            keeps_calls: false,
         };
         let mut rig = Self {
             engine: LaneEngine::new(config),

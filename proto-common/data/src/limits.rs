@@ -3,7 +3,7 @@
 
 /// Wire version of all messages between processes of a job. Peers with another version are refused with both builds
 /// (`message/version.rs`); `docs/upgrading.md` has the rule.
-pub const PROTOCOL_VERSION: u32 = 14;
+pub const PROTOCOL_VERSION: u32 = 15;
 
 /// Bytes of a control frame until the sender is known (registration, hello).
 pub const FIRST_FRAME_BYTES_MAX: usize = 64 << 10;

@@ -64,6 +64,8 @@ pub enum ToServer {
     Replica(Hello),
     /// Channels are connected. The worker's inboxes, one per lane.
     Inboxes(Vec<InboxGrant>),
+    /// A server's first message, about the journals of its handlers: [`crate::message::ToKeeper`] follows.
+    Journal(Hello),
 }
 
 /// All messages of a server's bootstrap to a worker.

@@ -29,18 +29,18 @@ pub struct Welcome {
     pub shape: ClusterShape,
     /// The checkpoint that tensors begin from.
     pub restore: Option<String>,
-    /// How a worker joins; for servers always the start.
+    /// How a member joins.
     pub coming: Coming,
 }
 
-/// How a worker joins.
+/// How a member joins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Coming {
     /// A new job, or a member that continues with the same incarnation: rounds need this worker.
     #[default]
     Start,
-    /// Rounds wait for this worker, because an earlier process with its rank failed. It continues with the round after
-    /// the last one that all workers have completed.
+    /// It takes the place of an earlier process with its rank. Rounds wait for a worker, which continues with the round after the
+    /// last one that all workers have completed. A server continues the handlers whose journals other servers keep.
     Again,
     /// Rounds continue without this worker. [`FromScheduler::CountFrom`] says from which rounds it counts; it
     /// contributes to no earlier ones.

@@ -6,6 +6,7 @@ mod checkpoint;
 mod codec;
 mod digest;
 mod from_scheduler;
+mod journal;
 mod post;
 mod resume;
 mod rounds;
@@ -22,6 +23,10 @@ pub use checkpoint::{
 pub use codec::{CodecError, Message, decode, encode, from_bytes, to_bytes};
 pub use digest::MapDigest;
 pub use from_scheduler::{Coming, DeclareError, FromScheduler, Member, RefusalReason, WaitError, Welcome};
+pub use journal::{
+    FromKeeper, JOURNAL_PIECE_BYTES, JournalFrame, JournalLine, JournalReader, JournalRecord, ToKeeper,
+    journal_frames,
+};
 pub use post::{
     NodeGroup, POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError,
     PostMessage, PostReply, PostTo,
@@ -33,8 +38,10 @@ pub use version::{Build, opening_of, speaker_of};
 pub use wait::{Wait, WaitCause};
 
 crate::control_messages!(
+    FromKeeper,
     FromScheduler,
     FromServer,
+    ToKeeper,
     ToScheduler,
     ToServer,
     crate::table::TableSpec,

@@ -5,6 +5,7 @@ use crate::engine::CallAnswer;
 use fabric::{Exclusive, Region, Span};
 use proto_common::batch::Status;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 /// The body of a request: dereferences to its bytes.
 #[derive(Debug)]
@@ -123,6 +124,26 @@ impl From<Region> for ReplyBody {
     }
 }
 
+/// A handler's answer, for its lane.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// The lane's alone.
+    Own(AnswerBody),
+    /// The handler's journal takes it over while the lane keeps it.
+    Shared(Arc<AnswerBody>),
+}
+
+impl Deref for Answer {
+    type Target = AnswerBody;
+
+    fn deref(&self) -> &AnswerBody {
+        match self {
+            Self::Own(answer) => answer,
+            Self::Shared(answer) => answer,
+        }
+    }
+}
+
 /// A reply on its way: short, or written from its own memory.
 #[derive(Debug)]
 pub(crate) struct AnswerBody {
@@ -155,6 +176,16 @@ impl AnswerBody {
     /// A reply whose body, so many bytes, is where the worker wants it.
     pub(crate) fn placed(head: &[u8], body_bytes: u64) -> (Self, CallAnswer) {
         (Self { head: head.to_vec(), body: Sent::Inline(Vec::new()) }, answer_of(head, body_bytes))
+    }
+
+    /// Head and body, copied.
+    pub(crate) fn copied(&self) -> (Vec<u8>, Vec<u8>) {
+        let body = match &self.body {
+            Sent::Inline(bytes) => bytes.clone(),
+            Sent::Pool(buffer) => buffer.to_vec(),
+            Sent::Elsewhere(region) => region.contents().into_owned(),
+        };
+        (self.head.clone(), body)
     }
 
     fn bytes(&self) -> u64 {

@@ -1,96 +1,59 @@
-//! The path of an answer to the lane that received the call, and the memory that replies are made in.
+//! The path of an answer to the lane that received the call: at once, or when the handler's journal has the request.
 
-use super::body::{AnswerBody, CallBuffer, ReplyBody};
+use super::body::{Answer, AnswerBody, CallBuffer, ReplyBody};
+use super::memory::{ReplyError, ReplyMemory};
+use crate::journal::Noted;
 use crate::runtime::Answers;
-use fabric::{Exclusive, FabricError, Pages, Pool};
-use proto_common::call::{CALL_HEAD_BYTES_MAX, REPLY_INLINE_BYTES_MAX};
-use thiserror::Error;
-
-/// A reply that cannot be sent. The call is then answered with an error.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ReplyError {
-    /// The head is too long.
-    #[error(
-        "the reply's head has {0} bytes, but at most {CALL_HEAD_BYTES_MAX} are allowed; put the rest into the body"
-    )]
-    LongHead(usize),
-    /// The body is longer than the memory of a lane for calls.
-    #[error(
-        "the reply's body has {bytes} bytes, but at most {most} are allowed; raise memory.call_bytes, or answer in parts"
-    )]
-    LongBody {
-        /// Its bytes.
-        bytes: u64,
-        /// Bytes of that memory.
-        most: u64,
-    },
-    /// The system has no memory for the body.
-    #[error("no memory for the {bytes} bytes of the reply's body: {reason}")]
-    NoRoom {
-        /// Its bytes.
-        bytes: u64,
-        /// What the system says.
-        reason: String,
-    },
-    /// The server has ended.
-    #[error("the server has ended")]
-    Ended,
-}
+use fabric::FabricError;
+use proto_common::call::CALL_HEAD_BYTES_MAX;
 
 /// Answers one call, once, from any thread. If it is dropped without an answer, the worker gets an error.
 #[derive(Debug)]
 pub struct Reply {
-    /// The lane that the call came over; gone once it is answered.
-    answers: Option<Answers>,
+    /// Gone once the call is answered.
+    way: Option<Way>,
     call: u64,
     memory: ReplyMemory,
 }
 
-/// Where replies are made, and how long they may be.
-#[derive(Clone, Debug)]
-pub(crate) struct ReplyMemory {
-    pub(crate) pool: Pool,
-    /// Bytes that a lane keeps of all calls.
-    pub(crate) most_bytes: u64,
-    /// Long replies are sent from the pool only, which is registered once.
-    pub(crate) is_registered: bool,
+#[derive(Debug)]
+enum Way {
+    /// To the lane that the call came over.
+    Lane(Answers),
+    /// By the journal of the handler. No lane: the worker knows the answer, from an earlier process.
+    Journal(Noted, Option<Answers>),
 }
 
-impl ReplyMemory {
-    /// Memory for a body. What is kept of calls is counted elsewhere; where no hole is long enough it gets pages of its own.
-    pub(crate) fn allocate(&self, bytes: u64) -> Result<Exclusive, FabricError> {
-        let own = || {
-            let pool = Pool::with_pages(Pages::Private, bytes, "gradwire-call")?;
-            pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()))
-        };
-        self.pool.allocate(bytes).or_else(|_| own())
-    }
-
-    /// The body as it may be sent in place.
-    fn settle(&self, body: ReplyBody) -> Result<ReplyBody, ReplyError> {
-        let bytes = body.len() as u64;
-        if bytes > self.most_bytes {
-            return Err(ReplyError::LongBody { bytes, most: self.most_bytes });
+impl Way {
+    /// False when the lane has ended.
+    fn send(self, call: u64, answer: Option<AnswerBody>) -> bool {
+        match self {
+            Self::Lane(answers) => answers.send(call, answer.map(Answer::Own)),
+            Self::Journal(noted, answers) => {
+                noted.answer(answers.map(|answers| (answers, call)), answer);
+                true
+            }
         }
-        if !self.is_registered || bytes <= REPLY_INLINE_BYTES_MAX / 2 || matches!(body, ReplyBody::Buffer(_))
-        {
-            return Ok(body);
-        }
-        let no_memory = |error: FabricError| ReplyError::NoRoom { bytes, reason: error.to_string() };
-        let mut copy = self.allocate(bytes).map_err(no_memory)?;
-        match &body {
-            ReplyBody::Bytes(bytes) => copy.copy_from_slice(bytes),
-            ReplyBody::Buffer(buffer) => copy.copy_from_slice(buffer),
-            // All of it: it is as long.
-            ReplyBody::Adopted(region) => copy.copy_in_region(region),
-        }
-        Ok(ReplyBody::Buffer(CallBuffer::new(copy)))
     }
 }
 
 impl Reply {
     pub(crate) fn new(answers: Answers, call: u64, memory: ReplyMemory) -> Self {
-        Self { answers: Some(answers), call, memory }
+        Self { way: Some(Way::Lane(answers)), call, memory }
+    }
+
+    /// Of a request that a journal has, and that is handled again.
+    pub(crate) fn again(noted: Noted, lane: Option<(Answers, u64)>, memory: ReplyMemory) -> Self {
+        let (answers, call) = lane.map_or((None, 0), |(answers, call)| (Some(answers), call));
+        Self { way: Some(Way::Journal(noted, answers)), call, memory }
+    }
+
+    /// Goes by the handler's journal from now on.
+    pub(crate) fn go_by(&mut self, noted: Noted) {
+        self.way = match self.way.take() {
+            Some(Way::Lane(answers)) => Some(Way::Journal(noted, Some(answers))),
+            other => other,
+        };
     }
 
     /// Registered memory for the body, with undefined contents.
@@ -105,18 +68,16 @@ impl Reply {
         }
         let body = self.memory.settle(body.into())?;
         let answer = AnswerBody::new(head, body);
-        match self.answers.take() {
-            Some(answers) if answers.send(self.call, Some(answer)) => Ok(()),
-            _ => Err(ReplyError::Ended),
-        }
+        let is_sent = self.way.take().is_some_and(|way| way.send(self.call, Some(answer)));
+        is_sent.then_some(()).ok_or(ReplyError::Ended)
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if let Some(answers) = self.answers.take() {
+        if let Some(way) = self.way.take() {
             // Nobody waits for it where the lane has ended.
-            let _ = answers.send(self.call, None);
+            let _ = way.send(self.call, None);
         }
     }
 }

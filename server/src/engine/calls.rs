@@ -16,8 +16,9 @@
 //! If a call behind one that is still being read were delivered first, a handler would see a worker's calls out of order.
 
 mod lines;
+mod restored;
 
-use super::command::{CallTaken, Command, Commands, ResultBlock, Source};
+use super::command::{Command, Commands, ResultBlock, Source};
 use super::inputs::BatchContext;
 use super::peers::Peers;
 use super::stats::LaneStats;
@@ -31,6 +32,7 @@ use proto_common::element::Dtype;
 use proto_common::ids::{Incarnation, Operation, Rank};
 use proto_common::message::WaitCause;
 use proto_common::table::table_of;
+pub use restored::RestoredLine;
 
 /// A worker whose reply waits for room asks again when it has room, before the call's deadline, or says that it gives up. Where it
 /// does neither, its reply is kept so long, and at least until that deadline.
@@ -50,20 +52,6 @@ impl Desk<'_> {
         self.stats.retries += 1;
         self.peers.send_back(peer, block, Status::Retry, Vec::new());
     }
-}
-
-/// The runtime is to take the call that this block is of.
-fn taken(call: u64, peer: Rank, app: u32, from: Source, block: &Block) -> Command {
-    let region = block.landing.map_or(0, |landing| landing.region);
-    Command::CallTake(CallTaken {
-        call,
-        peer,
-        app,
-        from,
-        frame_bytes: block.bytes,
-        region,
-        bytes: block.count.body_bytes(),
-    })
 }
 
 impl Calls {
@@ -108,8 +96,13 @@ impl Calls {
             return expel("its call names no handler, or is not in its batch");
         };
         let operation = block.operation.0;
-        if block.view || operation == 0 || !matches!(block.status, Status::None | Status::Corrupt) {
+        let is_known = matches!(block.status, Status::None | Status::Corrupt | Status::Again);
+        if block.view || operation == 0 || !is_known {
             return expel("its call has invalid fields");
+        }
+        if !self.may_begin(app) {
+            desk.retry(peer, block);
+            return true;
         }
         if self.line(peer, app).is_none() {
             desk.peers.send_back(peer, block, Status::Refused, Vec::new());
@@ -148,7 +141,7 @@ impl Calls {
             // Given up by its worker, whose number it uses up.
             Status::Corrupt => Some(Status::Refused),
             _ if total > self.most_bytes => Some(Status::WrongShape),
-            _ => None,
+            _ => self.refuses(app, block),
         };
         let bytes = self.needed(block);
         if refused.is_none() && !self.has_room(bytes, peer, block, desk) {
@@ -170,6 +163,7 @@ impl Calls {
             awaits_room: false,
             room_until_ms: None,
             runs_again: false,
+            is_asked: true,
         };
         let Some(line) = self.line(peer, app) else { return };
         line.next += 1;
@@ -180,7 +174,7 @@ impl Calls {
             Some(status) => self.end(id, CallAnswer::failed(status), desk),
             None => {
                 desk.stats.calls += 1;
-                desk.out.push(taken(id, peer, app, from, block));
+                desk.out.push(self.taken(id, peer, app, from, block));
             }
         }
     }
@@ -214,6 +208,7 @@ impl Calls {
         (entry.token, entry.landing) = (block.token, block.landing);
         entry.deadline_ms = now_ms.saturating_add(u64::from(block.timeout_ms));
         let (id, stage, is_landing) = (entry.id, entry.stage, entry.is_landing);
+        let was_asked = std::mem::replace(&mut entry.is_asked, true);
         match stage {
             Stage::Answered(_) if is_landing => desk.peers.uncount_operations(peer, 1),
             Stage::Answered(_) if block.status == Status::Corrupt => {
@@ -222,8 +217,8 @@ impl Calls {
             }
             Stage::Answered(_) if entry.runs_again => self.run_again(id, peer, app, block, from, desk),
             Stage::Answered(_) => self.send_result(id, desk),
-            // It replaces itself.
-            _ => desk.peers.uncount_operations(peer, 1),
+            // It replaces itself; or it is the first of this process, of a call that an earlier one had.
+            _ => desk.peers.uncount_operations(peer, usize::from(was_asked)),
         }
     }
 
@@ -240,7 +235,7 @@ impl Calls {
         if let Some((_, _, entry)) = self.entry(id) {
             (entry.stage, entry.bytes) = (Stage::Fetching, bytes);
         }
-        desk.out.push(taken(id, peer, app, from, block));
+        desk.out.push(self.taken(id, peer, app, from, block));
     }
 
     /// A call's body is whole: the answer to `Command::CallTake`.
@@ -325,7 +320,7 @@ impl Calls {
 
     /// Says how a call ended, when its reply is where it has a place.
     fn send_result(&mut self, id: u64, desk: &mut Desk<'_>) {
-        let Some((peer, _, entry)) = self.entry(id) else { return };
+        let Some((peer, _, entry)) = self.entry(id).filter(|(.., entry)| entry.is_asked) else { return };
         let Stage::Answered(answer) = entry.stage else { return };
         let room = entry.landing.filter(|landing| landing.bytes >= answer.body_bytes);
         let is_placed = entry.runs_again;

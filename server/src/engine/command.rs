@@ -3,7 +3,7 @@
 
 use super::image::ChunkState;
 use proto_common::batch::{Block, Landing, Notice, SlotGrant};
-use proto_common::ids::{Epoch, Rank};
+use proto_common::ids::{Epoch, Incarnation, Rank};
 use std::ops::Range;
 
 /// Where a contribution's bytes are.
@@ -162,8 +162,14 @@ pub struct CallTaken {
     pub call: u64,
     /// The worker.
     pub peer: Rank,
+    /// Its process.
+    pub life: Incarnation,
     /// The handler.
     pub app: u32,
+    /// Its number among this worker's calls to the handler.
+    pub operation: u64,
+    /// Calls before this one are known to be answered.
+    pub first_open: u64,
     /// Where the frame is.
     pub from: Source,
     /// Its bytes.

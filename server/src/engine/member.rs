@@ -96,8 +96,16 @@ pub struct Peers {
     pub workers: BTreeMap<Rank, Incarnation>,
     /// Other servers of the roster.
     pub servers: BTreeMap<Rank, Incarnation>,
+    /// Their addresses.
+    pub addresses: BTreeMap<Rank, String>,
     /// Servers of whose chunks this one has replicas.
     pub copies_of: BTreeSet<Rank>,
+}
+
+/// The address of another server.
+fn address_of(member: &Entry, own: Rank) -> Option<(Rank, String)> {
+    let is_other = member.id.role == MemberRole::Server && member.id.rank != own;
+    Some((member.id.rank, member.data_address.clone().filter(|_| is_other)?))
 }
 
 /// See the module.
@@ -176,6 +184,7 @@ impl Member {
             epoch: self.map.epoch().max(*epoch),
             workers: of(MemberRole::Worker).collect(),
             servers: of(MemberRole::Server).filter(|(rank, _)| *rank != own).collect(),
+            addresses: members.iter().filter_map(|member| address_of(member, own)).collect(),
             copies_of: copies_of.collect(),
         })
     }

@@ -36,7 +36,7 @@ mod waiters;
 mod waiting;
 mod weights;
 
-pub use calls::CallAnswer;
+pub use calls::{CallAnswer, RestoredLine};
 pub use command::{
     Addend, Arrival, CallTaken, Command, Commands, Onto, Payload, Place, ResultBlock, Source, Verdict,
 };

@@ -4,6 +4,7 @@
 use super::link::WorkerInbox;
 use super::message::LaneMessage;
 use crate::engine::member::Peers;
+use crate::journal::Books;
 use daemon::control::Connection;
 use daemon::security::Security;
 use fabric::{ChannelSetup, CqHandle, Devices, Mailbox, oneshot};
@@ -33,6 +34,8 @@ pub(super) struct Reception {
     pub(super) handshake: Duration,
     pub(super) connect: Duration,
     pub(super) tries: Tries,
+    /// The journals that this server keeps for others.
+    pub(super) books: Arc<Mutex<Books>>,
 }
 
 impl Reception {
@@ -75,30 +78,42 @@ impl Tries {
     }
 }
 
-/// Takes one connection from hello to ready; tells who it is, the driver and what carries the channels. `handshake` is how long
-/// it may say nothing before its hello. The error is for the log: the peer was told what concerns it.
+/// What a connection is for.
+pub(super) enum Received {
+    /// A data path, which is ready: whose, its driver, and what carries the channels.
+    Channels(MemberId, Driver, String),
+    /// Journals of another server's handlers.
+    Journals(Connection, Rank, Incarnation),
+}
+
+/// Takes one connection from hello to ready. `handshake` is how long it may say nothing before its hello. The error is for the log: the
+/// peer was told what concerns it.
 pub(super) async fn receive(
     reception: Arc<Reception>,
     stream: TcpStream,
     handshake: Duration,
-) -> Result<(MemberId, Driver, String), String> {
+) -> Result<Received, String> {
     let accepted = reception.security.accept(stream, handshake).await;
     let mut link = accepted.map_err(|error| error.to_string())?;
-    let (role, hello) = match link.receive_within::<ToServer>(handshake).await {
-        Ok(Some(ToServer::Hello(hello))) => (Role::Worker, hello),
-        Ok(Some(ToServer::Replica(hello))) => (Role::Server, hello),
+    let (wants, hello) = match link.receive_within::<ToServer>(handshake).await {
+        Ok(Some(ToServer::Hello(hello))) => (Wants::Worker, hello),
+        Ok(Some(ToServer::Replica(hello))) => (Wants::Replica, hello),
+        Ok(Some(ToServer::Journal(hello))) => (Wants::Journal, hello),
         Ok(Some(ToServer::Inboxes(_))) => return Err("its first message is not a hello".into()),
         Ok(None) => return Err("it closed the connection before its hello".into()),
         Err(error) => return Err(error.to_string()),
     };
-    let id = MemberId { role, rank: hello.rank };
-    if let Err(fault) = link.permits(hello.job, role) {
+    let id = MemberId { role: wants.role(), rank: hello.rank };
+    if let Err(fault) = link.permits(hello.job, id.role) {
         return refuse(&mut link, &reception, id, fault.to_string()).await;
     }
-    if let Err(reason) = check(&reception, role, &hello).await {
+    if let Err(reason) = check(&reception, wants, &hello).await {
         return refuse(&mut link, &reception, id, reason).await;
     }
     link.admit();
+    if wants == Wants::Journal {
+        return Ok(Received::Journals(link, hello.rank, hello.incarnation));
+    }
     let number = reception.tries.begin(id);
     let choice = match choose(&hello.offer, &reception.offer) {
         Ok(choice) => choice,
@@ -139,7 +154,21 @@ pub(super) async fn receive(
     link.send_within(&FromServer::Inboxes(ours), reception.handshake)
         .await
         .map_err(|error| error.to_string())?;
-    Ok((id, driver, carriers))
+    Ok(Received::Channels(id, driver, carriers))
+}
+
+/// What whoever says hello wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wants {
+    Worker,
+    Replica,
+    Journal,
+}
+
+impl Wants {
+    fn role(self) -> Role {
+        if self == Self::Worker { Role::Worker } else { Role::Server }
+    }
 }
 
 /// Tells the peer why, as far as it still listens.
@@ -161,7 +190,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 }
 
 /// Is it a member of this job that expects this life of ours?
-async fn check(reception: &Reception, role: Role, caller: &Hello) -> Result<(), String> {
+async fn check(reception: &Reception, wants: Wants, caller: &Hello) -> Result<(), String> {
     if caller.protocol != PROTOCOL_VERSION {
         return Err(format!(
             "protocol version {} does not match version {} of this server; run the same release in all processes of a job (docs/upgrading.md)",
@@ -180,31 +209,31 @@ async fn check(reception: &Reception, role: Role, caller: &Hello) -> Result<(), 
     // What the scheduler decided may reach the peer a little earlier than us.
     let mut known = reception.peers.clone();
     let is_decided =
-        |peers: &Option<Peers>| peers.as_ref().is_some_and(|peers| is_decided(peers, role, caller));
+        |peers: &Option<Peers>| peers.as_ref().is_some_and(|peers| is_decided(peers, wants, caller));
     // Without it what is known has to do.
     let _ = tokio::time::timeout(reception.handshake, known.wait_for(is_decided)).await;
     match reception.peers.borrow().as_ref() {
-        Some(peers) => admits(peers, role, caller),
+        Some(peers) => admits(peers, wants, caller),
         None => Err("the scheduler has not announced the roster to this server yet".into()),
     }
 }
 
 /// Has the scheduler told us enough to judge this caller?
-fn is_decided(peers: &Peers, role: Role, caller: &Hello) -> bool {
-    let is_known = role == Role::Worker || peers.epoch >= caller.epoch;
-    peers.epoch > caller.epoch || is_known && admits(peers, role, caller).is_ok()
+fn is_decided(peers: &Peers, wants: Wants, caller: &Hello) -> bool {
+    let is_known = wants == Wants::Worker || peers.epoch >= caller.epoch;
+    peers.epoch > caller.epoch || is_known && admits(peers, wants, caller).is_ok()
 }
 
 /// May it connect, as the roster and the map say?
-fn admits(peers: &Peers, role: Role, caller: &Hello) -> Result<(), String> {
-    let id = MemberId { role, rank: caller.rank };
+fn admits(peers: &Peers, wants: Wants, caller: &Hello) -> Result<(), String> {
+    let id = MemberId { role: wants.role(), rank: caller.rank };
     is_in_roster(peers, id, caller.incarnation)?;
-    if role == Role::Server {
+    if id.role == Role::Server {
         if caller.epoch.term < peers.epoch.term {
             let (theirs, ours) = (caller.epoch, peers.epoch);
             return Err(format!("{id} follows a deposed scheduler: its epoch is {theirs}, ours is {ours}"));
         }
-        if !peers.copies_of.contains(&id.rank) {
+        if wants == Wants::Replica && !peers.copies_of.contains(&id.rank) {
             return Err(format!(
                 "by the shard map of epoch {} this server has no replica of {id}",
                 peers.epoch
@@ -375,17 +404,21 @@ mod tests {
             epoch: Epoch { term, counter: 1 },
             offer: daemon::host::offer(settings.transport, Vec::new()).unwrap(),
         };
-        let why = |peers: &Peers, (role, rank, life, term)| {
-            admits(peers, role, &hello(rank, life, term)).err().unwrap_or_default()
+        let why = |peers: &Peers, (wants, rank, life, term)| {
+            admits(peers, wants, &hello(rank, life, term)).err().unwrap_or_default()
         };
-        assert_eq!(why(&peers, (Role::Worker, 0, 7, 1)), "");
-        assert!(why(&peers, (Role::Worker, 0, 8, 2)).contains("another process"));
-        assert!(why(&peers, (Role::Worker, 1, 8, 2)).contains("not in the roster"));
-        assert!(why(&peers, (Role::Server, 1, 8, 2)).contains("no replica of"));
+        assert_eq!(why(&peers, (Wants::Worker, 0, 7, 1)), "");
+        assert!(why(&peers, (Wants::Worker, 0, 8, 2)).contains("another process"));
+        assert!(why(&peers, (Wants::Worker, 1, 8, 2)).contains("not in the roster"));
+        assert!(why(&peers, (Wants::Replica, 1, 8, 2)).contains("no replica of"));
         peers.copies_of.insert(Rank(1));
-        assert_eq!(why(&peers, (Role::Server, 1, 8, 2)), "");
-        assert!(why(&peers, (Role::Server, 1, 8, 1)).contains("deposed"));
-        assert!(why(&peers, (Role::Server, 1, 7, 2)).contains("another process"));
+        assert_eq!(why(&peers, (Wants::Replica, 1, 8, 2)), "");
+        peers.copies_of.clear();
+        assert_eq!(why(&peers, (Wants::Journal, 1, 8, 2)), "", "any server keeps journals");
+        assert!(why(&peers, (Wants::Journal, 1, 7, 2)).contains("another process"));
+        peers.copies_of.insert(Rank(1));
+        assert!(why(&peers, (Wants::Replica, 1, 8, 1)).contains("deposed"));
+        assert!(why(&peers, (Wants::Replica, 1, 7, 2)).contains("another process"));
     }
 
     #[test]

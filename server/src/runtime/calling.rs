@@ -6,8 +6,8 @@ use super::error::LaneError;
 use super::lane::DataLane;
 use super::link::Post;
 use super::moving::{Move, Moves};
-use crate::app::{AnswerBody, Body, ReplyMemory};
-use crate::engine::{CallAnswer, CallTaken, Source};
+use crate::app::{Answer, AnswerBody, Body, ReplyMemory};
+use crate::engine::{CallAnswer, CallTaken, RestoredLine, Source};
 use fabric::{CompletionQueue, RemoteKey, RemoteSpan, Waker};
 use proto_common::batch::{Landing, Status};
 use proto_common::call::{Frame, PieceAt};
@@ -42,18 +42,48 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.engine.set_handler(app, is_there);
     }
 
+    /// This process has taken the place of a failed one.
+    pub(super) fn take_over(&mut self) {
+        self.engine.take_over();
+    }
+
+    /// What a handler's journal has of its calls over this lane: each line with the replies of its answered calls. Returns each line's
+    /// calls as they are numbered here.
+    pub(super) fn restore_calls(
+        &mut self,
+        app: u32,
+        lines: Vec<(RestoredLine, Vec<Answer>)>,
+        now_ms: u64,
+    ) -> Vec<Vec<u64>> {
+        let (lines, replies): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
+        let all = self.engine.restore_calls(app, &lines, now_ms);
+        for ((line, replies), ids) in lines.iter().zip(replies).zip(&all) {
+            let mut replies = replies.into_iter();
+            for ((_, answer), id) in line.calls.iter().zip(ids) {
+                let reply = answer.and_then(|_| replies.next());
+                self.calls.hold_restored(*id, (line.worker, app), reply);
+            }
+        }
+        all
+    }
+
+    /// The journal of a handler is lost, and with it its state.
+    pub(super) fn lose_calls(&mut self, app: u32) {
+        self.engine.lose_calls(app);
+    }
+
     /// A call is answered; the body of its reply, so many bytes, is where the worker wants it.
     pub(super) fn note_placed(&mut self, call: u64, head: &[u8], body_bytes: u64) {
         let (reply, answer) = AnswerBody::placed(head, body_bytes);
-        if self.calls.answered(call, Some(reply)) {
+        if self.calls.answered(call, Some(Answer::Own(reply))) {
             self.engine.call_placed(call, answer, &mut self.commands);
         }
     }
 
     /// A handler has answered a call, or let go of it. What follows is executed by the caller.
-    pub(super) fn note_answer(&mut self, call: u64, reply: Option<AnswerBody>) {
+    pub(super) fn note_answer(&mut self, call: u64, reply: Option<Answer>) {
         let none = CallAnswer { status: Status::NoReply, head_bytes: 0, body_bytes: 0 };
-        let answer = reply.as_ref().map_or(none, AnswerBody::answer);
+        let answer = reply.as_ref().map_or(none, |reply| reply.answer());
         if self.calls.answered(call, reply) {
             self.engine.call_answered(call, answer, &mut self.commands);
         }

@@ -1,7 +1,7 @@
 //! The bytes of the calls that a lane has: requests until handlers take them, and replies until they are written. Which of that
 //! happens, and when, is the engine's to decide.
 
-use crate::app::{Ahead, AnswerBody, Body, Place, ReplyMemory};
+use crate::app::{Ahead, Answer, Body, Origin, Place, ReplyMemory};
 use crate::engine::CallTaken;
 use crate::space::Space;
 use fabric::{FabricError, OutOfBounds, Pages, Pool, RemoteSpan, Span};
@@ -18,22 +18,20 @@ pub(super) enum CallEvent {
         call: u64,
         app: u32,
         from: Rank,
+        origin: Origin,
         head: Vec<u8>,
         body: Body,
         place: Option<Place>,
     },
     /// One that it need not begin.
-    Cancel {
-        call: u64,
-        app: u32,
-        from: Rank,
-    },
+    Cancel { call: u64, app: u32, from: Rank },
 }
 
 #[derive(Debug)]
 struct Held {
     peer: Rank,
     app: u32,
+    origin: Origin,
     head: Vec<u8>,
     body: Option<Body>,
     /// The frame of a call whose body waits until it may be read.
@@ -47,11 +45,32 @@ struct Held {
     /// Reads into it that are posted and not completed.
     reads: usize,
     is_delivered: bool,
-    reply: Option<AnswerBody>,
+    reply: Option<Answer>,
     /// Writes of the reply that are not completed.
     landings: usize,
     /// Kept only for what is under way.
     is_over: bool,
+}
+
+impl Held {
+    fn of((peer, app): (Rank, u32), origin: Origin) -> Self {
+        Self {
+            peer,
+            app,
+            origin,
+            head: Vec::new(),
+            body: None,
+            frame: None,
+            place: None,
+            lies: None,
+            unread_bytes: 0,
+            reads: 0,
+            is_delivered: false,
+            reply: None,
+            landings: 0,
+            is_over: false,
+        }
+    }
 }
 
 /// The calls of a lane whose bytes it has.
@@ -75,25 +94,18 @@ impl CallMemory {
     /// A call whose frame was read, with its body if that was in it.
     pub(super) fn hold(
         &mut self,
-        &CallTaken { call, peer, app, .. }: &CallTaken,
+        &CallTaken { call, peer, life, app, operation, first_open, .. }: &CallTaken,
         head: Vec<u8>,
         (body, lies): (Option<Body>, Option<(RemoteSpan, u64)>),
     ) {
-        let held = Held {
-            peer,
-            app,
-            head,
-            body,
-            frame: None,
-            place: None,
-            lies,
-            unread_bytes: 0,
-            reads: 0,
-            is_delivered: false,
-            reply: None,
-            landings: 0,
-            is_over: false,
-        };
+        let origin = Origin { lane: 0, life, operation, first_open };
+        let held = Held { head, body, lies, ..Held::of((peer, app), origin) };
+        self.held.insert(call, held);
+    }
+
+    /// A call that the journal of its handler has: answered, or to be handled again.
+    pub(super) fn hold_restored(&mut self, call: u64, of: (Rank, u32), reply: Option<Answer>) {
+        let held = Held { is_delivered: true, reply, ..Held::of(of, Origin::default()) };
         self.held.insert(call, held);
     }
 
@@ -123,7 +135,7 @@ impl CallMemory {
     }
 
     /// A call is answered, or (none) its handler has let go of it. False where it is over.
-    pub(super) fn answered(&mut self, call: u64, reply: Option<AnswerBody>) -> bool {
+    pub(super) fn answered(&mut self, call: u64, reply: Option<Answer>) -> bool {
         let Some(held) = self.held.get_mut(&call).filter(|held| !held.is_over) else { return false };
         held.reply = reply;
         true
@@ -228,8 +240,8 @@ impl CallMemory {
         let Some(held) = self.held.get_mut(&call) else { return };
         held.is_delivered = true;
         let (Some(body), head) = (held.body.take(), std::mem::take(&mut held.head)) else { return };
-        let (app, from, place) = (held.app, held.peer, held.place.take());
-        self.events.push_back(CallEvent::Deliver { call, app, from, head, body, place });
+        let (app, from, place, origin) = (held.app, held.peer, held.place.take(), held.origin);
+        self.events.push_back(CallEvent::Deliver { call, app, from, origin, head, body, place });
     }
 
     /// The handler of a call.

@@ -11,7 +11,7 @@ use daemon::post::Posts;
 use daemon::shutdown::Shutdown;
 use proto_common::config::Settings;
 use proto_common::ids::{Rank, Role};
-use proto_common::message::ClusterShape;
+use proto_common::message::{ClusterShape, Coming, Welcome};
 use std::time::Duration;
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -42,6 +42,7 @@ pub enum StartError {
 pub struct Server {
     rank: Rank,
     shape: ClusterShape,
+    is_recovery: bool,
     apps: Apps,
     posts: Posts,
     role: Embedded<()>,
@@ -65,12 +66,13 @@ impl Server {
         let scheduler = format!("{}:{}", settings.scheduler.host, settings.scheduler.port);
         let posts = Posts::start()?;
         let (apps, own) = (program.apps.clone(), (program, posts.clone()));
-        let started =
-            Embedded::start("server", within, move |shutdown, ready: Ready<(Rank, ClusterShape)>| {
-                serve(settings, own, shutdown, |rank, shape| ready.tell((rank, shape)))
-            });
+        let started = Embedded::start("server", within, move |shutdown, ready: Ready<Welcome>| {
+            serve(settings, own, shutdown, |welcome| ready.tell(welcome.clone()))
+        });
         match started {
-            Ok((role, (rank, shape))) => Ok(Self { rank, shape, apps, posts, role }),
+            Ok((role, Welcome { rank, shape, coming, .. })) => {
+                Ok(Self { rank, shape, is_recovery: coming == Coming::Again, apps, posts, role })
+            }
             Err(embed::StartError::Ended(error)) => Err(StartError::Ended(error)),
             Err(embed::StartError::Thread(error)) => Err(error.into()),
             Err(embed::StartError::Late { waited_ms }) => Err(StartError::NoRank { scheduler, waited_ms }),
@@ -81,6 +83,13 @@ impl Server {
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.rank.0
+    }
+
+    /// Has this process taken the place of a server that failed? Its handlers with a state then go on with their journals, where the
+    /// job keeps any ([`App`]).
+    #[must_use]
+    pub fn is_recovery(&self) -> bool {
+        self.is_recovery
     }
 
     /// The number of workers in the cluster.
@@ -147,7 +156,7 @@ async fn serve(
     settings: Settings,
     (program, posts): (Program, Posts),
     shutdown: Shutdown,
-    tell: impl FnOnce(Rank, ClusterShape),
+    tell: impl FnOnce(&Welcome),
 ) -> anyhow::Result<()> {
     let http = daemon::http::bind(&settings.node.http).await?;
     let listener = listen(&settings).await?;

@@ -1,8 +1,8 @@
 //! What the control side and handlers tell a lane's thread, and what it tells them. It must not know what a lane does with it.
 
 use super::link::WorkerInbox;
-use crate::app::AnswerBody;
-use crate::engine::{ChunkSpec, LaneStats, Role, Waiting};
+use crate::app::{Answer, ReplyMemory};
+use crate::engine::{ChunkSpec, LaneStats, RestoredLine, Role, Waiting};
 use crate::tables::TableStats;
 use fabric::{ChannelSetup, Mailbox, oneshot};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
@@ -50,7 +50,17 @@ pub(super) enum LaneMessage {
     /// A handler has answered a call, or let go of it.
     Answer {
         call: u64,
-        answer: Option<AnswerBody>,
+        answer: Option<Answer>,
+    },
+    /// A handler's journal has these calls over this lane.
+    RestoreCalls {
+        app: u32,
+        lines: Vec<(RestoredLine, Vec<Answer>)>,
+        reply: oneshot::Sender<Restored>,
+    },
+    /// The journal of a handler is lost, and with it its state.
+    LoseCalls {
+        app: u32,
     },
     /// A handler came or went.
     Handler {
@@ -142,17 +152,44 @@ impl std::fmt::Debug for Answers {
 
 impl Answers {
     /// False when the lane has ended.
-    pub(crate) fn send(&self, call: u64, answer: Option<AnswerBody>) -> bool {
+    pub(crate) fn send(&self, call: u64, answer: Option<Answer>) -> bool {
         self.0.send(LaneMessage::Answer { call, answer })
     }
 }
 
+/// What a lane says to the calls of a journal.
+pub(crate) struct Restored {
+    /// Each line's calls, as the lane numbers them; none of a line whose worker is another process by now.
+    pub(crate) calls: Vec<Vec<u64>>,
+    /// The way back.
+    pub(crate) answers: Answers,
+    /// Where replies are made.
+    pub(crate) memory: ReplyMemory,
+}
+
 /// Sends a lane the news of handlers.
+#[derive(Clone)]
 pub(crate) struct HandlerNews(pub(super) Mailbox<LaneMessage>);
 
 impl HandlerNews {
     pub(crate) fn send(&self, app: u32, is_there: bool) {
         // A lane that has ended need not know.
         let _ = self.0.send(LaneMessage::Handler { app, is_there });
+    }
+
+    /// What the handler's journal has of calls over this lane. The answer does not come where the lane has ended.
+    pub(crate) fn restore(
+        &self,
+        app: u32,
+        lines: Vec<(RestoredLine, Vec<Answer>)>,
+    ) -> oneshot::Receiver<Restored> {
+        let (reply, restored) = oneshot::channel();
+        let _ = self.0.send(LaneMessage::RestoreCalls { app, lines, reply });
+        restored
+    }
+
+    /// The handler's journal is lost.
+    pub(crate) fn lose(&self, app: u32) {
+        let _ = self.0.send(LaneMessage::LoseCalls { app });
     }
 }

@@ -18,6 +18,7 @@ mod failure_tests;
 mod fence_tests;
 mod fences;
 mod flight;
+mod journals;
 mod lane;
 mod link;
 mod message;

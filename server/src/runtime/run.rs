@@ -1,8 +1,9 @@
 //! A server's life: register, hold shards, take workers' connections, end in order.
 
 use super::HandlerNews;
-use super::bootstrap::{Reception, Tries, receive};
+use super::bootstrap::{Received, Reception, Tries, receive};
 use super::error::LaneError;
+use super::journals;
 use super::lane::{DataLane, LaneConfig};
 use super::message::LaneMessage;
 use super::news::Board;
@@ -10,9 +11,11 @@ use super::serving::{Serving, SharedMember, Work, lock};
 use super::standing::Standing;
 use super::status::{Sources, collect, metrics, report};
 use super::thread::spawn_lane;
+use crate::app::Apps;
 use crate::checkpoint::{Progress, Restorer, Saver};
 use crate::engine::EngineConfig;
 use crate::engine::member::{Member, MemberConfig, Peers};
+use crate::journal::Books;
 use crate::program::Program;
 use crate::space::Space;
 use daemon::Later;
@@ -32,7 +35,7 @@ use proto_common::error::ExitCode;
 use proto_common::footprint::{self, Limit};
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
 use proto_common::limits::{PROTOCOL_VERSION, slot_bytes_for};
-use proto_common::message::{ClusterShape, MemberReport, Register, Resume, Welcome};
+use proto_common::message::{ClusterShape, Coming, MemberReport, Register, Resume, Welcome};
 use proto_common::transport::{Driver, Offer};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
@@ -65,18 +68,18 @@ pub fn run(
     let scheduler = &settings.scheduler;
     notify.status(&format!("looking for the scheduler at {}:{}", scheduler.host, scheduler.port));
     Box::pin(async {
-        let program = (Program::default(), Posts::start()?, |_, _| {});
+        let program = (Program::default(), Posts::start()?, |_: &Welcome| {});
         run_with(listener, http, settings, shutdown, program, (notify, flight)).await
     })
 }
 
-/// As [`run`], with handlers for workers' calls and own update rules, and a callback that gets rank and shape.
+/// As [`run`], with handlers for workers' calls and own update rules, and a callback that gets the scheduler's welcome.
 pub(super) async fn run_with(
     listener: TcpListener,
     http: Option<TcpListener>,
     settings: Settings,
     mut shutdown: Shutdown,
-    (program, posts, tell): (Program, Posts, impl FnOnce(Rank, ClusterShape)),
+    (program, posts, tell): (Program, Posts, impl FnOnce(&Welcome)),
     (notify, flight): (Notify, Flight),
 ) -> anyhow::Result<()> {
     let incarnation = daemon::host::new_incarnation()?;
@@ -111,7 +114,7 @@ pub(super) async fn run_with(
     let threads = (&failed, &board, &flight);
     let lanes = start_lanes(&settings, (incarnation, &program), &welcome, &devices, threads, &saves)?;
     posts.attach_link(link.sender());
-    tell(welcome.rank, welcome.shape);
+    tell(&welcome);
     let (rank, shape) = (welcome.rank, welcome.shape);
     let config = MemberConfig { rank, incarnation, shape };
     let member = member.get_or_init(|| Arc::new(Mutex::new(Member::new(config)))).clone();
@@ -130,6 +133,7 @@ pub(super) async fn run_with(
     let reception = Arc::new(reception(&deadlines, &welcome, incarnation, own, &lanes, known));
     tracing::info!(rank = rank.0, lanes = shape.lanes, "server registered");
     let accepting = tokio::spawn(accept(listener, reception.clone()));
+    let journals = begin_journals(&reception, &program.apps, &welcome);
     let read = saves.1.as_ref().map(Restorer::progress).unwrap_or_default();
     tell_manager(notify, sources, read.clone());
     let (used, work) = (&posts, Work::none(saves.0, read));
@@ -137,11 +141,26 @@ pub(super) async fn run_with(
         Serving { member, link, reception, peers, board, lane_failures, posts: used, standing, work, flight };
     let ended = serving.until_end(&mut shutdown, &deadlines).await;
     accepting.abort();
+    journals.into_iter().for_each(|journals| journals.abort());
     posts.lose("the server has left the job");
     stop(lanes);
     // What failed before is the reason; else it is that a handler of the program's is left behind.
     let returned = program.apps.end().map_err(|stuck| Failure::new(ExitCode::Deadline, stuck));
     ended.and(returned.map_err(Into::into))
+}
+
+/// The journals of this server's handlers, where the job keeps any.
+fn begin_journals(
+    reception: &Arc<Reception>,
+    apps: &Apps,
+    welcome: &Welcome,
+) -> Option<tokio::task::JoinHandle<()>> {
+    if welcome.shape.replicas == 0 {
+        apps.desk().without();
+        return None;
+    }
+    let comes_again = welcome.coming == Coming::Again;
+    Some(tokio::spawn(journals::begin(reception.clone(), apps.desk(), comes_again)))
 }
 
 /// What whoever says hello is measured by, and given.
@@ -165,6 +184,7 @@ fn reception(
         handshake: Duration::from_millis(deadlines.handshake_ms),
         connect: Duration::from_millis(deadlines.connect_ms),
         tries: Tries::default(),
+        books: Arc::new(Mutex::new(Books::new(welcome.rank, fabric::memory_bytes() / 2))),
     }
 }
 
@@ -265,6 +285,9 @@ fn start_lanes(
             lane.register_replies();
         }
         lane.limit_tables(table_bytes(settings, &shape));
+        if shape.replicas > 0 && welcome.coming == Coming::Again {
+            lane.take_over();
+        }
         lane.set_checkpoints(saver.lane(index), restorer.clone());
         lane.set_flight(flight);
         lane.set_rules(rules.clone());
@@ -355,13 +378,18 @@ async fn accept(listener: TcpListener, reception: Arc<Reception>) {
     while let Ok(place) = places.clone().acquire_owned().await {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let (reception, refused) = (reception.clone(), refused.clone());
+                let (taken_by, refused) = (reception.clone(), refused.clone());
                 let taken = HANDSHAKES_MAX - places.available_permits();
                 let handshake = patience(reception.handshake, (taken, HANDSHAKES_MAX));
                 tokio::spawn(async move {
-                    match receive(reception, stream, handshake).await {
-                        Ok((peer, driver, carriers)) => {
+                    match receive(taken_by.clone(), stream, handshake).await {
+                        Ok(Received::Channels(peer, driver, carriers)) => {
                             tracing::info!(%peer, %driver, carriers, "data path ready");
+                        }
+                        Ok(Received::Journals(link, server, life)) => {
+                            // It stays: its place is for those who come.
+                            drop(place);
+                            return journals::keep(&taken_by, link, (server, life)).await;
                         }
                         Err(reason) => {
                             if let Some(others) = refused.may_speak() {

@@ -5,7 +5,7 @@
 use super::calls::Request;
 use super::error::LaneError;
 use super::lane::{DataLane, Saves};
-use crate::app::{AnswerBody, CallBuffer, ReplyBody};
+use crate::app::{Answer, AnswerBody, CallBuffer, ReplyBody};
 use crate::engine::{Addend, Source, Verdict};
 use crate::storage::{Round, Views};
 use crate::tables::{Applied, Asked, Room, Rows, TableStats, Told, home_key_of};
@@ -29,11 +29,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Ok(Told::Placed(bytes)) => self.note_placed(call, &[RowStatus::Done as u8], bytes),
             Ok(Told::Status(status, why)) => {
                 let answer = AnswerBody::new(&[status as u8], ReplyBody::Bytes(why.into_bytes()));
-                self.note_answer(call, Some(answer));
+                self.note_answer(call, Some(Answer::Own(answer)));
             }
             Ok(Told::Rows(rows)) => {
                 let rows = ReplyBody::Buffer(CallBuffer::new(rows));
-                self.note_answer(call, Some(AnswerBody::new(&[RowStatus::Done as u8], rows)));
+                let answer = AnswerBody::new(&[RowStatus::Done as u8], rows);
+                self.note_answer(call, Some(Answer::Own(answer)));
             }
             // Nothing was done; the worker's next channel brings it again.
             Err(PostError::Closed) => self.engine.call_returned(call),

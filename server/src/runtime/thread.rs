@@ -3,8 +3,8 @@
 use super::calls::CallEvent;
 use super::error::LaneError;
 use super::lane::DataLane;
-use super::message::{Answers, LaneMessage, LaneNews, LaneReport};
-use crate::app::{Apps, Call, Queue, Reply, ReplyMemory};
+use super::message::{Answers, LaneMessage, LaneNews, LaneReport, Restored};
+use crate::app::{Apps, Call, Origin, Queue, Reply, ReplyMemory};
 use fabric::{ChannelId, ChannelSetup, CompletionQueue, LaneQueue, Letters, Mailbox};
 use proto_common::message::NotTaken;
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ pub(super) fn spawn_lane(
     let waker = lane.queue_mut().waker();
     lane.wake_by(waker.clone());
     let (mailbox, receiver) = Mailbox::new(waker);
-    let callers = Callers { apps, queues: HashMap::new(), answers: Answers(mailbox.clone()) };
+    let callers = Callers { apps, queues: HashMap::new(), answers: Answers(mailbox.clone()), lane: index };
     let news: Box<dyn Fn(LaneNews) + Send> = Box::new(news);
     let work = move || (Loop { lane, receiver, spin, start: Instant::now(), callers, news }).run();
     Ok((mailbox, start(index, work, failed)?))
@@ -70,6 +70,7 @@ struct Callers {
     /// By handler; as many as the server's workers call.
     queues: HashMap<u32, Arc<Queue>>,
     answers: Answers,
+    lane: u16,
 }
 
 impl Callers {
@@ -80,9 +81,10 @@ impl Callers {
 
     fn dispatch(&mut self, event: CallEvent, memory: &ReplyMemory) {
         match event {
-            CallEvent::Deliver { call: id, app, from, head, body, place } => {
+            CallEvent::Deliver { call: id, app, from, origin, head, body, place } => {
                 let reply = Reply::new(self.answers.clone(), id, memory.clone());
-                self.queue(app).push(id, Call { from, app, head, body, reply }, place);
+                let origin = Origin { lane: self.lane, ..origin };
+                self.queue(app).push(id, Call { from, app, head, body, reply, origin }, place);
             }
             CallEvent::Cancel { call, app, from } => self.queue(app).cancel((from, call)),
         }
@@ -173,6 +175,12 @@ impl Loop {
                 self.lane.note_answer(call, answer);
                 self.lane.execute();
             }
+            LaneMessage::RestoreCalls { app, lines, reply } => {
+                let calls = self.lane.restore_calls(app, lines, self.now_ms());
+                let (answers, memory) = (self.callers.answers.clone(), self.lane.reply_memory().clone());
+                reply.send(Restored { calls, answers, memory });
+            }
+            LaneMessage::LoseCalls { app } => self.lane.lose_calls(app),
             LaneMessage::Handler { app, is_there } => self.lane.set_handler(app, is_there),
             LaneMessage::Roles { epoch, chunks, reply } => {
                 self.lane.take_roles(epoch, chunks, reply);

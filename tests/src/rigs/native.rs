@@ -85,17 +85,27 @@ impl Native {
         settings: &[(&str, &str)],
     ) -> Vec<Process> {
         let port = free_port().to_string();
+        let settings = [&[("DMLC_PS_ROOT_PORT", port.as_str())][..], settings].concat();
         let roles = [("scheduler", 1), ("server", servers), ("worker", worker_processes)];
         let nodes = roles.iter().flat_map(|(role, count)| (0..*count).map(move |number| (*role, number)));
-        let start = |(role, number): (&str, u32)| {
-            let mut command = self.command(program);
-            command.env("DMLC_ROLE", role).env("DMLC_NUM_SERVER", servers.to_string());
-            command.env("DMLC_NUM_WORKER", workers.to_string());
-            command.env("DMLC_PS_ROOT_URI", "127.0.0.1").env("DMLC_PS_ROOT_PORT", &port);
-            command.envs(settings.iter().copied());
-            Process::start(format!("{role} {number}"), &mut command)
-        };
-        nodes.map(start).collect()
+        nodes.map(|node| self.node(program, node, (servers, workers), &settings)).collect()
+    }
+
+    /// Starts a program as one more node of a cluster, such as the next process of a member. `DMLC_PS_ROOT_PORT` is one of the
+    /// settings; `number` is for people.
+    #[must_use]
+    pub fn node(
+        &self,
+        program: &Path,
+        (role, number): (&str, u32),
+        (servers, workers): (u32, u32),
+        settings: &[(&str, &str)],
+    ) -> Process {
+        let mut command = self.command(program);
+        command.env("DMLC_ROLE", role).env("DMLC_NUM_SERVER", servers.to_string());
+        command.env("DMLC_NUM_WORKER", workers.to_string());
+        command.env("DMLC_PS_ROOT_URI", "127.0.0.1").envs(settings.iter().copied());
+        Process::start(format!("{role} {number}"), &mut command)
     }
 }
 

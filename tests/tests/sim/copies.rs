@@ -191,6 +191,7 @@ impl Rig {
             servers: 2,
             gather_max: 16,
             in_flight_max: 100,
+            keeps_calls: false,
         };
         let config = WorkerConfig { engine, result_slots: 4 };
         let landing: Region = self.pool.region().clone();

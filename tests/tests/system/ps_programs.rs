@@ -8,6 +8,8 @@ use gradwire_tests::rigs::ports::free_port;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs;
 use rustix::process::Signal;
+use std::cell::Cell;
+use std::path::Path;
 use tempfile::TempDir;
 
 const SHM: (&str, &str) = ("GRADWIRE_TRANSPORT__SHM", "require");
@@ -126,11 +128,106 @@ fn a_restarted_workers_requests_are_none_of_its_former_process() {
     let mut nodes = native.cluster(&program, (1, 1, 1), &settings);
     let mut former = nodes.pop().unwrap();
     expect_all(std::slice::from_mut(&mut former), PATIENCE);
-    let mut command = native.command(&program);
-    command.env("DMLC_ROLE", "worker").env("DMLC_NUM_SERVER", "1").env("DMLC_NUM_WORKER", "1");
-    command.env("DMLC_PS_ROOT_URI", "127.0.0.1").envs(settings).env_remove("FORMER");
-    nodes.push(Process::start("worker 0 again", &mut command));
+    let again = settings.into_iter().filter(|(name, _)| *name != "FORMER").collect::<Vec<_>>();
+    nodes.push(native.node(&program, ("worker", 1), (1, 1), &again));
     expect_all(&mut nodes, PATIENCE);
+}
+
+#[test]
+fn states_of_handlers_are_saved_and_loaded_and_garbage_is_refused() {
+    cluster("ps/states.cc", (1, 1, 1), &[&[]]);
+}
+
+/// The lines with these words so far.
+fn lines(process: &Process, words: &str) -> usize {
+    process.log().text().lines().filter(|line| line.contains(words)).count()
+}
+
+/// Waits until so many lines have these words.
+fn expect_lines(process: &Process, words: &str, count: usize) {
+    let seen = Cell::new(0);
+    let is_last = |line: &str| {
+        seen.set(seen.get() + usize::from(line.contains(words)));
+        seen.get() >= count
+    };
+    let found = process.log().wait_for(is_last, PATIENCE);
+    assert!(found.is_some(), "{} said {words:?} {} times and not {count} times", process.name(), seen.get());
+}
+
+/// Each worker makes a round that begins after this call, and gets all answers. Each of the processes shows the lines of so many
+/// workers.
+fn expect_rounds(shown: &[&Process], workers: usize, directory: &Path, mark: u32) {
+    std::fs::write(directory.join(format!("mark-{mark}")), "").unwrap();
+    for process in shown {
+        expect_lines(process, &format!("passed mark {mark}."), workers);
+    }
+}
+
+/// Each of the two servers keeps the journal of the other one. So the other one is killed only when the new process has its journal:
+/// it has saved its state for the new process, and has answered requests since, which it does not do before the journal has them.
+#[test]
+fn servers_that_are_killed_twenty_times_lose_nothing_of_their_handlers() {
+    let native = Native::new();
+    let (program, scratch) = (native.compile("ps/survives.cc"), TempDir::new().unwrap());
+    let port = free_port().to_string();
+    let settings = [
+        ("DMLC_PS_ROOT_PORT", port.as_str()),
+        ("GRADWIRE_CLUSTER__REPLICAS", "1"),
+        ("TEST_DIRECTORY", scratch.path().to_str().unwrap()),
+    ];
+    let mut nodes = native.cluster(&program, (2, 2, 2), &settings);
+    let mut servers: Vec<_> = nodes.drain(1..3).collect();
+    for server in &servers {
+        server.expect_line("is the first process", PATIENCE);
+        server.expect_line("saved its state", PATIENCE);
+    }
+    for kill in 1..=20 {
+        expect_rounds(&[&nodes[1], &nodes[2]], 1, scratch.path(), kill);
+        let (victim, other) = if kill % 2 == 0 { (0, 1) } else { (1, 0) };
+        servers[victim].kill();
+        assert_eq!(servers[victim].expect_end(PATIENCE), 128 + 9);
+        let saved = lines(&servers[other], "saved its state");
+        servers[victim] = native.node(&program, ("server", kill + 1), (2, 2), &settings);
+        servers[victim].expect_line("replaces another process", PATIENCE);
+        servers[victim].expect_line("loaded its state", PATIENCE);
+        expect_lines(&servers[other], "saved its state", saved + 1);
+    }
+    expect_rounds(&[&nodes[1], &nodes[2]], 1, scratch.path(), 21);
+    std::fs::write(scratch.path().join("end"), "").unwrap();
+    expect_all(&mut nodes, PATIENCE);
+    expect_all(&mut servers, PATIENCE);
+}
+
+#[test]
+fn handlers_of_servers_that_the_launcher_restarts_continue() {
+    let native = Native::new();
+    let (program, scratch) = (native.compile("ps/survives.cc"), TempDir::new().unwrap());
+    let mut command = native.command(&programs::program("gradwire"));
+    command.args(["launch", "--every-role", "-n", "2", "-s", "2", "--restart=9"]);
+    command.args(["--set", "cluster.replicas=1", "--"]).arg(&program);
+    command.env("TEST_DIRECTORY", scratch.path());
+    let mut launched = Process::start("launch", &mut command);
+    for rank in 0..2 {
+        launched.expect_line(&format!("server {rank} is the first process"), PATIENCE);
+        launched.expect_line(&format!("server {rank} saved its state"), PATIENCE);
+    }
+    for kill in 1..=4 {
+        expect_rounds(&[&launched], 2, scratch.path(), kill);
+        let (victim, other) = (kill % 2, (kill + 1) % 2);
+        let replaces = format!("server {victim} replaces another process");
+        let saves = format!("server {other} saved its state");
+        let (replaced, saved) = (lines(&launched, &replaces), lines(&launched, &saves));
+        std::fs::write(scratch.path().join(format!("kill-{victim}")), "").unwrap();
+        expect_lines(&launched, &replaces, replaced + 1);
+        expect_lines(&launched, &saves, saved + 1);
+    }
+    expect_rounds(&[&launched], 2, scratch.path(), 5);
+    std::fs::write(scratch.path().join("end"), "").unwrap();
+    let code = launched.expect_end(PATIENCE);
+    let text = launched.log().text();
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(lines(&launched, "everything holds"), 5, "{text}");
+    assert_eq!(lines(&launched, "killed by signal 9; restarting it"), 4, "{text}");
 }
 
 /// What the workers of the example say last, over this transport: accuracy and weights.

@@ -121,8 +121,9 @@ pub struct CallHandle {
 
 impl Client {
     /// Calls a handler of a server's program. Calls to one handler of one server are handled in the order in which
-    /// they are made, each of them once, even if the channel breaks. The handle ends with the reply, or with an error
-    /// that names handler and server, at the call's deadline at the latest. This function waits if
+    /// they are made, each of them once, even if the channel breaks. If the server fails in a job with replicas
+    /// (`cluster.replicas`), calls wait for the next process of the server; otherwise they fail at once. The handle ends with the
+    /// reply, or with an error that names handler and server, at the call's deadline at the latest. This function waits if
     /// [`CALLS_IN_FLIGHT_MAX`](proto_common::call::CALLS_IN_FLIGHT_MAX) earlier calls to the handler are in flight, and if the pool
     /// has no room for the request and its reply; so callbacks of operations must not call it.
     pub fn call(&self, app: u32, server: u32, request: CallRequest) -> Result<CallHandle, ClientError> {

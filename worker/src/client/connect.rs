@@ -295,6 +295,7 @@ fn start_lane(
             servers: shape.server_places.max(shape.servers),
             gather_max: GATHER_MAX,
             in_flight_max: IN_FLIGHT_MAX,
+            keeps_calls: shape.replicas > 0,
         },
         result_slots: RESULT_SLOTS,
     };

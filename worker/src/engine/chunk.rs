@@ -122,8 +122,19 @@ impl Chunk {
     pub(super) fn ended(&mut self, operation: Option<Operation>) {
         self.sent = self.sent.saturating_sub(1);
         self.tries = 0;
-        let at = operation.and_then(|operation| self.open.binary_search(&operation.0).ok());
-        if let Some(at) = at {
+        if let Some(operation) = operation {
+            self.close(operation);
+        }
+    }
+
+    /// A part that waits is dropped, and its operation with it.
+    pub(super) fn forget(&mut self, part: u32, operation: Operation) {
+        self.waiting.retain(|other| *other != part);
+        self.close(operation);
+    }
+
+    fn close(&mut self, operation: Operation) {
+        if let Ok(at) = self.open.binary_search(&operation.0) {
             self.open.remove(at);
         }
     }
@@ -168,7 +179,7 @@ impl Chunk {
         self.reset_queueing();
     }
 
-    /// The server's process has exited. Only calls to it wait here, and they end with it.
+    /// The server's process has exited. Only calls to it wait here, and they end with it. (`lane/kept.rs` has those that do not.)
     pub(super) fn drop_waiting(&mut self) {
         self.waiting.clear();
         self.queued = false;

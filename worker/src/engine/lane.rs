@@ -10,11 +10,12 @@
 //! ```
 //!
 //! Files below `lane/`: `flow` sends, `answers` takes answers, `patience` decides how long other workers are waited for, `routes` follows
-//! the map, `calls` is for calls, and `owed` says who is waited for.
+//! the map, `calls` is for calls, `kept` for calls to a server that has failed, and `owed` says who is waited for.
 
 mod answers;
 mod calls;
 mod flow;
+mod kept;
 mod owed;
 mod patience;
 mod routes;
@@ -54,6 +55,8 @@ pub struct EngineConfig {
     pub gather_max: usize,
     /// Parts that may be sent and unanswered.
     pub in_flight_max: usize,
+    /// Calls to handlers wait for the next process of a server that has failed. Otherwise they fail with the server.
+    pub keeps_calls: bool,
 }
 
 /// A result batch with where it lay and what its header says.
@@ -120,7 +123,7 @@ impl LaneEngine {
     /// Operations in progress.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.ops.len()
+        self.ops.iter().filter(|(_, op)| !op.is_over()).count()
     }
 
     /// May the next batch wait for more operations? Yes if only small parts are queued, and each of their servers still has
@@ -176,7 +179,9 @@ impl LaneEngine {
         self.parts.take_all();
         for mut op in self.ops.take_all() {
             op.fail(error.clone(), &mut self.stats, out);
-            out.list.push(Command::Done { op: op.submit.op, version: 0 });
+            if !op.is_over() {
+                out.list.push(Command::Done { op: op.submit.op, version: 0 });
+            }
         }
     }
 
@@ -247,6 +252,7 @@ impl LaneEngine {
             if let Some(op) = self.ops.get_mut(index).filter(|op| is_overdue(op)) {
                 let error = op.overdue(owing, now_ms);
                 op.fail(error, &mut self.stats, out);
+                self.end_unreachable(index, out);
             }
         }
         for (server, link) in self.links.iter_mut().enumerate() {

@@ -30,6 +30,8 @@ const IDLE_MS: u64 = 200;
 #[derive(Debug, Default)]
 pub(super) struct Link {
     up: bool,
+    /// The server's process has failed or left, and no channel leads to another one.
+    exited: bool,
     incarnation: Incarnation,
     slot_bytes: u64,
     credits: Vec<SlotGrant>,
@@ -58,8 +60,23 @@ impl Link {
         inbox: &[SlotGrant],
         now_ms: u64,
     ) {
-        (self.up, self.incarnation, self.slot_bytes) = (true, incarnation, slot_bytes);
+        (self.up, self.exited, self.incarnation, self.slot_bytes) = (true, false, incarnation, slot_bytes);
         (self.credits, self.inbox, self.last_use_ms) = (credits.to_vec(), inbox.to_vec(), now_ms);
+    }
+
+    /// Its channel has ended, and with it everything that belonged to it.
+    pub(super) fn close(&mut self) {
+        *self = Self { exited: self.exited, ..Self::default() };
+    }
+
+    /// The server's process has failed or left.
+    pub(super) fn exit(&mut self) {
+        self.exited = true;
+    }
+
+    /// Is no process of the server known?
+    pub(super) fn has_exited(&self) -> bool {
+        self.exited
     }
 
     pub(super) fn is_up(&self) -> bool {

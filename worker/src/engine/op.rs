@@ -4,8 +4,9 @@
 //! ```text
 //!             end_part, each with its version           the last one
 //!  submit ──▶ remaining: 1.. ───────────────────────▶ remaining: 0 ──▶ end: Landed, Late, Done
-//!                   │ fail: the first failure is reported
-//!                   └── failed: it still waits for its parts
+//!                   │ fail: the first failure is reported               ▲
+//!                   └── failed: it still waits for its parts            │
+//!                            └── end_early: no server has its buffers ──┘
 //! ```
 //!
 //! If a failed operation ended before its parts had, its buffers would be used for something else while a server may still read or
@@ -42,6 +43,8 @@ pub(super) struct Owing {
     pub(super) down: Vec<Rank>,
     /// The servers of all parts have recently reported why they wait.
     pub(super) all_told: bool,
+    /// Of a call that waits for the next process of its server: its handler and that server.
+    pub(super) next_process: Option<(u32, Rank)>,
 }
 
 /// See the module.
@@ -59,6 +62,8 @@ pub(super) struct Op {
     /// Bytes that landed and the newest version, where servers say how many: of dynamic tensors.
     landed: Option<(u64, u64)>,
     failed: bool,
+    /// Its end has been reported.
+    over: bool,
     /// Why a server could not take a part. Boxed, because most operations have none.
     told: Option<Box<Told>>,
 }
@@ -76,6 +81,7 @@ impl Op {
             late: 0,
             landed: None,
             failed: false,
+            over: false,
             told: None,
         }
     }
@@ -95,6 +101,11 @@ impl Op {
 
     pub(super) fn has_failed(&self) -> bool {
         self.failed
+    }
+
+    /// Has its end been reported? Its caller has its buffers back.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
     }
 
     /// Reports the operation's first failure; later ones are not reported.
@@ -128,8 +139,17 @@ impl Op {
         self.remaining == 0
     }
 
-    /// All parts have ended.
-    pub(super) fn end(self, now_ms: u64, stats: &mut LaneStats, out: &mut Commands) {
+    /// It has failed, and no server uses its buffers: it ends before its parts. What remains of them are numbers (`lane/kept.rs`).
+    pub(super) fn end_early(&mut self, now_ms: u64, stats: &mut LaneStats, out: &mut Commands) {
+        self.version = 0;
+        self.end(now_ms, stats, out);
+    }
+
+    /// All parts have ended. Reported once.
+    pub(super) fn end(&mut self, now_ms: u64, stats: &mut LaneStats, out: &mut Commands) {
+        if std::mem::replace(&mut self.over, true) {
+            return;
+        }
         let op = self.submit.op;
         stats.ended(self.is_call(), self.failed, self.version);
         if self.submit.kind.contributes() {
@@ -176,8 +196,11 @@ impl Op {
 
     /// The error of its deadline: what servers said last, or else the servers that have not answered.
     pub(super) fn overdue(&mut self, owing: Owing, now_ms: u64) -> OpError {
-        let Owing { key, servers, down, all_told } = owing;
+        let Owing { key, servers, down, all_told, next_process } = owing;
         let (subject, waited_ms) = (Subject::default(), self.waited_ms(now_ms));
+        if let Some((app, server)) = next_process {
+            return OpError::Call { app, server, waited_ms, fault: CallFault::ServerDied };
+        }
         match self.told.take().filter(|_| all_told).map(|told| *told) {
             // Its server had no room for it.
             Some(Told::Waits { chunk, .. }) if self.is_call() => {
@@ -230,7 +253,8 @@ mod tests {
             op.tell(Told::Elsewhere { chunk: ChunkId::new(1, 0), server: Rank(2) });
             let due_ms = u64::from(op.submit.timeout_ms) + GRACE_MS;
             assert!(!op.is_overdue(due_ms - 1) && op.is_overdue(due_ms));
-            op.overdue(Owing { key: Key(1), servers: vec![Rank(2)], down, all_told }, due_ms)
+            let (servers, next_process) = (vec![Rank(2)], None);
+            op.overdue(Owing { key: Key(1), servers, down, all_told, next_process }, due_ms)
         };
         assert!(matches!(error(true, vec![]), OpError::Elsewhere { server: Rank(2), .. }));
         assert!(matches!(error(false, vec![Rank(2)]), OpError::Unconnected { .. }));

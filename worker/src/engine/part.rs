@@ -104,6 +104,10 @@ pub(super) struct Part {
     corrupt: u8,
     /// Its server has asked for the initial value.
     brings_initial: bool,
+    /// A process of its server may have received it.
+    was_sent: bool,
+    /// An earlier process of its server may have received it.
+    again: bool,
 }
 
 impl Part {
@@ -118,6 +122,8 @@ impl Part {
             is_announced: false,
             corrupt: 0,
             brings_initial: false,
+            was_sent: false,
+            again: false,
         }
     }
 
@@ -145,10 +151,29 @@ impl Part {
         self.corrupt > CORRUPT_RETRIES_MAX
     }
 
+    /// It was sent, with its payload in this place.
+    pub(super) fn sent(&mut self, data: BlockData) {
+        (self.state, self.was_sent) = (State::Sent(data), true);
+    }
+
+    pub(super) fn was_sent(&self) -> bool {
+        self.was_sent
+    }
+
+    /// The process of its server has failed: the part is for the next one.
+    pub(super) fn outlive(&mut self) {
+        self.again |= self.was_sent;
+    }
+
+    pub(super) fn is_again(&self) -> bool {
+        self.again
+    }
+
     /// The block to send. If the part is given up, it has only the operation's number, so that the server does not wait for that.
     pub(super) fn as_sent(&self, block: Block) -> Block {
         if !self.is_given_up() {
-            return block;
+            let status = if self.again { Status::Again } else { block.status };
+            return Block { status, ..block };
         }
         let data = BlockData::Inline { offset: 0 };
         Block { status: Status::Corrupt, bytes: 0, data, landing: None, view: false, exact: false, ..block }
@@ -168,20 +193,14 @@ pub(super) struct Place {
 pub(super) struct Slab<T> {
     entries: Vec<(u32, Option<T>)>,
     free: Vec<u32>,
-    len: usize,
 }
 
 impl<T> Slab<T> {
     pub(super) fn new() -> Self {
-        Self { entries: Vec::new(), free: Vec::new(), len: 0 }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
+        Self { entries: Vec::new(), free: Vec::new() }
     }
 
     pub(super) fn insert(&mut self, value: T) -> u32 {
-        self.len += 1;
         match self.free.pop() {
             Some(index) => {
                 self.entries[index as usize].1 = Some(value);
@@ -199,7 +218,6 @@ impl<T> Slab<T> {
         let value = value.take()?;
         *generation = generation.wrapping_add(1);
         self.free.push(index);
-        self.len -= 1;
         Some(value)
     }
 

@@ -372,7 +372,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         !self.broken.is_empty()
     }
 
-    /// A server's process has failed or left: closes its channel, and fails the calls to it.
+    /// A server's process has failed or left: closes its channel. Calls to it wait for its next process, or fail.
     pub fn end_server(&mut self, server: Rank) {
         self.detach(server);
         self.broken.retain(|(rank, ..)| *rank != server);

@@ -21,7 +21,13 @@ pub(crate) fn driver_over<Q: CompletionQueue>(
     (index, servers): (u16, u32),
     buffers: &Region,
 ) -> LaneDriver<Q> {
-    let engine = EngineConfig {
+    let config = LaneConfig { engine: engine(index, servers), result_slots: 1 };
+    LaneDriver::new(queue, config, buffers.clone()).unwrap()
+}
+
+/// The engine of a lane for so many servers.
+pub(crate) fn engine(index: u16, servers: u32) -> EngineConfig {
+    EngineConfig {
         job: JobId(1),
         incarnation: Incarnation(1),
         lane: Lane(index),
@@ -29,9 +35,8 @@ pub(crate) fn driver_over<Q: CompletionQueue>(
         servers,
         gather_max: 8,
         in_flight_max: 8,
-    };
-    let config = LaneConfig { engine, result_slots: 1 };
-    LaneDriver::new(queue, config, buffers.clone()).unwrap()
+        keeps_calls: false,
+    }
 }
 
 /// A push of one chunk to server 0.

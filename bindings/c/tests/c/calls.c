@@ -35,6 +35,33 @@ static void drops(void *context, GradwireRequest *request) {
     gradwire_request_free(request);
 }
 
+static bool saves(void *context, GradwireState *state) {
+    (void)context;
+    return gradwire_state_write(state, "nothing", 7) == GRADWIRE_CODE_OK;
+}
+
+static bool loads(void *context, const void *bytes, uint64_t count) {
+    (void)context;
+    return count == 7 && memcmp(bytes, "nothing", 7) == 0;
+}
+
+/* A handler with a state, which nobody keeps in a job with one server, serves as any other one. */
+static void with_state(const GradwireServer *server) {
+    REQUIRE(!gradwire_server_is_recovery(server) && !gradwire_server_is_recovery(NULL));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "state is null", gradwire_state_write(NULL, "x", 1));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "server is null",
+          gradwire_server_register_with_state(NULL, DROPS, drops, saves, loads, NULL));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "handler is null",
+          gradwire_server_register_with_state(server, DROPS, NULL, saves, loads, NULL));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "save is null",
+          gradwire_server_register_with_state(server, DROPS, drops, NULL, loads, NULL));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "load is null",
+          gradwire_server_register_with_state(server, DROPS, drops, saves, NULL, NULL));
+    WORKS(gradwire_server_register_with_state(server, DROPS, drops, saves, loads, NULL));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "already registered",
+          gradwire_server_register_with_state(server, DROPS, drops, saves, loads, NULL));
+}
+
 static void keeps(void *context, GradwireRequest *request) {
     (void)context;
     atomic_store(&kept, request);
@@ -287,7 +314,7 @@ int main(int count, char **arguments) {
     WORKS(gradwire_server_register(server, ECHO, echo, &released));
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "already registered", gradwire_server_register(server, ECHO, echo, NULL));
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "handler", gradwire_server_register(server, DROPS, NULL, NULL));
-    WORKS(gradwire_server_register(server, DROPS, drops, NULL));
+    with_state(server);
     WORKS(gradwire_server_register(server, LATE, keeps, NULL));
     const uint64_t sizes[] = {0, 1, 4000, 5000, 40000, BIG};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) round_trip(client, sizes[i]);

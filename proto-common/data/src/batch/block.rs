@@ -136,6 +136,10 @@ pub enum Status {
     /// Answer to an init without payload: all workers of lower ranks have left before they set the initial value. Send it
     /// again, with the payload.
     Unset = 24,
+    /// In the request of a call: it was sent to an earlier process of this server, which may have handled it.
+    Again = 25,
+    /// Answer to a call: the state of its handler is lost, because its server failed, and the server with its journal, too.
+    StateLost = 26,
 }
 
 impl Status {

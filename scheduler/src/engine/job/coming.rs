@@ -10,10 +10,18 @@ impl Engine {
     /// What somebody who takes this place comes into.
     pub(super) fn comes_into(&self, id: MemberId) -> Coming {
         match self.config.shape.worker_loss {
-            _ if self.phase != Phase::Running || id.role != Role::Worker => Coming::Start,
+            _ if self.phase != Phase::Running => Coming::Start,
+            _ if self.is_first_server(id) => Coming::Again,
+            _ if id.role != Role::Worker => Coming::Start,
             WorkerLoss::Continue => Coming::Between,
             WorkerLoss::Wait | WorkerLoss::Stop => Coming::Again,
         }
+    }
+
+    /// Is this the place of a server that the job began with? A process that takes such a place while the job runs replaces one that has
+    /// failed or left. Higher ranks are those of servers that are added later.
+    pub(super) fn is_first_server(&self, id: MemberId) -> bool {
+        id.role == Role::Server && id.rank.0 < self.config.shape.servers
     }
 
     /// A worker has come in between: its first rounds are asked for.

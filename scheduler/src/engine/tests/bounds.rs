@@ -2,7 +2,7 @@
 
 use super::losing::{come_again, declared, known_in, messages, next_after, rig_of};
 use super::*;
-use proto_common::message::{self, CheckpointNews, PostMessage, PostTo, Resume};
+use proto_common::message::{self, CheckpointNews, PostMessage, PostTo, RefusalReason, Resume};
 use proto_common::shard_map::MapChange;
 use proto_common::table::Spread;
 
@@ -190,6 +190,31 @@ fn a_job_whose_scheduler_was_started_again_began_from_what_its_members_were_told
     let was_let_in = messages(&early).iter().any(|message| matches!(message, FromScheduler::Welcome(_)));
     assert_eq!(messages(&commands).iter().any(is_refusal), was_let_in);
     assert_eq!(rig.engine.status(0).servers, 2);
+}
+
+/// It has begun its handlers with an empty state, because it was told that the job is a new one.
+#[test]
+fn a_server_that_came_before_the_running_job_was_known_may_not_replace_a_failed_one() {
+    for (rank, stays) in [(1, false), (2, true)] {
+        let before = rig_of(1, WorkerLoss::Continue);
+        let resume = known_in(&before);
+        let mut rig = next_after(&before);
+        let early = Register { wanted_rank: Some(Rank(rank)), ..register(Role::Server, 90) };
+        let commands = rig.say_on(90, ToScheduler::Register(early));
+        let FromScheduler::Welcome(welcome) = messages(&commands)[0] else { panic!("{commands:?}") };
+        assert_eq!(welcome.coming, Coming::Start);
+        let mut commands = Vec::new();
+        let others = [server(0), worker(0), worker(1)];
+        let all = others.into_iter().chain((rank != 1).then_some(server(1)));
+        all.for_each(|id| commands.extend(come_again(&mut rig, id, &resume)));
+        commands.extend(rig.wait_until(SILENCE_MS));
+        assert_eq!(rig.engine.phase, Phase::Running);
+        let is_later =
+            |message: &&FromScheduler| matches!(message, FromScheduler::Refused(RefusalReason::Later(_)));
+        assert_eq!(messages(&commands).iter().any(is_later), !stays, "{rank}");
+        let member = rig.engine.member_of(ConnectionId(90));
+        assert_eq!(member, stays.then_some(server(rank)), "{rank}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Who is let in, with which rank, and what everyone is told.
 
+use super::losing::{messages, rig_of};
 use super::*;
 use proto_common::message::RefusalReason;
 
@@ -203,6 +204,26 @@ fn who_comes_before_the_death_of_its_life_before_is_noticed_may_come_again() {
         &**message,
         FromScheduler::Refused(RefusalReason::Full { .. } | RefusalReason::RankTaken { .. })
     ));
+}
+
+#[test]
+fn a_server_that_takes_the_place_of_another_is_told_so_and_an_added_one_starts() {
+    let mut rig = rig_of(1, WorkerLoss::Continue);
+    let coming = |rig: &mut Rig, connection, rank| {
+        let asks = Register { wanted_rank: Some(Rank(rank)), ..register(Role::Server, connection) };
+        let commands = rig.say_on(connection, ToScheduler::Register(asks));
+        let told = messages(&commands);
+        let asks = |message: &&FromScheduler| matches!(message, FromScheduler::AskRounds { .. });
+        assert!(!told.iter().any(asks), "a server contributes to no round: {commands:?}");
+        let FromScheduler::Welcome(welcome) = told[0] else { panic!("{commands:?}") };
+        (welcome.rank, welcome.coming)
+    };
+    assert_eq!(coming(&mut rig, 70, 2), (Rank(2), Coming::Start), "no earlier process had this rank");
+    rig.lose(server(1));
+    assert_eq!(coming(&mut rig, 71, 1), (Rank(1), Coming::Again));
+    // In a new job no server replaces another one.
+    let mut rig = Rig::new(2, 1);
+    assert_eq!(coming(&mut rig, 72, 1), (Rank(1), Coming::Start));
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! What a lane knows of calls: the lines of workers to handlers, and how many bytes of them are kept. What is done with a
 //! call is in `calls`.
 
-use crate::engine::command::{Command, Commands};
+use super::restored::TakenOver;
+use crate::engine::command::{CallTaken, Command, Commands, Source};
 use crate::engine::peers::Peers;
 use proto_common::batch::{Block, Landing, Status};
 use proto_common::call::{CALL_APPS_MAX, REPLY_INLINE_BYTES_MAX};
@@ -82,6 +83,8 @@ pub(super) struct Entry {
     pub(super) room_until_ms: Option<u64>,
     /// Its reply was written where it is to lie, and is not kept: a replay runs it again, which changes nothing.
     pub(super) runs_again: bool,
+    /// Its worker waits for its result. False for a call of an earlier process until it comes again.
+    pub(super) is_asked: bool,
 }
 
 impl Entry {
@@ -123,6 +126,8 @@ pub(in crate::engine) struct Calls {
     pub(super) by_id: HashMap<u64, (Rank, u32, u64)>,
     pub(super) next_id: u64,
     pub(super) handlers: HashSet<u32>,
+    /// What is different in a process that has taken the place of a failed one; else none.
+    pub(super) taken_over: Option<TakenOver>,
     /// Bytes of bodies, and of replies that are kept.
     pub(super) bytes: u64,
     pub(super) most_bytes: u64,
@@ -140,6 +145,7 @@ impl Default for Calls {
             by_id: HashMap::new(),
             next_id: 1,
             handlers: HashSet::new(),
+            taken_over: None,
             bytes: 0,
             most_bytes: BYTES_DEFAULT,
             kept: VecDeque::new(),
@@ -217,7 +223,9 @@ impl Calls {
         let known = line.entries.partition_point(|entry| entry.operation < from);
         let known: Vec<Entry> = line.entries.drain(..known).collect();
         known.iter().for_each(|entry| self.forget(entry));
-        known.iter().all(|entry| matches!(entry.stage, Stage::Answered(_)) && !entry.is_landing)
+        // The worker may know the end of a call that an earlier process has answered, and this one is handling again.
+        let is_over = |entry: &Entry| matches!(entry.stage, Stage::Answered(_)) && !entry.is_landing;
+        known.iter().all(|entry| is_over(entry) || !entry.is_asked)
     }
 
     /// A worker's line to a handler; `None` where it would be one too many.
@@ -232,6 +240,22 @@ impl Calls {
                 Some(place.insert(Line { next: 1, acked: 1, entries: VecDeque::new() }))
             }
         }
+    }
+
+    /// The runtime is to take the call that this block is of.
+    pub(super) fn taken(&self, call: u64, peer: Rank, app: u32, from: Source, block: &Block) -> Command {
+        Command::CallTake(CallTaken {
+            call,
+            peer,
+            life: self.lives.get(&peer).map_or(Incarnation::default(), |(life, _)| *life),
+            app,
+            operation: block.operation.0,
+            first_open: block.first_open.0,
+            from,
+            frame_bytes: block.bytes,
+            region: block.landing.map_or(0, |landing| landing.region),
+            bytes: block.count.body_bytes(),
+        })
     }
 
     /// The next calls of a line whose bodies are whole go to their handler.

@@ -1,7 +1,7 @@
 //! Calls, as the runtime and workers' batches bring them. What is done with each is decided in [`Calls`].
 
 use super::LaneEngine;
-use crate::engine::calls::{CallAnswer, Calls, Desk};
+use crate::engine::calls::{CallAnswer, Calls, Desk, RestoredLine};
 use crate::engine::command::Commands;
 use proto_common::batch::Landing;
 
@@ -32,6 +32,21 @@ impl LaneEngine {
     /// A handler came or went: the error of calls whose deadline passes says so.
     pub fn set_handler(&mut self, app: u32, is_there: bool) {
         self.calls.set_handler(app, is_there);
+    }
+
+    /// This process has taken the place of a failed one: calls to a handler wait at their workers until it is there.
+    pub fn take_over(&mut self) {
+        self.calls.take_over();
+    }
+
+    /// The journal of a handler is lost: calls to it are refused.
+    pub fn lose_calls(&mut self, app: u32) {
+        self.calls.lose(app);
+    }
+
+    /// What a handler's journal has of its calls; returns the numbers of each line's calls here, in their order.
+    pub fn restore_calls(&mut self, app: u32, lines: &[RestoredLine], now_ms: u64) -> Vec<Vec<u64>> {
+        self.calls.restore(app, lines, now_ms)
     }
 
     /// A call's body is whole: the answer to `Command::CallTake`.

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, call_id};
 
 mod kept;
+mod restored;
 
 const APP: u32 = 4;
 /// Bytes of a reply that does not travel with its result.
@@ -27,10 +28,17 @@ fn call(operation: u64) -> Block {
 }
 
 fn take(rig: &Rig, call: u64, bytes: u64) -> Command {
+    take_as(rig, call, (call, 1), bytes)
+}
+
+fn take_as(rig: &Rig, call: u64, (operation, first_open): (u64, u64), bytes: u64) -> Command {
     Command::CallTake(CallTaken {
         call,
         peer: Rank(0),
+        life: life(0),
         app: APP,
+        operation,
+        first_open,
         from: rig.at(),
         frame_bytes: 32,
         region: REGION,
@@ -102,7 +110,7 @@ fn handlers_get_calls_in_order_whatever_arrives_first() {
     assert_eq!((rig.engine.under_way(), rig.engine.calls()), (0, 2), "answered, and kept");
     // With the next call they are known, and let go of.
     let taken = rig.send(0, &[call_from(3, 3, 10)]);
-    assert_eq!(taken, [take(&rig, 3, 10)]);
+    assert_eq!(taken, [take_as(&rig, 3, (3, 3), 10)]);
     assert_eq!(rig.flush_calls().1, [1, 2]);
     assert_eq!(rig.send(0, &[call_from(5, 3, 10)]), [], "one is missing before it");
     assert_eq!(rig.flush_calls().0, [(5, Status::Retry, 0)]);
@@ -122,7 +130,7 @@ fn a_replay_is_told_again_and_not_taken_again() {
     assert_eq!(rig.answered(2, 0), [], "there is nobody to tell");
     rig.connect(0);
     let taken = rig.send(0, &[call(1), call(2), call(3)]);
-    assert_eq!(taken, [take(&rig, 4, 10)]);
+    assert_eq!(taken, [take_as(&rig, 4, (3, 1), 10)]);
     assert_eq!(rig.flush_calls().0, [(1, Status::Done, 6), (2, Status::Done, 6)]);
     // Another life of the worker starts anew.
     rig.arrived(4);

@@ -83,6 +83,7 @@ impl Lab {
                 servers: self.shape.places,
                 gather_max: 16,
                 in_flight_max: 1_000,
+                keeps_calls: self.shape.replicas > 0,
             };
             let lane = LaneConfig { engine, result_slots: self.shape.result_slots };
             lanes.push(LaneDriver::new(queue, lane, pool.region().clone()).expect("a lane"));

@@ -285,6 +285,7 @@ fn worker(net: &SimNet, shape: &Shape, rank: u32) -> Worker {
         servers: shape.servers,
         gather_max: 16,
         in_flight_max: 1_000,
+        keeps_calls: false,
     };
     let pool = Pool::new(POOL_BYTES, "sim-worker").unwrap();
     let config = WorkerConfig { engine, result_slots: shape.result_slots };

@@ -66,6 +66,7 @@ pub fn worker<Q: CompletionQueue>(queue: Q, landing: Region) -> LaneDriver<Q> {
         servers: 1,
         gather_max: 16,
         in_flight_max: 100,
+        keeps_calls: false,
     };
     let config = WorkerConfig { engine, result_slots: 4 };
     let mut worker = LaneDriver::new(queue, config, landing).unwrap();

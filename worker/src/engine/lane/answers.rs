@@ -291,7 +291,7 @@ impl LaneEngine {
         if let Some(error) = failure {
             op.fail(error, &mut self.stats, out);
         }
-        if is_last && let Some(op) = self.ops.remove(part.op) {
+        if is_last && let Some(mut op) = self.ops.remove(part.op) {
             op.end(self.now_ms, &mut self.stats, out);
         }
     }

@@ -50,8 +50,7 @@ impl LaneEngine {
                 out.close(server, "it answered a call with an invalid result");
             }
             (status, ..) => {
-                let failure =
-                    OpError::Refused { subject: Subject::default(), chunk: spec.id, server, status };
+                let failure = refusal(server, &part, status, op.waited_ms(self.now_ms));
                 self.end_part(index, spec, 0, Some(failure), out);
             }
         }
@@ -102,4 +101,18 @@ impl LaneEngine {
         let error = OpError::Call { app, server, waited_ms, fault: CallFault::NoRoom { bytes } };
         op.fail(error, &mut self.stats, out);
     }
+}
+
+/// The error of a call that its server does not answer with a reply.
+fn refusal(server: Rank, part: &Part, status: Status, waited_ms: u64) -> OpError {
+    let fault = match status {
+        // An earlier process may have handled the request, and this one knows nothing of it.
+        Status::NoReply if part.is_again() => CallFault::ServerDied,
+        Status::StateLost => CallFault::StateLost,
+        status => {
+            return OpError::Refused { subject: Subject::default(), chunk: part.spec.id, server, status };
+        }
+    };
+    let app = called(part.spec.id).map_or(0, |(app, _)| app);
+    OpError::Call { app, server, waited_ms, fault }
 }

@@ -2,7 +2,6 @@
 
 use super::LaneEngine;
 use crate::engine::command::{Command, Commands, PartBlock};
-use crate::engine::part::State;
 use proto_common::batch::{Block, BlockData, Landing, Status};
 use proto_common::ids::Rank;
 
@@ -116,7 +115,7 @@ impl LaneEngine {
     fn mark_sent(&mut self, index: u32, data: BlockData) {
         let Some(part) = self.parts.get_mut(index) else { return };
         let (spec, chunk, at) = (part.spec, part.chunk, part.spec.server.0 as usize);
-        part.state = State::Sent(data);
+        part.sent(data);
         let asked = matches!(data, BlockData::Announced { .. });
         let carries = !asked && self.ops.get(part.op).is_some_and(|op| part.submit(&op.submit).payload);
         self.stats.parts += 1;

@@ -27,9 +27,11 @@ pub struct OldestOp {
 impl LaneEngine {
     /// Who owes an operation answers. A server that has not said within [`GRACE_MS`] which ranks it waits for may be stuck itself.
     pub(super) fn owing(&self, op: u32) -> Owing {
-        let mut owing = Owing { key: Key(0), servers: Vec::new(), down: Vec::new(), all_told: true };
+        let mut owing =
+            Owing { key: Key(0), servers: Vec::new(), down: Vec::new(), all_told: true, next_process: None };
         for (_, part) in self.parts.iter().filter(|(_, part)| part.op == op) {
             owing.key = part.spec.id.key;
+            owing.next_process = self.next_process(part);
             owing.all_told &= part.told_ms.is_some_and(|told| self.now_ms < told + GRACE_MS);
             if !owing.servers.contains(&part.spec.server) {
                 owing.servers.push(part.spec.server);
@@ -50,7 +52,8 @@ impl LaneEngine {
     /// The operation that waits longest, for people.
     #[must_use]
     pub fn oldest(&self, now_ms: u64) -> Option<OldestOp> {
-        let (index, op) = self.ops.iter().min_by_key(|(_, op)| op.since_ms)?;
+        let (index, op) =
+            self.ops.iter().filter(|(_, op)| !op.is_over()).min_by_key(|(_, op)| op.since_ms)?;
         let Owing { key, servers, down, .. } = self.owing(index);
         let what = match op.submit.kind {
             OpKind::Push => "push",

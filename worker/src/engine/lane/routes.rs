@@ -5,7 +5,6 @@
 use super::LaneEngine;
 use crate::call_fault::CallFault;
 use crate::engine::command::Commands;
-use crate::engine::link::Link;
 use crate::engine::op::{Op, Told};
 use crate::engine::part::{Part, State};
 use crate::error::OpError;
@@ -45,7 +44,7 @@ impl LaneEngine {
     /// or to the server that has the chunk by then.
     pub fn server_down(&mut self, server: Rank) {
         let Some(link) = self.link(server) else { return };
-        *link = Link::default();
+        link.close();
         // A notice that views have ended may be lost with the channel.
         self.chunks.iter_mut().for_each(|chunk| chunk.shown_by.say_again(server));
         let mut mine = BTreeSet::new();
@@ -70,15 +69,24 @@ impl LaneEngine {
         }
     }
 
-    /// A server's process has exited, and its channel was closed. Calls to it fail: no other server has received them.
+    /// A server's process has exited, and its channel was closed. Calls to it wait for its next process (`kept`), or fail: no other
+    /// server has received them.
     pub fn server_gone(&mut self, server: Rank, out: &mut Commands) {
         self.chunks.iter_mut().for_each(|chunk| chunk.shown_by.forget(server));
         let is_call = |part: &Part| self.ops.get(part.op).is_some_and(Op::is_call);
         let calls = self.parts.iter().filter(|(_, part)| part.spec.server == server && is_call(part));
-        for (index, part) in calls.map(|(index, part)| (index, *part)).collect::<Vec<_>>() {
+        let calls: Vec<_> = calls.map(|(index, part)| (index, *part)).collect();
+        if let Some(link) = self.link(server) {
+            link.exit();
+        }
+        for (index, part) in calls {
+            if self.is_kept(&part) {
+                self.keep(index, out);
+                continue;
+            }
             let waited_ms = self.ops.get(part.op).map_or(0, |op| op.waited_ms(self.now_ms));
             let app = called(part.spec.id).map_or(0, |(app, _)| app);
-            // All calls that wait for this server end here, and none is in flight.
+            // All calls of this line end here, and none is in flight.
             self.chunks[part.chunk].drop_waiting();
             let failure = OpError::Call { app, server, waited_ms, fault: CallFault::ServerDied };
             self.end_part(index, part.spec, 0, Some(failure), out);

@@ -5,22 +5,22 @@ use crate::call_fault::CallFault;
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, call_id};
 
 /// Bytes of each frame.
-const FRAME: u64 = 40;
+pub(super) const FRAME: u64 = 40;
 
-fn call_part(app: u32, server: u32, room: u64) -> PartSpec {
+pub(super) fn call_part(app: u32, server: u32, room: u64) -> PartSpec {
     let coded = Some(Coded { codec: 0, offset: 0, bytes: FRAME });
     PartSpec { id: call_id(app, Rank(server)), server: Rank(server), offset: 0, bytes: room, coded }
 }
 
 impl Rig {
-    fn call(&mut self, operation: u64, part: PartSpec) -> u64 {
+    pub(super) fn call(&mut self, operation: u64, part: PartSpec) -> u64 {
         let submit = Submit { payload: true, count: Count::Body(1_000), ..submit(OpKind::Call, operation) };
         self.submit_as(submit, &[part])
     }
 }
 
 /// The answer to a call whose reply came with the result.
-fn replied(block: &Block, bytes: u64) -> Block {
+pub(super) fn replied(block: &Block, bytes: u64) -> Block {
     Block { bytes, ..reply(block, Status::Done, 0) }
 }
 

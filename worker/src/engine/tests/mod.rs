@@ -5,6 +5,7 @@ mod calls;
 mod credits;
 mod ends;
 mod hostile;
+mod kept;
 mod member;
 mod order;
 mod placement;
@@ -39,6 +40,7 @@ fn config() -> EngineConfig {
         servers: 2,
         gather_max: 16,
         in_flight_max: 1_000,
+        keeps_calls: false,
     }
 }
 

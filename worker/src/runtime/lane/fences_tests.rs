@@ -1,13 +1,17 @@
 //! A lane over real drivers, and servers that are in the middle of what they do with its memory when their channel ends.
 
 use super::*;
+use crate::call_fault::CallFault;
+use crate::engine::{EngineConfig, PartSpec};
+use crate::runtime::lane::LaneConfig;
 use crate::runtime::op::OpBuffers;
 use crate::runtime::rig;
 use crate::runtime::{OpState, ServerInbox};
 use fabric::{
     Access, Device, LaneQueue, PeerWritable, Region, RemoteKey, RemoteSpan, ShmDevice, TcpDevice, Write,
 };
-use proto_common::batch::{OpKind, SlotGrant};
+use proto_common::batch::{Count, OpKind, SlotGrant};
+use proto_common::call::call_id;
 use proto_common::ids::Incarnation;
 use proto_common::plan::Placement;
 use std::net::Ipv4Addr;
@@ -268,4 +272,30 @@ fn over_tcp_nothing_lands_after_the_channel_has_ended() {
         }
         assert!(is_poisoned(&ours));
     }
+}
+
+/// The caller shares memory with the call, so it hears of a failure only when no server reaches that memory any more.
+#[test]
+fn a_call_to_a_server_without_a_process_ends_at_its_deadline_with_its_memory() {
+    let ours = PeerWritable::allocate(1 << 16, "gradwire-test").unwrap();
+    let engine = EngineConfig { keeps_calls: true, ..rig::engine(0, 1) };
+    let config = LaneConfig { engine, result_slots: 1 };
+    let mut driver = LaneDriver::new(LaneQueue::new(64).unwrap(), config, Region::clone(&ours)).unwrap();
+    let shared = [Some(Arc::new(ours)), None];
+    let state = Arc::new(OpState::fresh(1, OpBuffers { shared, ..OpBuffers::default() }));
+    let mut submission = rig::submission(1, state.clone());
+    (submission.submit.kind, submission.submit.timeout_ms) = (OpKind::Call, 100);
+    submission.submit.count = Count::Body(0);
+    let part = PartSpec { id: call_id(7, SERVER), ..submission.parts[0] };
+    submission.parts = [part].into();
+    driver.submit(submission, 0);
+    driver.end_server(SERVER);
+    driver.step(1_099);
+    assert!(state.poll().is_none(), "a server has a second for its answer");
+    driver.step(1_150);
+    let Some(Err(OpError::Call { app: 7, server: SERVER, waited_ms: 1_150, fault })) = state.poll() else {
+        panic!("{:?}", state.poll())
+    };
+    assert_eq!(fault, CallFault::ServerDied);
+    assert!(driver.live.is_empty(), "its memory is free");
 }

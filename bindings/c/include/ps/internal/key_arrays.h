@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "ps/internal/state_bytes.h"
 #include "ps/sarray.h"
 
 namespace ps {
@@ -122,6 +123,35 @@ class KeptKeys {
     }
     LOG(FATAL) << "its keys were to come with an earlier request, which has failed; make it again";
     return SArray<Key>();
+  }
+
+  /// All arrays. They belong to a server's state: without them, another process could not serve requests that name them.
+  void Save(StateWriter *to) const {
+    to->Number(senders_.size());
+    for (const auto &sender : senders_) {
+      to->Value<int32_t>(sender.first.first);
+      to->Value<int32_t>(sender.first.second);
+      to->Number(sender.second.size());
+      for (const Entry &entry : sender.second) {
+        to->Number(entry.number);
+        to->Array(entry.keys);
+      }
+    }
+  }
+
+  static KeptKeys Load(StateReader *from) {
+    KeptKeys kept;
+    for (uint64_t senders = from->Number(); senders > 0; --senders) {
+      const int sender = from->Value<int32_t>();
+      const int customer = from->Value<int32_t>();
+      std::deque<Entry> &entries = kept.senders_[std::make_pair(sender, customer)];
+      CHECK(entries.empty()) << "this is no saved state: it has node " << sender << " twice";
+      for (uint64_t left = from->Number(kKeptKeyArrays); left > 0; --left) {
+        const uint64_t number = from->Number();
+        entries.push_back(Entry{number, from->Array<Key>(kKeyArrayMaxBytes / sizeof(Key))});
+      }
+    }
+    return kept;
   }
 
  private:

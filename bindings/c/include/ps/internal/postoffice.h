@@ -78,7 +78,8 @@ class Postoffice {
   int is_server() const { return role_ == Node::SERVER; }
   int is_scheduler() const { return role_ == Node::SCHEDULER; }
   int verbose() const { return verbose_; }
-  /// A process that comes back after its death is a new member here, so this is never one that goes on for another.
+  /// In a server: this process has taken the place of one that failed. Where another server kept the journal of a handler, the handler
+  /// gets its state back (KVServer::set_state_handles). False in workers: one that was restarted is a new member here.
   bool is_recovery() const { return van_.node_.is_recovery; }
   Van *van() { return &van_; }
 
@@ -261,6 +262,7 @@ inline void Postoffice::Register(int customer_id) {
     detail::Must(gradwire_server_messages(made, &messages), "starting a server");
     std::lock_guard<std::mutex> lock(mutex_);
     van_.node_.id = ServerRankToID(static_cast<int>(gradwire_server_rank(made)));
+    van_.node_.is_recovery = gradwire_server_is_recovery(made);
     server_ = server;
     messages_[0] = detail::Share(messages);
     Count(gradwire_server_workers(made), gradwire_server_servers(made));

@@ -1,0 +1,159 @@
+//! The thread of one handler: its state is loaded and its journaled requests are handled again, then it takes calls. It must not know
+//! what a journal has.
+
+use super::queue::{Queue, Turn};
+use super::{App, Call, ReplyMemory};
+use crate::journal::{Begin, Desk, Log, Past, Places};
+use crate::runtime::HandlerNews;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a lane may take to learn what a journal has.
+const LANE_WITHIN: Duration = Duration::from_secs(30);
+
+/// A handler's number, its queue, and which handler of that queue it is.
+pub(super) struct Seat {
+    pub(super) app: u32,
+    pub(super) queue: Arc<Queue>,
+    pub(super) life: u64,
+}
+
+/// What a panic said.
+fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    let reason = |panic: Box<dyn Any + Send>| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned())
+    };
+    catch_unwind(AssertUnwindSafe(work)).map_err(reason)
+}
+
+/// Runs a handler until it is unregistered or panics. `news`: what it says to lanes, which exist once there is a journal.
+pub(super) fn serve(
+    mut handler: impl App,
+    seat: &Seat,
+    (spin, desk): (Duration, &Desk),
+    news: impl Fn() -> Vec<HandlerNews>,
+) {
+    let mut log = None;
+    if handler.has_state() {
+        match begin(&mut handler, seat, desk, &news) {
+            Ok(begun) => log = begun,
+            Err(()) => return,
+        }
+        news().iter().for_each(|lane| lane.send(seat.app, true));
+    }
+    while let Some(call) = next(&mut handler, seat, spin, log.as_ref()) {
+        if caught(|| handler.call(call)).is_err() {
+            tracing::error!(
+                app = seat.app,
+                "a handler panicked and was removed; calls to it wait for a new handler until their deadline"
+            );
+            return;
+        }
+    }
+}
+
+/// The next call; the state is saved before it if that is due.
+fn next(handler: &mut impl App, seat: &Seat, spin: Duration, log: Option<&Arc<Log>>) -> Option<Call> {
+    loop {
+        if let Some(log) = log.filter(|log| log.wants_state()) {
+            save(handler, seat.app, log);
+        }
+        match seat.queue.next(seat.life, spin) {
+            Turn::Over => return None,
+            Turn::Poked => {}
+            Turn::Call(mut call) => {
+                if let Some(log) = log {
+                    let noted = log.request(call.from, call.origin, &call.head, &call.body);
+                    call.reply.go_by(noted);
+                }
+                return Some(call);
+            }
+        }
+    }
+}
+
+fn save(handler: &mut impl App, app: u32, log: &Log) {
+    match caught(|| handler.save()) {
+        Ok(Some(state)) => {
+            tracing::info!(app, bytes = state.len(), "saved the handler's state for its journal");
+            log.saved(state);
+        }
+        Ok(None) => tracing::warn!(
+            app,
+            "the handler could not save its state; its journal goes on from the state before"
+        ),
+        Err(reason) => tracing::error!(app, reason, "the handler panicked while it saved its state"),
+    }
+}
+
+/// Brings the handler to where its journal ends. The error: it is not to be run.
+fn begin(
+    handler: &mut impl App,
+    seat: &Seat,
+    desk: &Desk,
+    news: impl Fn() -> Vec<HandlerNews>,
+) -> Result<Option<Arc<Log>>, ()> {
+    let (app, queue) = (seat.app, seat.queue.clone());
+    let is_wanted = || seat.queue.is_open(seat.life);
+    let why = match desk.begin(app, is_wanted, move || queue.poke()) {
+        Begin::Over => return Err(()),
+        Begin::Without => return Ok(None),
+        Begin::Fresh(log) => return Ok(Some(log)),
+        Begin::After(log, past) => match restore(handler, &log, past, &news()) {
+            Ok(()) => return Ok(Some(log)),
+            Err(reason) => reason,
+        },
+        Begin::Lost => {
+            "no server has its journal: the server that kept it failed, too, before another one had the state"
+                .to_owned()
+        }
+    };
+    tracing::error!(
+        app,
+        reason = why,
+        "the state of a handler is lost; calls to it fail. Start the job again"
+    );
+    news().iter().for_each(|lane| lane.lose(app));
+    Err(())
+}
+
+fn restore(
+    handler: &mut impl App,
+    log: &Arc<Log>,
+    mut past: Past,
+    lanes: &[HandlerNews],
+) -> Result<(), String> {
+    // Before lanes take calls: where it cannot be loaded, none is handled.
+    let state = past.state();
+    caught(|| handler.load(&state))??;
+    let mut places = Places::new();
+    let mut memory: Option<ReplyMemory> = None;
+    let placed = lanes.iter().zip(past.place(lanes.len(), log));
+    let asked: Vec<_> =
+        placed.map(|(lane, placed)| (placed.calls, lane.restore(log.app, placed.lines))).collect();
+    for (calls, answer) in asked {
+        let restored =
+            answer.recv_timeout(LANE_WITHIN).map_err(|_| "a lane of this server does not respond")?;
+        for (calls, ids) in calls.into_iter().zip(restored.calls) {
+            let at = ids.into_iter().map(|id| (restored.answers.clone(), id));
+            places.extend(calls.into_iter().zip(at));
+        }
+        memory = Some(restored.memory);
+    }
+    let memory = memory.ok_or("this server has no lanes")?;
+    let mut count = 0;
+    for call in past.requests(log, places, &memory) {
+        count += 1;
+        caught(|| handler.call(call))?;
+    }
+    tracing::info!(
+        app = log.app,
+        state_bytes = state.len(),
+        requests = count,
+        "the handler continues where the failed process has ended"
+    );
+    Ok(())
+}

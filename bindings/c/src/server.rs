@@ -51,8 +51,8 @@ pub struct GradwireState {
 }
 
 /// Writes the state of a handler with `gradwire_state_write`, and returns true; on the handler's thread, between calls, while every
-/// call has been answered. False: the state cannot be saved now; the journal keeps the earlier state and the calls since. No
-/// exception may leave it.
+/// call has been answered. False: the state cannot be saved now, and is asked for again; the journal keeps the earlier state, if it
+/// has one, and the calls since. No exception may leave it.
 pub type GradwireSave =
     Option<extern "C" fn(context: *mut c_void, state: Option<&mut GradwireState>) -> bool>;
 

@@ -89,26 +89,19 @@ pub enum JournalFrame {
 /// To the server that keeps journals, after [`crate::message::ToServer::Journal`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToKeeper {
-    /// The sender writes the journal of this handler from now on. `generation` counts the processes that have had the handler.
+    /// The sender writes the journal of this handler from now on.
     Write {
         /// The handler.
         app: u32,
-        /// Which process has it.
+        /// How many processes have had it, the sender included.
         generation: u64,
+        /// None of them has answered a call: if this one fails before its first state is kept, nothing is lost.
+        is_new: bool,
     },
     /// The next part of it.
     Frame(JournalFrame),
     /// Send what is kept of the sender's rank. Earlier processes of that rank may write no more.
     Read,
-    /// Another server has a newer state of this handler: what is kept of it here, as far as it is older, is not needed.
-    Forget {
-        /// The handler.
-        app: u32,
-        /// Which process wrote that state.
-        generation: u64,
-        /// Its number.
-        number: u64,
-    },
 }
 
 /// From the server that keeps journals.
@@ -129,7 +122,7 @@ pub enum FromKeeper {
         /// The number.
         number: u64,
     },
-    /// In answer to `Read`: the journal of a handler, whose records follow.
+    /// In answer to `Read`: the journal of a handler, whose records follow; none, if no process has answered a call to it.
     Journal {
         /// The handler.
         app: u32,

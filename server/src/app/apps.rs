@@ -56,7 +56,7 @@ pub struct Apps(Arc<Mutex<State>>);
 struct State {
     queues: BTreeMap<u32, Arc<Queue>>,
     threads: BTreeMap<u32, Running>,
-    /// Handlers that take calls at once; one with a state tells lanes itself.
+    /// Handlers that take calls. One with a state does so only when it has its state.
     ready: BTreeSet<u32>,
     desk: Desk,
     /// Senders of the news that a handler came or went, one for each lane; empty until the lanes have started.
@@ -138,11 +138,12 @@ impl Apps {
         let queue = state.queues.entry(app).or_default().clone();
         let seat = Seat { app, life: queue.open(), queue };
         let (apps, spin, desk) = (Arc::downgrade(&self.0), state.spin, state.desk.clone());
-        // One with a state tells lanes itself when it has it.
+        // One with a state takes calls only when it has its state: see `Apps::ready`.
         let is_ready = !handler.has_state();
         let running = Running::start(format!("gradwire-app-{app}"), move || {
-            let news = || apps.upgrade().map_or_else(Vec::new, |apps| Self(apps).lock().news.clone());
-            serve(handler, &seat, (spin, &desk), news);
+            let lanes = || apps.upgrade().map_or_else(Vec::new, |apps| Self(apps).lock().news.clone());
+            let ready = || apps.upgrade().into_iter().for_each(|apps| Self(apps).ready(&seat));
+            serve(handler, &seat, (spin, &desk), lanes, ready);
             if let Some(apps) = apps.upgrade() {
                 Self(apps).ended(app, &seat.queue, seat.life);
             }
@@ -161,6 +162,16 @@ impl Apps {
     /// Where handlers with a state find their journals.
     pub(crate) fn desk(&self) -> Desk {
         self.lock().desk.clone()
+    }
+
+    /// A handler with a state takes calls from now on.
+    fn ready(&self, seat: &Seat) {
+        let mut state = self.lock();
+        // It may have been unregistered meanwhile, and lanes know that.
+        if seat.queue.is_open(seat.life) {
+            state.ready.insert(seat.app);
+            state.news.iter().for_each(|lane| lane.send(seat.app, true));
+        }
     }
 
     /// A handler's thread is about to end.

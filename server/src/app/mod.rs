@@ -40,7 +40,8 @@ pub trait App: Send {
     }
 
     /// Its state as bytes, for [`App::load`]. Called on the handler's thread between calls, while every call has been answered.
-    /// `None`: it cannot be had now; the journal goes on from the state before.
+    /// `None`: it cannot be had now. It is asked for again; until then the journal continues from the state before, or, if its keeper has
+    /// none of this process, answers wait.
     fn save(&mut self) -> Option<Vec<u8>> {
         None
     }

@@ -103,8 +103,8 @@ impl Queue {
         drop(call);
     }
 
-    /// What this handler does next.
-    pub(super) fn next(&self, life: u64, spin: Duration) -> Turn {
+    /// What this handler does next. `patience`: after so long it is poked in any case.
+    pub(super) fn next(&self, life: u64, spin: Duration, patience: Option<Duration>) -> Turn {
         let mut began: Option<Instant> = None;
         loop {
             let mut waiting = self.lock();
@@ -122,6 +122,13 @@ impl Queue {
             self.count.store(0, Ordering::Release);
             if began.is_some_and(|began| began.elapsed() >= spin) {
                 waiting.sleeps = true;
+                if let Some(patience) = patience {
+                    let waited = self.came.wait_timeout(waiting, patience);
+                    if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+                        return Turn::Poked;
+                    }
+                    continue;
+                }
                 // It is woken by a call, or by its end: there is nothing else to wait for, so there is no deadline.
                 drop(self.came.wait(waiting).unwrap_or_else(PoisonError::into_inner));
                 continue;

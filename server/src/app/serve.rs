@@ -8,10 +8,13 @@ use crate::runtime::HandlerNews;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-/// How long a lane may take to learn what a journal has.
-const LANE_WITHIN: Duration = Duration::from_secs(30);
+/// A state that could not be saved is asked for again after this time.
+const SAVE_AGAIN: Duration = Duration::from_secs(1);
+/// While a lane has not answered, the handler looks so often whether it is still wanted.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// A handler's number, its queue, and which handler of that queue it is.
 pub(super) struct Seat {
@@ -29,20 +32,22 @@ fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(reason)
 }
 
-/// Runs a handler until it is unregistered or panics. `news`: what it says to lanes, which exist once there is a journal.
+/// Runs a handler until it is unregistered or panics. `lanes`: they exist once there is a journal. `ready`: a handler with a state
+/// takes calls from now on.
 pub(super) fn serve(
     mut handler: impl App,
     seat: &Seat,
     (spin, desk): (Duration, &Desk),
-    news: impl Fn() -> Vec<HandlerNews>,
+    lanes: impl Fn() -> Vec<HandlerNews>,
+    ready: impl FnOnce(),
 ) {
     let mut log = None;
     if handler.has_state() {
-        match begin(&mut handler, seat, desk, &news) {
+        match begin(&mut handler, seat, desk, &lanes) {
             Ok(begun) => log = begun,
             Err(()) => return,
         }
-        news().iter().for_each(|lane| lane.send(seat.app, true));
+        ready();
     }
     while let Some(call) = next(&mut handler, seat, spin, log.as_ref()) {
         if caught(|| handler.call(call)).is_err() {
@@ -58,10 +63,9 @@ pub(super) fn serve(
 /// The next call; the state is saved before it if that is due.
 fn next(handler: &mut impl App, seat: &Seat, spin: Duration, log: Option<&Arc<Log>>) -> Option<Call> {
     loop {
-        if let Some(log) = log.filter(|log| log.wants_state()) {
-            save(handler, seat.app, log);
-        }
-        match seat.queue.next(seat.life, spin) {
+        let due = log.filter(|log| log.wants_state());
+        let is_saved = due.is_none_or(|log| save(handler, seat, log));
+        match seat.queue.next(seat.life, spin, (!is_saved).then_some(SAVE_AGAIN)) {
             Turn::Over => return None,
             Turn::Poked => {}
             Turn::Call(mut call) => {
@@ -75,17 +79,26 @@ fn next(handler: &mut impl App, seat: &Seat, spin: Duration, log: Option<&Arc<Lo
     }
 }
 
-fn save(handler: &mut impl App, app: u32, log: &Log) {
+/// False: it could not be saved.
+fn save(handler: &mut impl App, seat: &Seat, log: &Log) -> bool {
+    let app = seat.app;
     match caught(|| handler.save()) {
         Ok(Some(state)) => {
-            tracing::info!(app, bytes = state.len(), "saved the handler's state for its journal");
-            log.saved(state);
+            // Another handler may have the number by now: the journal is of that one.
+            if seat.queue.is_open(seat.life) {
+                tracing::info!(app, bytes = state.len(), "saved the handler's state for its journal");
+                log.saved(state);
+            }
+            true
         }
-        Ok(None) => tracing::warn!(
-            app,
-            "the handler could not save its state; its journal goes on from the state before"
-        ),
-        Err(reason) => tracing::error!(app, reason, "the handler panicked while it saved its state"),
+        Ok(None) => {
+            tracing::warn!(app, "the handler could not save its state; it is asked again");
+            false
+        }
+        Err(reason) => {
+            tracing::error!(app, reason, "the handler panicked while it saved its state; it is asked again");
+            false
+        }
     }
 }
 
@@ -94,7 +107,7 @@ fn begin(
     handler: &mut impl App,
     seat: &Seat,
     desk: &Desk,
-    news: impl Fn() -> Vec<HandlerNews>,
+    lanes: impl Fn() -> Vec<HandlerNews>,
 ) -> Result<Option<Arc<Log>>, ()> {
     let (app, queue) = (seat.app, seat.queue.clone());
     let is_wanted = || seat.queue.is_open(seat.life);
@@ -102,7 +115,7 @@ fn begin(
         Begin::Over => return Err(()),
         Begin::Without => return Ok(None),
         Begin::Fresh(log) => return Ok(Some(log)),
-        Begin::After(log, past) => match restore(handler, &log, past, &news()) {
+        Begin::After(log, past) => match restore(handler, &log, past, (&lanes(), &is_wanted)) {
             Ok(()) => return Ok(Some(log)),
             Err(reason) => reason,
         },
@@ -116,7 +129,8 @@ fn begin(
         reason = why,
         "the state of a handler is lost; calls to it fail. Start the job again"
     );
-    news().iter().for_each(|lane| lane.lose(app));
+    desk.lose(app);
+    lanes().iter().for_each(|lane| lane.lose(app));
     Err(())
 }
 
@@ -124,7 +138,7 @@ fn restore(
     handler: &mut impl App,
     log: &Arc<Log>,
     mut past: Past,
-    lanes: &[HandlerNews],
+    (lanes, is_wanted): (&[HandlerNews], &impl Fn() -> bool),
 ) -> Result<(), String> {
     // Before lanes take calls: where it cannot be loaded, none is handled.
     let state = past.state();
@@ -135,8 +149,14 @@ fn restore(
     let asked: Vec<_> =
         placed.map(|(lane, placed)| (placed.calls, lane.restore(log.app, placed.lines))).collect();
     for (calls, answer) in asked {
-        let restored =
-            answer.recv_timeout(LANE_WITHIN).map_err(|_| "a lane of this server does not respond")?;
+        // A lane may read a checkpoint first. If it ends, so does the server, and with it this handler.
+        let restored = loop {
+            match answer.recv_timeout(LOOK_AGAIN) {
+                Ok(restored) => break restored,
+                Err(RecvTimeoutError::Timeout) if is_wanted() => {}
+                Err(_) => return Err("a lane of this server has ended".to_owned()),
+            }
+        };
         for (calls, ids) in calls.into_iter().zip(restored.calls) {
             let at = ids.into_iter().map(|id| (restored.answers.clone(), id));
             places.extend(calls.into_iter().zip(at));

@@ -101,7 +101,7 @@ impl Calls {
             return expel("its call has invalid fields");
         }
         if !self.may_begin(app) {
-            desk.retry(peer, block);
+            Self::turn_away(peer, block, desk);
             return true;
         }
         if self.line(peer, app).is_none() {

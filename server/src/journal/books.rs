@@ -51,8 +51,10 @@ struct Book {
 
 #[derive(Debug, Default)]
 struct Shelf {
-    /// The process and the connection that write.
+    /// The process and the connection that write, and which process it is.
     writer: Option<(Incarnation, u64, u64)>,
+    /// No process has answered a call to the handler, as of this one.
+    new: Option<u64>,
     whole: Option<Book>,
     /// A state that is not complete, with the number of its next record.
     coming: Option<(u64, Vec<Arc<Record>>, u64)>,
@@ -80,6 +82,8 @@ pub(crate) struct Kept {
 pub(crate) struct Books {
     own: Rank,
     shelves: BTreeMap<(Rank, u32), Shelf>,
+    /// The process that has read last what is kept for its rank.
+    readers: BTreeMap<Rank, Incarnation>,
     tickets: u64,
     most_bytes: u64,
 }
@@ -87,7 +91,7 @@ pub(crate) struct Books {
 impl Books {
     /// Books of this server, of at most so many bytes.
     pub(crate) fn new(own: Rank, most_bytes: u64) -> Self {
-        Self { own, shelves: BTreeMap::new(), tickets: 0, most_bytes }
+        Self { own, shelves: BTreeMap::new(), readers: BTreeMap::new(), tickets: 0, most_bytes }
     }
 
     /// Bytes of all.
@@ -107,7 +111,11 @@ impl Books {
         (server, life): (Rank, Incarnation),
         app: u32,
         generation: u64,
+        is_new: bool,
     ) -> Result<(u64, u64), BookError> {
+        if self.readers.get(&server).is_some_and(|reader| *reader != life) {
+            return Err(BookError::Order("another process has taken its place"));
+        }
         let count = self.shelves.range((server, 0)..=(server, u32::MAX)).count();
         if count >= HANDLERS_MAX && !self.shelves.contains_key(&(server, app)) {
             return Err(BookError::Order("it has more handlers than a server may have"));
@@ -116,6 +124,7 @@ impl Books {
         let shelf = self.shelves.entry((server, app)).or_default();
         shelf.writer = Some((life, self.tickets, generation));
         shelf.coming = None;
+        shelf.new = is_new.then_some(generation);
         let next = shelf.whole.as_ref().filter(|book| book.life == life).map_or(0, |book| book.next);
         Ok((self.tickets, next))
     }
@@ -157,7 +166,7 @@ impl Books {
         records.push(Arc::new(record));
         let (next, bytes) = (number.saturating_add(1), before + bytes);
         if is_whole {
-            shelf.whole = Some(Book { life, generation, next, records, bytes });
+            (shelf.whole, shelf.new) = (Some(Book { life, generation, next, records, bytes }), None);
         } else {
             shelf.coming = Some((next, records, bytes));
         }
@@ -166,23 +175,21 @@ impl Books {
 
     /// What is kept of a server's handlers, for a process that has taken its place. Earlier ones write no more.
     pub(crate) fn read(&mut self, server: Rank, life: Incarnation) -> Vec<Kept> {
+        self.readers.insert(server, life);
         let mut all = Vec::new();
         for ((_, app), shelf) in self.shelves.range_mut((server, 0)..=(server, u32::MAX)) {
             shelf.writer = shelf.writer.filter(|(writer, ..)| *writer == life);
-            let Some(Book { generation, next, records, .. }) = &shelf.whole else { continue };
-            let (generation, first) = (*generation, next.saturating_sub(records.len() as u64));
-            all.push(Kept { app: *app, generation, first, records: records.clone() });
+            let kept = match (&shelf.whole, shelf.new) {
+                (_, Some(generation)) => Kept { app: *app, generation, first: 0, records: Vec::new() },
+                (Some(Book { generation, next, records, .. }), None) => {
+                    let first = next.saturating_sub(records.len() as u64);
+                    Kept { app: *app, generation: *generation, first, records: records.clone() }
+                }
+                (None, None) => continue,
+            };
+            all.push(kept);
         }
         all
-    }
-
-    /// Another server has a state of this process and number: what is older is let go of. The word may come late, when this server is
-    /// the keeper again; then it has something newer.
-    pub(crate) fn forget(&mut self, of: (Rank, u32), generation: u64, number: u64) {
-        if let Some(shelf) = self.shelves.get_mut(&of) {
-            shelf.whole =
-                shelf.whole.take().filter(|book| (book.generation, book.next) > (generation, number));
-        }
     }
 }
 
@@ -225,7 +232,7 @@ mod tests {
     #[test]
     fn a_state_and_what_follows_it_are_kept_and_a_new_one_takes_their_place_when_it_is_whole() {
         let mut books = Books::new(OWN, 10_000);
-        let (ticket, next) = books.write((OTHER, Incarnation(5)), 7, 1).unwrap();
+        let (ticket, next) = books.write((OTHER, Incarnation(5)), 7, 1, false).unwrap();
         assert_eq!(next, 0);
         assert!(books.record(OF, ticket, 1, request(1)).is_err(), "before a state");
         assert_eq!(books.record(OF, ticket, 1, begin()), Ok(false));
@@ -245,35 +252,43 @@ mod tests {
     #[test]
     fn only_the_newest_connection_of_a_process_that_lives_writes() {
         let mut books = Books::new(OWN, 10_000);
-        let (old, _) = books.write((OTHER, Incarnation(5)), 7, 1).unwrap();
+        let (old, _) = books.write((OTHER, Incarnation(5)), 7, 1, false).unwrap();
         assert_eq!(books.record(OF, old, 1, state(1)), Ok(true));
         assert_eq!(books.record(OF, old, 2, begin()), Ok(false));
-        let (new, next) = books.write((OTHER, Incarnation(5)), 7, 1).unwrap();
+        let (new, next) = books.write((OTHER, Incarnation(5)), 7, 1, false).unwrap();
         assert_eq!(next, 2, "what was not complete comes again");
         assert!(books.record(OF, old, 2, request(1)).is_err());
         assert_eq!(books.record(OF, new, 2, request(1)), Ok(true));
         assert_eq!(bodies(&mut books, 6), [(1, 2, 1)], "another process reads");
         assert!(books.record(OF, new, 3, request(2)).is_err(), "and the one before is over");
-        let (ticket, next) = books.write((OTHER, Incarnation(6)), 7, 2).unwrap();
+        let (ticket, next) = books.write((OTHER, Incarnation(6)), 7, 2, false).unwrap();
         assert_eq!(next, 0);
         assert!(books.record(OF, ticket, 3, request(2)).is_err(), "of a state that was another process's");
         assert_eq!(bodies(&mut books, 6), [(1, 2, 1)]);
         assert_eq!(books.record(OF, ticket, 1, state(4)), Ok(true));
         assert_eq!(bodies(&mut books, 6), [(2, 1, 4)]);
-        books.forget(OF, 2, 1);
-        assert_eq!(bodies(&mut books, 6), [(2, 1, 4)], "the word comes late");
-        books.forget(OF, 2, 2);
-        assert_eq!((books.bytes(), bodies(&mut books, 6)), (0, Vec::new()));
+        assert!(books.write((OTHER, Incarnation(5)), 7, 1, false).is_err(), "it was declared failed");
     }
 
     #[test]
     fn memory_has_a_bound_and_the_error_names_it() {
         let mut books = Books::new(OWN, 400);
-        let (ticket, _) = books.write((OTHER, Incarnation(5)), 7, 1).unwrap();
+        let (ticket, _) = books.write((OTHER, Incarnation(5)), 7, 1, false).unwrap();
         assert_eq!(books.record(OF, ticket, 1, state(1)), Ok(true));
         assert_eq!(books.record(OF, ticket, 2, request(1)), Ok(true));
         let full = books.record(OF, ticket, 3, request(2)).unwrap_err();
         assert!(full.to_string().contains("server 0") && full.to_string().contains("400"), "{full}");
         assert_eq!(bodies(&mut books, 5), [(1, 2, 1)]);
+    }
+
+    #[test]
+    fn a_handler_that_has_answered_nothing_is_known_and_has_no_records() {
+        let mut books = Books::new(OWN, 10_000);
+        let (ticket, _) = books.write((OTHER, Incarnation(5)), 7, 1, true).unwrap();
+        assert_eq!(books.record(OF, ticket, 1, begin()), Ok(false));
+        assert_eq!(bodies(&mut books, 6), [(1, 0, 0)]);
+        let (ticket, _) = books.write((OTHER, Incarnation(6)), 7, 2, true).unwrap();
+        assert_eq!(books.record(OF, ticket, 1, state(4)), Ok(true));
+        assert_eq!(bodies(&mut books, 6), [(2, 1, 4)]);
     }
 }

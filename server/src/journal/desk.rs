@@ -4,7 +4,7 @@
 use super::log::Log;
 use super::past::Past;
 use proto_common::ids::Rank;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
@@ -15,7 +15,7 @@ pub(crate) enum Begin {
     Without,
     /// A journal, of a handler that begins anew.
     Fresh(Arc<Log>),
-    /// A journal that goes on.
+    /// A journal of earlier processes, which is continued.
     After(Arc<Log>, Past),
     /// The job had this handler before, and no server has its journal.
     Lost,
@@ -42,6 +42,8 @@ enum Phase {
 struct State {
     phase: Phase,
     logs: BTreeMap<u32, Arc<Log>>,
+    /// Handlers whose journal could not be continued. Another server still has it, and a later process may be able to.
+    lost: BTreeSet<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -80,14 +82,19 @@ impl Desk {
         logs
     }
 
-    /// Who waits looks again.
+    /// The journal of this handler cannot be continued in this process.
+    pub(crate) fn lose(&self, app: u32) {
+        self.lock().lost.insert(app);
+    }
+
+    /// Handlers that wait look again.
     pub(crate) fn wake(&self) {
         drop(self.lock());
         self.0.changed.notify_all();
     }
 
     /// The journal of a handler that begins. Waits until the server knows it, as long as the handler `is_wanted`: joining the job and
-    /// asking other servers have deadlines of their own, and their end ends the handler.
+    /// asking other servers have deadlines of their own, and a server that ends unregisters its handlers.
     pub(crate) fn begin(
         &self,
         app: u32,
@@ -99,7 +106,10 @@ impl Desk {
             if !is_wanted() {
                 return Begin::Over;
             }
-            let State { phase, logs } = &mut *state;
+            let State { phase, logs, lost } = &mut *state;
+            if lost.contains(&app) {
+                return Begin::Lost;
+            }
             match phase {
                 Phase::Asking => {}
                 Phase::Without => return Begin::Without,
@@ -111,17 +121,18 @@ impl Desk {
                     }
                     let past = match found {
                         Some(found) => match found.remove(&app) {
-                            Some(past) => Some(past),
+                            Some(past) => past,
                             None => return Begin::Lost,
                         },
-                        None => None,
+                        None => Past::default(),
                     };
-                    let generation = past.as_ref().map_or(0, |past| past.generation).saturating_add(1);
-                    let log = Arc::new(Log::new((*own, app), generation, poke));
+                    let is_new = past.records.is_empty();
+                    let which = (past.generation.saturating_add(1), is_new);
+                    let log = Arc::new(Log::new((*own, app), which, past.keeper, poke));
                     logs.insert(app, log.clone());
                     // The server has ended where nobody receives it: then lanes have, too.
                     let _ = writers.send(log.clone());
-                    return past.map_or(Begin::Fresh(log.clone()), |past| Begin::After(log, past));
+                    return if is_new { Begin::Fresh(log) } else { Begin::After(log, past) };
                 }
             }
             state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);

@@ -16,7 +16,8 @@
 
 use crate::app::{Answer, AnswerBody, Origin};
 use crate::runtime::Answers;
-use proto_common::ids::Rank;
+use proto_common::call::CALLS_IN_FLIGHT_MAX;
+use proto_common::ids::{Incarnation, Rank};
 use proto_common::message::{JournalLine, JournalRecord};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -102,10 +103,11 @@ struct State {
     sent: u64,
     /// Records that the keeper may not have, with consecutive numbers; the last is `next - 1`.
     unkept: VecDeque<Arc<Record>>,
-    /// The numbers of the newest state's first record and of its last.
+    /// The number of the newest state's first record.
     state_from: u64,
-    state_to: u64,
     held: VecDeque<Held>,
+    /// No process of this handler has answered a call.
+    is_new: bool,
     /// Requests that the handler has and has not answered.
     open: usize,
     lines: BTreeMap<JournalLine, Line>,
@@ -138,7 +140,11 @@ impl State {
     fn released(&mut self) -> Vec<Held> {
         let (is_alone, kept) = (self.stage == Stage::Alone, self.kept);
         // In order: what waits for an earlier record came earlier.
-        let free = self.held.partition_point(|held| is_alone || held.after <= kept);
+        let mut free = self.held.partition_point(|held| is_alone || held.after <= kept);
+        self.is_new &= free == 0;
+        // No more calls are under way, so the oldest have ended at their deadlines, and nobody takes their answers.
+        let most = self.lines.len().saturating_mul(CALLS_IN_FLIGHT_MAX as usize);
+        free = free.max(self.held.len().saturating_sub(most));
         self.held.drain(..free).collect()
     }
 }
@@ -150,6 +156,9 @@ pub(crate) struct Log {
     pub(crate) app: u32,
     /// How many processes have had the handler, this one included.
     pub(crate) generation: u64,
+    /// The server that had the journal when this process began. It stays the keeper: if another one became it, this one would have an
+    /// older journal, which a later process could take for the newest.
+    pub(crate) keeper: Option<(Rank, Incarnation)>,
     state: Mutex<State>,
     /// There is something to send.
     news: Notify,
@@ -166,24 +175,33 @@ impl std::fmt::Debug for Log {
 impl Log {
     pub(crate) fn new(
         (own, app): (Rank, u32),
-        generation: u64,
+        (generation, is_new): (u64, bool),
+        keeper: Option<(Rank, Incarnation)>,
         poke: impl Fn() + Send + Sync + 'static,
     ) -> Self {
         let state = State {
+            is_new,
             stage: Stage::Behind,
             next: 1,
             kept: 0,
             sent: 0,
             unkept: VecDeque::new(),
             state_from: 0,
-            state_to: 0,
             held: VecDeque::new(),
             open: 0,
             lines: BTreeMap::new(),
             since_bytes: 0,
             state_bytes: 0,
         };
-        Self { own, app, generation, state: Mutex::new(state), news: Notify::new(), poke: Box::new(poke) }
+        Self {
+            own,
+            app,
+            generation,
+            keeper,
+            state: Mutex::new(state),
+            news: Notify::new(),
+            poke: Box::new(poke),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -305,7 +323,7 @@ impl Log {
         (state.state_from, state.since_bytes, state.state_bytes) = (state.next, 0, bytes);
         records.into_iter().for_each(|record| state.push(record));
         let number = state.next - 1;
-        (state.state_to, state.stage) = (number, Stage::Along);
+        state.stage = Stage::Along;
         state.held.iter_mut().for_each(|held| held.after = held.after.min(number));
         drop(state);
         self.news.notify_one();
@@ -376,17 +394,21 @@ impl Log {
         free.into_iter().for_each(Held::release);
     }
 
-    /// The number of this process's newest state, once the keeper has it.
-    pub(crate) fn kept_state(&self) -> Option<u64> {
+    /// Has no process of this handler answered a call?
+    pub(crate) fn is_new(&self) -> bool {
+        self.lock().is_new
+    }
+
+    /// The oldest record that is not kept.
+    pub(crate) fn oldest(&self) -> Option<u64> {
         let state = self.lock();
-        (state.stage == Stage::Along && state.kept >= state.state_to).then_some(state.state_to)
+        (!state.unkept.is_empty()).then(|| state.first_unkept())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto_common::ids::Incarnation;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     struct Rig {
@@ -400,7 +422,7 @@ mod tests {
             let poked = Arc::new(AtomicU32::new(0));
             let counted = poked.clone();
             let poke = move || _ = counted.fetch_add(1, Ordering::SeqCst);
-            Self { log: Arc::new(Log::new((Rank(0), 7), 1, poke)), poked, operation: 0 }
+            Self { log: Arc::new(Log::new((Rank(0), 7), (1, true), None, poke)), poked, operation: 0 }
         }
 
         fn request(&mut self) -> Noted {
@@ -439,7 +461,7 @@ mod tests {
         rig.log.connected(0);
         assert_eq!(rig.sent(), [(1, 's')]);
         rig.log.kept(1);
-        assert_eq!((rig.log.kept_state(), rig.log.wants_state()), (Some(1), false));
+        assert!(rig.log.is_new() && !rig.log.wants_state());
         let (first, second) = (rig.request(), rig.request());
         assert_eq!(rig.sent(), [(2, 'q'), (3, 'q')]);
         Rig::answer(second);

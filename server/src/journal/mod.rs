@@ -1,4 +1,4 @@
-//! Journals of handlers that have a state: what another server has to keep, so that a process that takes this one's place can go on
+//! Journals of handlers that have a state: what another server has to keep, so that a process that takes this one's place can continue
 //! with the same state. [`Log`] is a journal as the handler's server writes it, [`Books`] has the journals that this server keeps for
 //! others, [`Past`] is what a new process finds, and [`Desk`] brings handlers and the server's connections together. Without I/O; the
 //! connections are in `runtime`.

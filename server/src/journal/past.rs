@@ -5,7 +5,8 @@ use super::log::{Log, Noted, Record};
 use crate::app::{Answer, AnswerBody, Body, Call, Origin, Reply, ReplyMemory};
 use crate::engine::RestoredLine;
 use crate::runtime::Answers;
-use proto_common::call::call_id;
+use proto_common::call::{CALL_INLINE_BYTES_MAX, call_id};
+use proto_common::ids::{Incarnation, Rank};
 use proto_common::message::{JournalLine, JournalRecord};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(crate) struct Past {
     pub(crate) generation: u64,
+    /// The server that has it.
+    pub(crate) keeper: Option<(Rank, Incarnation)>,
     /// The number of the last record.
     pub(crate) last: u64,
     pub(crate) records: Vec<Record>,
@@ -39,6 +42,18 @@ pub(crate) struct Placed {
 
 /// Where lanes have put calls.
 pub(crate) type Places = BTreeMap<(JournalLine, u64), (Answers, u64)>;
+
+/// The body as handlers get it from workers: a large one is aligned.
+fn aligned(bytes: Vec<u8>, memory: &ReplyMemory) -> Body {
+    let is_large = bytes.len() as u64 > CALL_INLINE_BYTES_MAX;
+    match is_large.then(|| memory.allocate(bytes.len() as u64)) {
+        Some(Ok(mut buffer)) => {
+            buffer.copy_from_slice(&bytes);
+            Body::of_pool(buffer)
+        }
+        Some(Err(_)) | None => Body::plain(bytes, 0),
+    }
+}
 
 impl Past {
     fn lines(&mut self) -> BTreeMap<JournalLine, Line> {
@@ -99,12 +114,12 @@ impl Past {
     }
 
     /// The requests to handle again, in order.
-    pub(crate) fn requests(
+    pub(crate) fn requests<'a>(
         self,
-        log: &Arc<Log>,
+        log: &'a Arc<Log>,
         mut places: Places,
-        memory: &ReplyMemory,
-    ) -> impl Iterator<Item = Call> {
+        memory: &'a ReplyMemory,
+    ) -> impl Iterator<Item = Call> + 'a {
         self.records.into_iter().filter_map(move |Record { record, body }| {
             let JournalRecord::Request { line, operation, first_open, head } = record else { return None };
             let noted: Noted = log.note(line, operation, first_open);
@@ -112,7 +127,7 @@ impl Past {
             let reply = Reply::again(noted, lane, memory.clone());
             let JournalLine { worker: from, life, lane } = line;
             let origin = Origin { lane, life, operation, first_open };
-            Some(Call { from, app: log.app, head, body: Body::plain(body, 0), reply, origin })
+            Some(Call { from, app: log.app, head, body: aligned(body, memory), reply, origin })
         })
     }
 }

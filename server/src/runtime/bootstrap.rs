@@ -11,7 +11,9 @@ use fabric::{ChannelSetup, CqHandle, Devices, Mailbox, oneshot};
 use proto_common::batch::SlotGrant;
 use proto_common::ids::{Incarnation, JobId, MemberId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{Build, FromServer, Hello, InboxGrant, LaneEndpoint, ServerOffer, ToServer};
+use proto_common::message::{
+    Build, FromKeeper, FromServer, Hello, InboxGrant, LaneEndpoint, ServerOffer, ToServer,
+};
 use proto_common::transport::{Driver, Offer, choose};
 use std::collections::HashMap;
 use std::sync::mpsc::RecvTimeoutError;
@@ -95,21 +97,7 @@ pub(super) async fn receive(
 ) -> Result<Received, String> {
     let accepted = reception.security.accept(stream, handshake).await;
     let mut link = accepted.map_err(|error| error.to_string())?;
-    let (wants, hello) = match link.receive_within::<ToServer>(handshake).await {
-        Ok(Some(ToServer::Hello(hello))) => (Wants::Worker, hello),
-        Ok(Some(ToServer::Replica(hello))) => (Wants::Replica, hello),
-        Ok(Some(ToServer::Journal(hello))) => (Wants::Journal, hello),
-        Ok(Some(ToServer::Inboxes(_))) => return Err("its first message is not a hello".into()),
-        Ok(None) => return Err("it closed the connection before its hello".into()),
-        Err(error) => return Err(error.to_string()),
-    };
-    let id = MemberId { role: wants.role(), rank: hello.rank };
-    if let Err(fault) = link.permits(hello.job, id.role) {
-        return refuse(&mut link, &reception, id, fault.to_string()).await;
-    }
-    if let Err(reason) = check(&reception, wants, &hello).await {
-        return refuse(&mut link, &reception, id, reason).await;
-    }
+    let (id, wants, hello) = greet(&reception, &mut link, handshake).await?;
     link.admit();
     if wants == Wants::Journal {
         return Ok(Received::Journals(link, hello.rank, hello.incarnation));
@@ -157,7 +145,37 @@ pub(super) async fn receive(
     Ok(Received::Channels(id, driver, carriers))
 }
 
-/// What whoever says hello wants.
+/// Hears a hello, and checks it.
+async fn greet(
+    reception: &Reception,
+    link: &mut Connection,
+    handshake: Duration,
+) -> Result<(MemberId, Wants, Hello), String> {
+    let (wants, hello) = match link.receive_within::<ToServer>(handshake).await {
+        Ok(Some(ToServer::Hello(hello))) => (Wants::Worker, hello),
+        Ok(Some(ToServer::Replica(hello))) => (Wants::Replica, hello),
+        Ok(Some(ToServer::Journal(hello))) => (Wants::Journal, hello),
+        Ok(Some(ToServer::Inboxes(_))) => return Err("its first message is not a hello".into()),
+        Ok(None) => return Err("it closed the connection before its hello".into()),
+        Err(error) => return Err(error.to_string()),
+    };
+    let id = MemberId { role: wants.role(), rank: hello.rank };
+    let judged = match link.permits(hello.job, id.role) {
+        Ok(()) => check(reception, wants, &hello).await,
+        Err(fault) => Err(fault.to_string()),
+    };
+    match judged {
+        Ok(()) => Ok((id, wants, hello)),
+        Err(reason) if wants == Wants::Journal => {
+            let refused = FromKeeper::Refused { reason: reason.clone() };
+            let _ = link.send_within(&refused, reception.handshake).await;
+            Err(format!("{id}: {reason}"))
+        }
+        Err(reason) => refuse(link, reception, id, reason).await,
+    }
+}
+
+/// What a connection is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wants {
     Worker,

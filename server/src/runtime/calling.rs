@@ -69,7 +69,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// The journal of a handler is lost, and with it its state.
     pub(super) fn lose_calls(&mut self, app: u32) {
-        self.engine.lose_calls(app);
+        self.engine.lose_calls(app, &mut self.commands);
+        self.execute();
     }
 
     /// A call is answered; the body of its reply, so many bytes, is where the worker wants it.

@@ -161,7 +161,11 @@ async fn serve(
     let http = daemon::http::bind(&settings.node.http).await?;
     let listener = listen(&settings).await?;
     let told = (Notify::default(), Flight::embedded(Role::Server, &settings));
-    run_with(listener, http, settings, shutdown, (program, posts, tell), told).await
+    let apps = program.apps.clone();
+    let ended = run_with(listener, http, settings, shutdown, (program, posts, tell), told).await;
+    // A server that has ended early has not ended its handlers: one may wait for its journal.
+    let _ = apps.end();
+    ended
 }
 
 /// Binds the address that workers connect to.

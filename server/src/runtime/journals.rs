@@ -12,6 +12,8 @@ use proto_common::ids::{Epoch, Incarnation, JobId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{FromKeeper, Hello, JournalReader, ToKeeper, ToServer, journal_frames};
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -111,7 +113,7 @@ async fn read_all(reception: &Arc<Reception>) -> BTreeMap<u32, Past> {
     while let Some(read) = reading.join_next().await {
         for (app, past) in read.unwrap_or_default() {
             let known = found.entry(app).or_default();
-            if (past.generation, past.last) > (known.generation, known.last) {
+            if known.keeper.is_none() || (past.generation, past.last) > (known.generation, known.last) {
                 *known = past;
             }
         }
@@ -153,7 +155,8 @@ async fn read_once(reception: &Reception, other: &Other) -> Result<BTreeMap<u32,
         match heard {
             Some(FromKeeper::Journal { app: next, generation }) => {
                 app = Some(next);
-                found.insert(next, Past { generation, ..Past::default() });
+                let keeper = Some((other.rank, other.life));
+                found.insert(next, Past { generation, keeper, ..Past::default() });
             }
             Some(FromKeeper::Frame(frame)) => {
                 let past = app.and_then(|app| found.get_mut(&app)).ok_or("it sent a record of no journal")?;
@@ -173,7 +176,7 @@ async fn read_once(reception: &Reception, other: &Other) -> Result<BTreeMap<u32,
 }
 
 async fn pause(again: &mut Duration) {
-    // Sleep: nothing tells when the other side can be reached.
+    // Sleep: there is no event for when the other side can be reached.
     tokio::time::sleep(*again).await;
     *again = (*again * 2).min(AGAIN_MOST);
 }
@@ -181,7 +184,7 @@ async fn pause(again: &mut Duration) {
 /// Writes the journal of one handler, to one server after the other as they fail.
 async fn write(reception: Arc<Reception>, log: Arc<Log>) {
     let (mut peers, refused, mut again) = (reception.peers.clone(), Seldom::default(), AGAIN_FIRST);
-    let mut keeper: Option<(Rank, Incarnation)> = None;
+    let mut keeper = log.keeper;
     loop {
         let all = others(peers.borrow_and_update().as_ref(), reception.rank);
         // The same as before while it is there: another one would need the whole state.
@@ -225,24 +228,27 @@ async fn write(reception: Arc<Reception>, log: Arc<Log>) {
 async fn write_to(reception: &Arc<Reception>, log: &Arc<Log>, to: &Other) -> Result<(), String> {
     let text = |error: FrameError| error.to_string();
     let mut link = reach(reception, to).await?;
-    let (app, generation) = (log.app, log.generation);
-    link.send_within(&ToKeeper::Write { app, generation }, reception.handshake).await.map_err(text)?;
-    // It may first wait for the scheduler's word about us.
+    let (app, generation, is_new) = (log.app, log.generation, log.is_new());
+    let write = ToKeeper::Write { app, generation, is_new };
+    link.send_within(&write, reception.handshake).await.map_err(text)?;
+    // It may first have to wait until the scheduler has sent it the roster with this process.
     match link.receive_within::<FromKeeper>(2 * reception.handshake).await.map_err(text)? {
         Some(FromKeeper::Ready { next }) => log.connected(next),
         Some(FromKeeper::Refused { reason }) => return Err(reason),
         Some(_) => return Err("it answered out of order".to_owned()),
         None => return Err("it closed the connection".to_owned()),
     }
+    tracing::info!(app, server = to.rank.0, "another server keeps the handler's journal");
     let (reader, writer) = link.into_split();
+    let (limit, sent) = (reception.connect, AtomicU64::new(0));
     tokio::select! {
-        ended = send(log, writer, reception.connect) => ended,
-        ended = hear(reception, log, reader, to) => ended,
+        ended = send(log, writer, (limit, &sent)) => ended,
+        ended = hear(log, reader, (limit, &sent)) => ended,
     }
 }
 
 /// Sends records as they come.
-async fn send(log: &Log, mut writer: WriteHalf, limit: Duration) -> Result<(), String> {
+async fn send(log: &Log, mut writer: WriteHalf, (limit, sent): (Duration, &AtomicU64)) -> Result<(), String> {
     loop {
         while let Some((number, record)) = log.to_send() {
             for frame in journal_frames(number, &record.record, &record.body) {
@@ -250,48 +256,32 @@ async fn send(log: &Log, mut writer: WriteHalf, limit: Duration) -> Result<(), S
                     .send_within(&ToKeeper::Frame(frame), limit)
                     .await
                     .map_err(|error| error.to_string())?;
+                sent.fetch_add(1, Relaxed);
             }
         }
         log.news().await;
     }
 }
 
-/// Hears what is kept. It has no deadline: nothing is owed while there are no requests, and a keeper that fails leaves the roster.
-async fn hear(
-    reception: &Arc<Reception>,
-    log: &Arc<Log>,
-    mut reader: ReadHalf,
-    keeper: &Other,
-) -> Result<(), String> {
-    let mut is_told = false;
+/// Hears what is kept. Without requests nothing is owed; while something is, either bytes go out or a confirmation comes in each
+/// `deadlines.connect_ms`. Otherwise the connection is of no use, whatever the roster has.
+async fn hear(log: &Log, mut reader: ReadHalf, (limit, sent): (Duration, &AtomicU64)) -> Result<(), String> {
+    let mut before = (None, 0);
     loop {
-        match reader.receive::<FromKeeper>().await.map_err(|error| error.to_string())? {
-            Some(FromKeeper::Kept { number }) => log.kept(number),
-            Some(FromKeeper::Refused { reason }) => return Err(reason),
-            Some(_) => return Err("it answered out of order".to_owned()),
-            None => return Err("it closed the connection".to_owned()),
-        }
-        if let Some(number) = log.kept_state().filter(|_| !is_told) {
-            is_told = true;
-            tracing::info!(
-                app = log.app,
-                server = keeper.rank.0,
-                "another server keeps the handler's journal"
-            );
-            tokio::spawn(forget(reception.clone(), (log.app, log.generation, number), keeper.rank));
-        }
-    }
-}
-
-/// What other servers may have kept of this handler is not needed any more. Each is told once: it does no harm there.
-async fn forget(reception: Arc<Reception>, (app, generation, number): (u32, u64, u64), keeper: Rank) {
-    let all = others(reception.peers.borrow().as_ref(), reception.rank);
-    for other in all.into_iter().filter(|other| other.rank != keeper) {
-        if let Ok(mut link) = reach(&reception, &other).await {
-            let _ =
-                link.send_within(&ToKeeper::Forget { app, generation, number }, reception.handshake).await;
-            // It closes the connection when it has done so.
-            let _ = link.receive_within::<FromKeeper>(reception.handshake).await;
+        match tokio::time::timeout(limit, reader.receive::<FromKeeper>()).await {
+            Ok(heard) => match heard.map_err(|error| error.to_string())? {
+                Some(FromKeeper::Kept { number }) => log.kept(number),
+                Some(FromKeeper::Refused { reason }) => return Err(reason),
+                Some(_) => return Err("it answered out of order".to_owned()),
+                None => return Err("it closed the connection".to_owned()),
+            },
+            Err(_) => {
+                let now = (log.oldest(), sent.load(Relaxed));
+                if now.0.is_some() && now == before {
+                    return Err(format!("it has not confirmed a record within {} ms", limit.as_millis()));
+                }
+                before = now;
+            }
         }
     }
 }
@@ -319,8 +309,8 @@ async fn keep_for(
     let mut writes = None;
     while let Some(heard) = receive.receive::<ToKeeper>().await.map_err(text)? {
         let kept = match heard {
-            ToKeeper::Write { app, generation } => {
-                let begun = lock(books).write((server, life), app, generation);
+            ToKeeper::Write { app, generation, is_new } => {
+                let begun = lock(books).write((server, life), app, generation, is_new);
                 begun.map(|(ticket, next)| {
                     writes = Some((app, ticket));
                     Some(FromKeeper::Ready { next })
@@ -347,10 +337,6 @@ async fn keep_for(
                     }
                 }
                 Ok(Some(FromKeeper::End))
-            }
-            ToKeeper::Forget { app, generation, number } => {
-                lock(books).forget((server, app), generation, number);
-                return Ok(());
             }
         };
         match kept {

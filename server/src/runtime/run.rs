@@ -42,6 +42,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
 
 /// Unfinished requests one channel may have.
 const SEND_DEPTH: usize = 4096;
@@ -132,16 +133,14 @@ pub(super) async fn run_with(
     let own = (offer, devices, security);
     let reception = Arc::new(reception(&deadlines, &welcome, incarnation, own, &lanes, known));
     tracing::info!(rank = rank.0, lanes = shape.lanes, "server registered");
-    let accepting = tokio::spawn(accept(listener, reception.clone()));
-    let journals = begin_journals(&reception, &program.apps, &welcome);
+    let mut tasks = begin_tasks(listener, &reception, &program.apps, &welcome);
     let read = saves.1.as_ref().map(Restorer::progress).unwrap_or_default();
     tell_manager(notify, sources, read.clone());
     let (used, work) = (&posts, Work::none(saves.0, read));
     let serving =
         Serving { member, link, reception, peers, board, lane_failures, posts: used, standing, work, flight };
     let ended = serving.until_end(&mut shutdown, &deadlines).await;
-    accepting.abort();
-    journals.into_iter().for_each(|journals| journals.abort());
+    tasks.abort_all();
     posts.lose("the server has left the job");
     stop(lanes);
     // What failed before is the reason; else it is that a handler of the program's is left behind.
@@ -149,18 +148,22 @@ pub(super) async fn run_with(
     ended.and(returned.map_err(Into::into))
 }
 
-/// The journals of this server's handlers, where the job keeps any.
-fn begin_journals(
+/// Takes connections, and writes the journals of this server's handlers, where the job keeps any.
+fn begin_tasks(
+    listener: TcpListener,
     reception: &Arc<Reception>,
     apps: &Apps,
     welcome: &Welcome,
-) -> Option<tokio::task::JoinHandle<()>> {
+) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    tasks.spawn(accept(listener, reception.clone()));
     if welcome.shape.replicas == 0 {
         apps.desk().without();
-        return None;
+    } else {
+        let comes_again = welcome.coming == Coming::Again;
+        tasks.spawn(journals::begin(reception.clone(), apps.desk(), comes_again));
     }
-    let comes_again = welcome.coming == Coming::Again;
-    Some(tokio::spawn(journals::begin(reception.clone(), apps.desk(), comes_again)))
+    tasks
 }
 
 /// What whoever says hello is measured by, and given.

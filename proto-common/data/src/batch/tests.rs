@@ -206,7 +206,9 @@ fn no_operation_before_the_first_is_open() {
     assert_eq!(Status::from_wire(22), Some(Status::Torn));
     assert_eq!(Status::from_wire(23), Some(Status::DeadlineSaving));
     assert_eq!(Status::from_wire(24), Some(Status::Unset));
-    assert_eq!(Status::from_wire(25), None);
+    assert_eq!(Status::from_wire(25), Some(Status::Again));
+    assert_eq!(Status::from_wire(26), Some(Status::StateLost));
+    assert_eq!(Status::from_wire(27), None);
 }
 
 fn kept(number: u64) -> Kept {

@@ -1,7 +1,6 @@
 //! What a lane knows of calls: the lines of workers to handlers, and how many bytes of them are kept. What is done with a
 //! call is in `calls`.
 
-use super::restored::TakenOver;
 use crate::engine::command::{CallTaken, Command, Commands, Source};
 use crate::engine::peers::Peers;
 use proto_common::batch::{Block, Landing, Status};
@@ -115,6 +114,19 @@ impl Line {
         self.entries.get_mut(at)
     }
 }
+
+/// What becomes of calls to a handler, in a process that has taken the place of a failed one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// The handler continues with its journal.
+    Restored,
+    /// Its state is lost.
+    Lost,
+}
+
+/// The handlers of such a process, as far as their fate is known.
+#[derive(Debug, Default)]
+pub(super) struct TakenOver(pub(super) HashMap<u32, Fate>);
 
 /// What the lane knows of calls.
 #[derive(Debug)]

@@ -1,11 +1,11 @@
 //! Calls in a process that has taken the place of a failed one. Its workers send again what the earlier process had: what a handler's
 //! journal has of that is not new, and what no journal has may have been handled.
 
-use super::lines::{CallAnswer, Calls, Entry, Line, Stage};
+use super::Desk;
+use super::lines::{CallAnswer, Calls, Entry, Fate, Line, Stage, TakenOver};
 use proto_common::batch::{Block, Status};
 use proto_common::ids::{ChunkId, Incarnation, Rank};
 use proto_common::table::table_of;
-use std::collections::HashMap;
 
 /// The calls of one worker to one handler, as the handler's journal has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,19 +23,6 @@ pub struct RestoredLine {
     /// In order: calls that are answered, and (none) those that the handler is given again.
     pub calls: Vec<(u64, Option<CallAnswer>)>,
 }
-
-/// What becomes of calls to a handler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    /// It continues with its journal.
-    Restored,
-    /// Its journal is lost, and with it its state.
-    Lost,
-}
-
-/// The handlers of a process that has taken the place of a failed one, as far as their fate is known.
-#[derive(Debug, Default)]
-pub(super) struct TakenOver(HashMap<u32, Fate>);
 
 impl Calls {
     /// This process has taken the place of a failed one. Calls to a handler wait at their workers until the handler is there: if they
@@ -62,9 +49,21 @@ impl Calls {
         }
     }
 
-    /// The journal of a handler is lost: calls to it are refused.
-    pub(in crate::engine) fn lose(&mut self, app: u32) {
+    /// The state of a handler is lost: calls to it are refused, and those that were to be handled again have ended.
+    pub(in crate::engine) fn lose(&mut self, app: u32, desk: &mut Desk<'_>) {
         self.taken_over.get_or_insert_default().0.insert(app, Fate::Lost);
+        let lines = self.lines.iter().filter(|((_, of), _)| *of == app);
+        let open = lines.flat_map(|(_, line)| &line.entries).filter(|entry| entry.stage == Stage::Delivered);
+        let open: Vec<u64> = open.map(|entry| entry.id).collect();
+        open.into_iter().for_each(|id| self.end(id, CallAnswer::failed(Status::StateLost), desk));
+    }
+
+    /// A call to a handler that is not there yet. It waits at its worker; at its deadline it ends, and its number is not used up.
+    pub(super) fn turn_away(peer: Rank, block: &Block, desk: &mut Desk<'_>) {
+        match block.timeout_ms {
+            0 => desk.peers.send_back(peer, block, Status::NoHandler, Vec::new()),
+            _ => desk.retry(peer, block),
+        }
     }
 
     /// What a handler's journal has of its calls. Returns the numbers of each line's calls here, in their order; none of a line whose

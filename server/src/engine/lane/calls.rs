@@ -39,9 +39,10 @@ impl LaneEngine {
         self.calls.take_over();
     }
 
-    /// The journal of a handler is lost: calls to it are refused.
-    pub fn lose_calls(&mut self, app: u32) {
-        self.calls.lose(app);
+    /// The state of a handler is lost: calls to it are refused.
+    pub fn lose_calls(&mut self, app: u32, out: &mut Commands) {
+        let (calls, mut desk) = self.calls_at_desk(out);
+        calls.lose(app, &mut desk);
     }
 
     /// What a handler's journal has of its calls; returns the numbers of each line's calls here, in their order.

@@ -75,11 +75,13 @@ impl LaneEngine {
         self.chunks.iter_mut().for_each(|chunk| chunk.shown_by.forget(server));
         let is_call = |part: &Part| self.ops.get(part.op).is_some_and(Op::is_call);
         let calls = self.parts.iter().filter(|(_, part)| part.spec.server == server && is_call(part));
-        let calls: Vec<_> = calls.map(|(index, part)| (index, *part)).collect();
+        let calls: Vec<u32> = calls.map(|(index, _)| index).collect();
         if let Some(link) = self.link(server) {
             link.exit();
         }
-        for (index, part) in calls {
+        for index in calls {
+            // A number that was behind another call may have gone with that.
+            let Some(part) = self.parts.get(index).copied() else { continue };
             if self.is_kept(&part) {
                 self.keep(index, out);
                 continue;

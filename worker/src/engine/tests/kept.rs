@@ -305,3 +305,26 @@ fn operations_whose_end_was_reported_are_not_ended_again_with_the_lane() {
     rig.engine.fail_all(&error, &mut out);
     assert_eq!(out.list, [Command::Failed { op: open, error }, Command::Done { op: open, version: 0 }]);
 }
+
+/// A number that waits behind an open call goes when that call goes. The line must not lose the calls behind it with that.
+#[test]
+fn a_number_that_goes_with_the_call_before_it_takes_no_other_call_with_it() {
+    let mut rig = rig();
+    rig.ask_for_long(1);
+    rig.blocks();
+    rig.exit();
+    rig.ask(2);
+    rig.tick(TIMEOUT_MS + GRACE_MS);
+    // The next process has a channel, and no credit to be sent anything with.
+    rig.up(0, 0);
+    rig.tick(60_000);
+    let open = rig.ask(3);
+    rig.exit();
+    let blocks = rig.next_process();
+    assert_eq!(numbers(&blocks).last(), Some(&(3, Status::None)));
+    let answers: Vec<Block> = blocks.iter().map(|block| replied(block, 2)).collect();
+    let ended = rig.results(0, &answers, &[]);
+    assert!(ended.contains(&Command::Done { op: open, version: 0 }), "{ended:?}");
+    rig.ask(4);
+    assert_eq!(rig.blocks()[0].first_open, Operation(4));
+}

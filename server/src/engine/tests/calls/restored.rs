@@ -35,6 +35,10 @@ fn calls_wait_at_their_workers_until_the_handler_is_there() {
     assert!(has(&mut rig, line(1, 1, &[])).is_empty());
     let taken = rig.send(0, &[again(1), call(2)]);
     assert_eq!(taken, [take(&rig, 1, 10), take(&rig, 2, 10)], "the journal has neither");
+    // At its deadline it hears that there is no handler.
+    let mut rig = taken_over();
+    rig.send(0, &[Block { timeout_ms: 0, ..call(1) }]);
+    assert_eq!(rig.flush_calls().0, [(1, Status::NoHandler, 0)]);
 }
 
 #[test]
@@ -82,9 +86,14 @@ fn without_a_journal_what_an_earlier_process_had_is_not_handled_again() {
 #[test]
 fn a_lost_state_is_said_to_all() {
     let mut rig = taken_over();
-    rig.engine.lose_calls(APP);
-    assert_eq!(rig.send(0, &[again(1), call(2)]), []);
-    assert_eq!(rig.flush_calls().0, [(1, Status::StateLost, 0), (2, Status::StateLost, 0)]);
+    has(&mut rig, line(2, 1, &[(1, None)]));
+    assert_eq!(rig.send(0, &[again(1)]), []);
+    let mut out = Commands::default();
+    rig.engine.lose_calls(APP, &mut out);
+    assert_eq!(out.list, []);
+    assert_eq!(rig.flush_calls().0, [(1, Status::StateLost, 0)], "it was being handled again");
+    assert_eq!(rig.send(0, &[again(2), call(3)]), []);
+    assert_eq!(rig.flush_calls().0, [(2, Status::StateLost, 0), (3, Status::StateLost, 0)]);
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub(super) struct Seat {
     pub(super) life: u64,
 }
 
-/// What a panic said.
+/// Runs what may panic. The error is the panic's text.
 fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let reason = |panic: Box<dyn Any + Send>| {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());

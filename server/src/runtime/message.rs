@@ -157,7 +157,7 @@ impl Answers {
     }
 }
 
-/// What a lane says to the calls of a journal.
+/// A lane's answer to the calls of a journal.
 pub(crate) struct Restored {
     /// Each line's calls, as the lane numbers them; none of a line whose worker is another process by now.
     pub(crate) calls: Vec<Vec<u64>>,

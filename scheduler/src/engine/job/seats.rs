@@ -72,7 +72,7 @@ impl Engine {
     }
 
     /// A process that was admitted before the scheduler knew of a running job. It stays a member if its rank is free in that job, and if
-    /// what it was told is right in that job.
+    /// its welcome is right for that job.
     pub(super) fn seat_early(
         &mut self,
         now_ms: u64,
@@ -83,7 +83,7 @@ impl Engine {
         let connection = member.connection;
         // A server that was sent another checkpoint's name would restore tensors from that checkpoint.
         let is_otherwise = began_otherwise && id.role == Role::Server;
-        // It was told that it starts a new job, but it replaces a server that has failed: its handlers would start with an empty state.
+        // Its welcome was that of a new job, but it replaces a server that has failed: its handlers would start with an empty state.
         let is_otherwise = is_otherwise || (self.config.shape.replicas > 0 && self.is_first_server(id));
         if self.phase != Phase::Running || is_otherwise || self.members.get(id).is_some() {
             let reason = "the scheduler was restarted and continues a running job that this process is no member of; \

@@ -19,9 +19,9 @@
 //! - If an older call is open, the server returns all calls after a missing number until the older one has its answer. If the handler
 //!   answers the older call only after a later one, both would wait until their deadlines.
 //!
-//! A number that was never sent, with no open call before it, does neither, so it is dropped. That bounds the numbers that are kept:
-//! those that were sent lie within one window ([`CALLS_IN_FLIGHT_MAX`](proto_common::call::CALLS_IN_FLIGHT_MAX)), and those behind an
-//! open call lie within the window of that call.
+//! A number that was never sent, and is behind no call that a caller waits for, does neither, so it is dropped. That bounds the numbers
+//! that are kept: those that were sent lie within one window ([`CALLS_IN_FLIGHT_MAX`](proto_common::call::CALLS_IN_FLIGHT_MAX)), and
+//! those behind an open call lie within the window of that call.
 //!
 //! Calls to tables are not kept. Other servers have replicas of a table's rows, so they fail at once, and the client asks the server
 //! that has the rows now.

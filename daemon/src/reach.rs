@@ -50,14 +50,14 @@ impl Unreached {
     }
 }
 
-/// Connects to the address of a server of this job within `connect`, says hello, and takes its offer within `limit`.
-pub fn ask<'a>(
+/// Connects to the address of a server of this job within `connect`, and says hello within `limit`.
+pub fn greet<'a>(
     (security, job): (&'a Security, JobId),
     address: &'a str,
     hello: &'a ToServer,
     (connect, limit): (Duration, Duration),
     fix: &'a str,
-) -> Later<'a, Result<(Connection, ServerOffer), Unreached>> {
+) -> Later<'a, Result<Connection, Unreached>> {
     Box::pin(async move {
         let (host, port) = split_address("data_address", address)
             .map_err(|_| Unreached::refused("its address is not HOST:PORT"))?;
@@ -66,6 +66,20 @@ pub fn ask<'a>(
         let whom = Some((job, Role::Server));
         let mut link = security.dial(stream, whom, limit).await.map_err(Unreached::link)?;
         link.send_within(hello, limit).await.map_err(Unreached::link)?;
+        Ok(link)
+    })
+}
+
+/// As [`greet`], and takes the server's offer within `limit`.
+pub fn ask<'a>(
+    us: (&'a Security, JobId),
+    address: &'a str,
+    hello: &'a ToServer,
+    (connect, limit): (Duration, Duration),
+    fix: &'a str,
+) -> Later<'a, Result<(Connection, ServerOffer), Unreached>> {
+    Box::pin(async move {
+        let mut link = greet(us, address, hello, (connect, limit), fix).await?;
         match link.receive_within::<FromServer>(limit).await.map_err(Unreached::link)? {
             Some(FromServer::Offer(offer)) => {
                 link.admit();

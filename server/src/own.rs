@@ -173,7 +173,8 @@ pub(crate) fn caught<T>(rule: RuleName, work: impl FnOnce() -> T) -> Result<T, O
         .map_err(|panic| OwnRuleError::Panicked { rule, reason: reason(&*panic) })
 }
 
-fn reason(panic: &(dyn Any + Send)) -> String {
+/// The text of a panic.
+pub(crate) fn reason(panic: &(dyn Any + Send)) -> String {
     let text =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("no reason was given").to_owned()

@@ -4,8 +4,8 @@
 use super::queue::{Queue, Turn};
 use super::{App, Call, ReplyMemory};
 use crate::journal::{Begin, Desk, Log, Past, Places};
+use crate::own::reason;
 use crate::runtime::HandlerNews;
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -25,11 +25,7 @@ pub(super) struct Seat {
 
 /// Runs what may panic. The error is the panic's text.
 fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    let reason = |panic: Box<dyn Any + Send>| {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned())
-    };
-    catch_unwind(AssertUnwindSafe(work)).map_err(reason)
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| reason(&*panic))
 }
 
 /// Runs a handler until it is unregistered or panics. `lanes`: they exist once there is a journal. `ready`: a handler with a state

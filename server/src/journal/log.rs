@@ -16,7 +16,6 @@
 
 use crate::app::{Answer, AnswerBody, Origin};
 use crate::runtime::Answers;
-use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use proto_common::ids::{Incarnation, Rank};
 use proto_common::message::{JournalLine, JournalRecord};
 use std::collections::{BTreeMap, VecDeque};
@@ -53,7 +52,7 @@ pub(crate) struct Noted {
 }
 
 impl Noted {
-    /// The handler has answered it, or (none) let go of it. No lane: nobody waits for it.
+    /// The handler has answered it, or (`answer` is none) dropped it. Without a lane the answer goes nowhere: its worker has it already.
     pub(crate) fn answer(self, lane: Option<(Answers, u64)>, answer: Option<AnswerBody>) {
         self.log.answered(self.line, self.operation, lane, answer);
     }
@@ -70,6 +69,8 @@ enum Stage {
 #[derive(Debug)]
 struct Held {
     after: u64,
+    /// Whose call, and its number.
+    of: (JournalLine, u64),
     lane: Option<(Answers, u64)>,
     answer: Option<Arc<AnswerBody>>,
 }
@@ -77,7 +78,7 @@ struct Held {
 impl Held {
     fn release(self) {
         if let Some((answers, call)) = self.lane {
-            // Nobody waits for it where the lane has ended.
+            // A lane that has ended needs no answer.
             let _ = answers.send(call, self.answer.map(Answer::Shared));
         }
     }
@@ -140,11 +141,8 @@ impl State {
     fn released(&mut self) -> Vec<Held> {
         let (is_alone, kept) = (self.stage == Stage::Alone, self.kept);
         // In order: what waits for an earlier record came earlier.
-        let mut free = self.held.partition_point(|held| is_alone || held.after <= kept);
+        let free = self.held.partition_point(|held| is_alone || held.after <= kept);
         self.is_new &= free == 0;
-        // No more calls are under way, so the oldest have ended at their deadlines, and nobody takes their answers.
-        let most = self.lines.len().saturating_mul(CALLS_IN_FLIGHT_MAX as usize);
-        free = free.max(self.held.len().saturating_sub(most));
         self.held.drain(..free).collect()
     }
 }
@@ -242,6 +240,8 @@ impl Log {
         let known = state.lines.entry(line).or_default();
         known.next = known.next.max(operation.saturating_add(1));
         known.first_open = known.first_open.max(first_open);
+        // Calls that have ended at their deadlines: their answers would add up as long as no keeper takes a state.
+        state.held.retain(|held| held.of.0 != line || held.of.1 >= first_open);
         drop(state);
         Noted { log: self.clone(), line, operation }
     }
@@ -275,7 +275,7 @@ impl Log {
             known.replies.push_back((operation, Arc::downgrade(reply)));
         }
         let after = if state.stage == Stage::Along { state.next - 1 } else { NEXT_STATE };
-        let held = Held { after, lane, answer };
+        let held = Held { after, of: (line, operation), lane, answer };
         state.held.push_back(held);
         let (free, wants_state) = (state.released(), state.wants_state());
         drop(state);
@@ -514,6 +514,19 @@ mod tests {
         rig.log.saved(vec![2]);
         rig.log.connected(0);
         assert_eq!(rig.sent(), [(3, 'l'), (4, 's')]);
+    }
+
+    #[test]
+    fn answers_of_calls_that_have_ended_do_not_add_up_and_others_wait_on() {
+        let mut rig = Rig::new();
+        for _ in 0..3 {
+            Rig::answer(rig.request());
+        }
+        let origin = Origin { lane: 0, life: Incarnation(3), operation: 4, first_open: 3 };
+        let noted = rig.log.request(Rank(1), origin, b"", b"");
+        assert_eq!(rig.held(), 1, "its worker knows how the first two have ended");
+        Rig::answer(noted);
+        assert_eq!((rig.held(), rig.log.is_new()), (2, true));
     }
 
     #[test]

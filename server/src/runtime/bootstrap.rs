@@ -9,7 +9,7 @@ use daemon::control::Connection;
 use daemon::security::Security;
 use fabric::{ChannelSetup, CqHandle, Devices, Mailbox, oneshot};
 use proto_common::batch::SlotGrant;
-use proto_common::ids::{Incarnation, JobId, MemberId, Rank, Role};
+use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{
     Build, FromKeeper, FromServer, Hello, InboxGrant, LaneEndpoint, ServerOffer, ToServer,
@@ -45,6 +45,19 @@ impl Reception {
     pub(super) fn send_to_all(&self, message: impl Fn() -> LaneMessage) {
         for (lane, _) in &self.lanes {
             lane.send(message());
+        }
+    }
+
+    /// What this server says first to another one, which is this process in the roster of this epoch.
+    pub(super) fn hello(&self, server_incarnation: Incarnation, epoch: Epoch, offer: &Offer) -> Hello {
+        Hello {
+            protocol: PROTOCOL_VERSION,
+            job: self.job,
+            rank: self.rank,
+            incarnation: self.incarnation,
+            server_incarnation,
+            epoch,
+            offer: offer.clone(),
         }
     }
 
@@ -361,7 +374,6 @@ pub(super) fn granted<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto_common::ids::Epoch;
 
     #[test]
     fn lanes_that_read_on_are_waited_for_and_those_that_stop_are_not() {

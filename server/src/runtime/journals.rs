@@ -5,12 +5,11 @@
 use super::bootstrap::Reception;
 use crate::engine::member::Peers;
 use crate::journal::{Books, Desk, Log, Past, Record};
-use daemon::control::{Connection, FrameError, ReadHalf, WriteHalf, connect_with_retry};
+use daemon::control::{Connection, FrameError, ReadHalf, WriteHalf};
+use daemon::reach;
 use daemon::seldom::Seldom;
-use daemon::settings::split_address;
-use proto_common::ids::{Epoch, Incarnation, JobId, Rank, Role};
-use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{FromKeeper, Hello, JournalReader, ToKeeper, ToServer, journal_frames};
+use proto_common::ids::{Epoch, Incarnation, Rank};
+use proto_common::message::{FromKeeper, JournalReader, ToKeeper, ToServer, journal_frames};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -62,25 +61,12 @@ async fn leaves(reception: &Reception, of: (Rank, Incarnation)) {
     let _ = peers.wait_for(|peers| !is_there(peers.as_ref(), of)).await;
 }
 
-async fn reach(reception: &Reception, to: &Other) -> Result<Connection, String> {
-    let (host, port) = split_address("data_address", &to.address).map_err(|error| error.to_string())?;
+async fn dial(reception: &Reception, to: &Other) -> Result<Connection, String> {
     let fix = "check that the server runs, and that its node.advertise names an address that servers reach";
-    let limit = reception.handshake;
-    let within_ms = limit.as_millis() as u64;
-    let stream = connect_with_retry(host, port, within_ms, fix).await.map_err(|error| error.to_string())?;
-    let whom: (JobId, Role) = (reception.job, Role::Server);
-    let dialled = reception.security.dial(stream, Some(whom), limit).await;
-    let mut link = dialled.map_err(|error| error.to_string())?;
-    let hello = ToServer::Journal(Hello {
-        protocol: PROTOCOL_VERSION,
-        job: reception.job,
-        rank: reception.rank,
-        incarnation: reception.incarnation,
-        server_incarnation: to.life,
-        epoch: to.epoch,
-        offer: reception.offer.clone(),
-    });
-    link.send_within(&hello, limit).await.map_err(|error| error.to_string())?;
+    let hello = ToServer::Journal(reception.hello(to.life, to.epoch, &reception.offer));
+    let (us, limit) = ((&reception.security, reception.job), reception.handshake);
+    let greeted = reach::greet(us, &to.address, &hello, (limit, limit), fix).await;
+    let mut link = greeted.map_err(|failed| failed.reason)?;
     link.admit();
     Ok(link)
 }
@@ -146,7 +132,7 @@ async fn read_from(reception: &Reception, other: Other) -> BTreeMap<u32, Past> {
 
 async fn read_once(reception: &Reception, other: &Other) -> Result<BTreeMap<u32, Past>, String> {
     let text = |error: FrameError| error.to_string();
-    let mut link = reach(reception, other).await?;
+    let mut link = dial(reception, other).await?;
     link.send_within(&ToKeeper::Read, reception.handshake).await.map_err(text)?;
     let (mut found, mut app) = (BTreeMap::new(), None);
     let mut reader = JournalReader::new(u64::MAX);
@@ -227,7 +213,7 @@ async fn write(reception: Arc<Reception>, log: Arc<Log>) {
 
 async fn write_to(reception: &Arc<Reception>, log: &Arc<Log>, to: &Other) -> Result<(), String> {
     let text = |error: FrameError| error.to_string();
-    let mut link = reach(reception, to).await?;
+    let mut link = dial(reception, to).await?;
     let (app, generation, is_new) = (log.app, log.generation, log.is_new());
     let write = ToKeeper::Write { app, generation, is_new };
     link.send_within(&write, reception.handshake).await.map_err(text)?;

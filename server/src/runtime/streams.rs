@@ -6,8 +6,7 @@ use super::message::LaneMessage;
 use daemon::reach::{self, Unreached};
 use fabric::{ChannelSetup, CqHandle, oneshot};
 use proto_common::ids::{Epoch, Incarnation, Rank};
-use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{Hello, InboxGrant, ServerOffer, ToServer};
+use proto_common::message::{InboxGrant, ServerOffer, ToServer};
 use proto_common::transport::{Choice, Offer};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,15 +56,7 @@ async fn attempt(
     target: &Target,
     offer: &Offer,
 ) -> Result<Choice, (Unreached, Option<Choice>)> {
-    let hello = ToServer::Replica(Hello {
-        protocol: PROTOCOL_VERSION,
-        job: reception.job,
-        rank: reception.rank,
-        incarnation: reception.incarnation,
-        server_incarnation: target.incarnation,
-        epoch: target.epoch,
-        offer: offer.clone(),
-    });
+    let hello = ToServer::Replica(reception.hello(target.incarnation, target.epoch, offer));
     let fix = "check that the server runs, and that its node.advertise names an address that servers reach";
     // A server that does not listen is asked again by and by, and not waited for. The other side may wait for the
     // scheduler's word about us as long as a handshake takes.

@@ -82,7 +82,7 @@ pub(super) struct Entry {
     pub(super) room_until_ms: Option<u64>,
     /// Its reply was written where it is to lie, and is not kept: a replay runs it again, which changes nothing.
     pub(super) runs_again: bool,
-    /// Its worker waits for its result. False for a call of an earlier process until it comes again.
+    /// This process has received it from its worker. False for a call that only the journal has, until the worker sends it again.
     pub(super) is_asked: bool,
 }
 

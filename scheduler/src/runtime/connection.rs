@@ -236,17 +236,25 @@ impl Outbox {
         self.waiting() < POSTED_MAX && queued_bytes.saturating_add(bytes) <= POSTED_BYTES_MAX
     }
 
-    /// Queues a frame, or says why the peer is to be given up. `before` waits for it.
+    /// Queues a frame, or says why the peer is to be given up. `before` waits for it. A frame for a connection that has
+    /// ended is dropped.
     pub(super) fn push(&self, bytes: Encoded, before: Option<&Parting>) -> Result<(), String> {
         let length = bytes.len();
         let waiting = self.queued_bytes.fetch_add(length, Ordering::Relaxed);
         let frame = Frame { bytes, _told: before.map(|parting| parting.told.clone()) };
-        if waiting + length > QUEUE_BYTES_MAX || self.frames.try_send(frame).is_err() {
-            return Err(format!(
-                "it does not read its control connection: {waiting} bytes are waiting for it"
-            ));
+        if waiting + length <= QUEUE_BYTES_MAX {
+            match self.frames.try_send(frame) {
+                Ok(()) => return Ok(()),
+                // Its process has exited, say, and writing to it failed. The reading task tells how the connection
+                // ended: a member that was killed is not to be accused of reading nothing.
+                Err(mpsc::error::TrySendError::Closed(_)) => {
+                    self.queued_bytes.fetch_sub(length, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(mpsc::error::TrySendError::Full(_)) => {}
+            }
         }
-        Ok(())
+        Err(format!("it does not read its control connection: {waiting} bytes are waiting for it"))
     }
 
     /// As [`Outbox::push`], for an answer to a goodbye. The connection stays open for it, also when this end is dropped.
@@ -441,6 +449,26 @@ mod tests {
             assert!(queue.recv().await.is_some());
             drop(others);
         }
+    }
+
+    #[test]
+    fn a_peer_whose_connection_has_ended_is_not_accused_of_reading_nothing() {
+        let (frames, queue) = mpsc::channel(1);
+        let (open, _closing) = oneshot::channel();
+        let outbox = Outbox {
+            peer: ([127, 0, 0, 1], 1).into(),
+            frames,
+            queued_bytes: Arc::default(),
+            standing: watch::channel(Standing::Stranger).0,
+            _open: open,
+        };
+        assert_eq!(outbox.push(vec![0; 40].into(), None), Ok(()));
+        let full = outbox.push(vec![0; 40].into(), None).unwrap_err();
+        assert!(full.contains("40 bytes are waiting for it"), "{full}");
+        let waiting = outbox.queued_bytes().load(Ordering::Relaxed);
+        drop(queue);
+        assert_eq!(outbox.push(vec![0; 40].into(), None), Ok(()));
+        assert_eq!(outbox.queued_bytes().load(Ordering::Relaxed), waiting, "what is dropped does not wait");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use proto_common::ids::{JobId, Role};
 use proto_common::message::{FromServer, InboxGrant, ServerOffer, ToServer};
 use proto_common::transport::{Driver, Offer};
 use std::fmt;
+use std::net::{ToSocketAddrs, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// What to look at where probes fail; `gradwire doctor` tries the same.
@@ -128,6 +129,13 @@ pub async fn exchange(
     }
 }
 
+/// Is this a member's address on another host? Only addresses of this host can be bound. One that cannot be resolved is nobody's.
+#[must_use]
+pub fn is_elsewhere(address: &str) -> bool {
+    let Ok(mut addresses) = address.to_socket_addrs() else { return false };
+    addresses.all(|address| UdpSocket::bind((address.ip(), 0)).is_err())
+}
+
 /// The time that a driver has, of what there is for connecting: another one is to have some, too.
 #[must_use]
 pub fn time_for(driver: Driver, within: Duration) -> Duration {
@@ -169,6 +177,15 @@ mod tests {
             epoch: Epoch::default(),
             offer: crate::host::offer(settings.transport, Vec::new()).unwrap(),
         })
+    }
+
+    #[test]
+    fn addresses_of_this_host_are_not_elsewhere() {
+        for (address, elsewhere) in
+            [("127.0.0.1:80", false), ("[::1]:80", false), ("198.51.100.7:80", true), ("nothing", false)]
+        {
+            assert_eq!(is_elsewhere(address), elsewhere, "{address}");
+        }
     }
 
     async fn answered(answer: Option<FromServer>) -> Result<ServerOffer, Unreached> {

@@ -60,7 +60,8 @@ fn upwards(path: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Is the process at the other end of our user?
-pub(crate) fn is_of_our_user(link: BorrowedFd<'_>) -> bool {
+#[must_use]
+pub fn is_of_our_user(link: BorrowedFd<'_>) -> bool {
     socket_peercred(link).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 

@@ -46,7 +46,7 @@ pub use device::{
 pub use devices::{Devices, DevicesConfig};
 pub use drivers::Driver;
 pub use error::{FabricError, PostError};
-pub use host::{host_identity, memory_bytes};
+pub use host::{host_identity, is_of_our_user, memory_bytes};
 pub use journal::{JournalReader, JournalWriter, RECORD_WORDS, Record, Records, journal};
 pub use lane::{LaneQueue, Rest, Sleeper, Waker};
 pub use lock::lock;
@@ -55,7 +55,7 @@ pub use memory::{
     Access, Ahead, Blocks, BufferId, Exclusive, Fenced, Floats, HUGE_PAGE_BYTES, Handles, Number, Numbers,
     OutOfBounds, Pages, PeerWritable, Pool, PoolError, Region, Span, SpanReader, UserBuffer, View,
 };
-pub use shm::{SharedWord, SharedWords, ShmDevice};
+pub use shm::{SharedWord, SharedWords, ShmDevice, wait_readable};
 pub use tcp::TcpDevice;
 // For tests and fuzz targets only.
 #[cfg(feature = "sim")]

@@ -5,7 +5,7 @@ use crate::codec::Compression;
 use crate::config::ClusterShape;
 use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key};
-use crate::limits::{CHUNKS_PER_TENSOR_MAX, NAME_BYTES_MAX, NORM_CHUNKS_MAX};
+use crate::limits::{CHUNKS_PER_TENSOR_MAX, MERGED_BYTES_MIN, NAME_BYTES_MAX, NORM_CHUNKS_MAX};
 use crate::mode::backup_fault;
 use crate::optimizer::{Optimizer, OptimizerError, Rule};
 use serde::{Deserialize, Serialize};
@@ -323,6 +323,15 @@ impl TensorSpec {
     #[inline]
     pub fn settled_backup(&self) -> u32 {
         self.backup_workers.unwrap_or(0)
+    }
+
+    /// May workers of one host add their contributions to it before they send them? Not if they have fewer bytes than a message about
+    /// them.
+    #[must_use]
+    pub fn merges(&self) -> bool {
+        let is_plain = self.compression.codec.is_plain() && !self.dynamic && home_of(self.key).is_none();
+        let has_common_rounds = self.settled_mode().has_rounds() && self.settled_backup() == 0;
+        is_plain && has_common_rounds && self.dtype.is_float() && self.bytes() >= MERGED_BYTES_MIN
     }
 
     /// The same tensor in this mode.

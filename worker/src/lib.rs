@@ -9,6 +9,7 @@ pub mod client;
 pub mod encoder;
 pub mod engine;
 pub mod error;
+mod host;
 pub mod runtime;
 mod subject;
 

@@ -28,7 +28,8 @@ mod words;
 
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer};
 use crate::error::FabricError;
-use std::time::Instant;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 pub(crate) use bell::{Bell, ShmHandle};
 pub(crate) use channel::ShmSetup;
@@ -39,6 +40,11 @@ pub(crate) use models::Bell as ModelledBell;
 pub use offer::again;
 pub(crate) use queue::ShmQueue;
 pub use words::{SharedWord, SharedWords};
+
+/// Waits until a descriptor is readable, at most so long.
+pub fn wait_readable(fd: BorrowedFd<'_>, within: Duration) -> Result<(), FabricError> {
+    link::wait_one(fd, Instant::now() + within)
+}
 
 /// Shared memory between processes of one user on one host.
 #[derive(Clone, Debug, Default)]

@@ -19,7 +19,7 @@ crate::target!(|data: &[u8]| {
             for block in &reader.blocks {
                 match block.data {
                     BlockData::Inline { offset } => assert!(offset + block.bytes <= header.payload_bytes),
-                    BlockData::ByReference { .. } | BlockData::Announced { .. } | BlockData::Placed => {
+                    BlockData::ByReference { .. } | BlockData::Announced { .. } | BlockData::Placed | BlockData::Merged => {
                         assert_eq!(again(&header, block), *block);
                     }
                 }

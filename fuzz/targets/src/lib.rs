@@ -147,6 +147,7 @@ impl<'a> Program<'a> {
             0 => BlockData::ByReference { region: self.number(), offset: self.number() },
             1 => BlockData::Announced { keep: self.byte() & 1 == 1 },
             2 => BlockData::Placed,
+            3 => BlockData::Merged,
             _ => BlockData::Inline { offset: self.number().min(payload_bytes - bytes) },
         };
         let lands = self.byte() & 1 == 1;

@@ -104,6 +104,12 @@ impl Dtype {
         matches!(self.arithmetic(), Arithmetic::Half)
     }
 
+    /// Whether it is a floating-point type in which its elements are summed, too.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self.arithmetic(), Arithmetic::Float)
+    }
+
     /// The type that its elements are summed in.
     #[must_use]
     pub const fn of_sums(self) -> Self {

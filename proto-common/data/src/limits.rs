@@ -3,7 +3,7 @@
 
 /// Wire version of all messages between processes of a job. Peers with another version are refused with both builds
 /// (`message/version.rs`); `docs/upgrading.md` has the rule.
-pub const PROTOCOL_VERSION: u32 = 15;
+pub const PROTOCOL_VERSION: u32 = 16;
 
 /// Bytes of a control frame until the sender is known (registration, hello).
 pub const FIRST_FRAME_BYTES_MAX: usize = 64 << 10;
@@ -55,6 +55,8 @@ pub const CHUNKS_PER_TENSOR_MAX: u64 = (u32::MAX - SERVERS_MAX) as u64;
 /// Chunks of a tensor whose rule needs norms over the whole tensor. All are on one lane, and no operation of a round
 /// is answered before all have arrived, so a worker has this many in flight there.
 pub const NORM_CHUNKS_MAX: u64 = 1 << 15;
+/// A tensor with fewer bytes is sent by each worker of a host: the messages about it would take as many.
+pub const MERGED_BYTES_MIN: u64 = 1024;
 /// Characters of a tensor's, host's or barrier's name.
 pub const NAME_BYTES_MAX: usize = 256;
 /// Values that one worker's trainer reports by name.

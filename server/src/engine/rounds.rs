@@ -21,6 +21,7 @@
 //!
 //! If a contribution were reduced into a round that is complete, it would change a sum that replicas have confirmed.
 
+mod collected;
 mod expected;
 mod held;
 mod order;
@@ -34,6 +35,7 @@ use super::lengths::Lengths;
 use super::ranks::RankSet;
 use super::roster::Roster;
 use super::spec::ChunkSpec;
+use collected::Collected;
 pub(super) use held::Held;
 use held::HeldSet;
 pub(super) use order::Number;
@@ -96,7 +98,7 @@ pub(super) struct Rounds {
     /// From this round on no round is begun before the scheduler has decided which workers count.
     barred: Option<u64>,
     /// Ranks that have contributed to this round; all are reduced but for `first`.
-    contributed: RankSet,
+    contributed: Collected,
     /// The round's first contribution, while it is only in its worker's memory: counted, and not reduced yet.
     first: Option<Held>,
     held: HeldSet,
@@ -123,7 +125,7 @@ impl Rounds {
             expected: RankSet::all(workers),
             as_of: (0, 0),
             barred: None,
-            contributed: RankSet::new(workers),
+            contributed: Collected::new(workers),
             first: None,
             held: HeldSet::default(),
             lengths: Lengths::new(spec),
@@ -198,13 +200,13 @@ impl Rounds {
     /// Has no worker contributed since the last round?
     pub(super) fn takes_no_part(&self) -> bool {
         self.stage == Stage::Contributions
-            && self.contributed.len() == 0
+            && !self.contributed.has_any()
             && self.held.of_round(self.round()).next().is_none()
     }
 
     /// Ranks that have contributed to the round being collected.
     pub(super) fn contributed(&self) -> &RankSet {
-        &self.contributed
+        self.contributed.ranks()
     }
 
     /// Does no contribution wait for its turn?
@@ -309,17 +311,46 @@ impl Rounds {
         self.lengths.collect(held.bytes);
         let onto = match self.first.take() {
             Some(first) => Onto::First(first.from),
-            None if self.contributed.len() == 0 => Onto::Nothing,
+            None if !self.contributed.has_payload() => Onto::Nothing,
             None => Onto::Sum,
         };
         self.contributed.insert(held.rank);
         self.begin_applying(held);
-        let is_last = self.contributed.len() >= self.needed;
-        if !is_last && (onto, held.is_in_worker_memory()) == (Onto::Nothing, true) {
+        let is_last = self.is_full();
+        let may_stay = !is_last && !self.contributed.has_merged() && held.is_in_worker_memory();
+        if may_stay && onto == Onto::Nothing {
             self.first = Some(held);
             return None;
         }
         Some((Addend { from: held.from, onto }, is_last))
+    }
+
+    /// Has a merged contribution's round come? It is not added to anything, so it needs no turn among the others of its round. An
+    /// error if it must be sent again.
+    pub(super) fn merged_turn(&self, turn: Turn, round: u64) -> Result<Turn, Status> {
+        let is_open = !self.is_complete() && !self.is_initialising() && !self.is_barred();
+        match turn {
+            Turn::Now | Turn::Later if is_open && round == self.round() => Ok(Turn::Now),
+            Turn::Now | Turn::Later => Err(Status::Retry),
+            Turn::Repeated | Turn::Late => Ok(turn),
+        }
+    }
+
+    /// Counts a worker whose contribution is part of another one. No first contribution may stay in its worker's memory meanwhile.
+    /// Returns whether the round is complete.
+    pub(super) fn count_merged(&mut self, rank: Rank, bytes: u64) -> bool {
+        self.lengths.collect(bytes);
+        self.contributed.insert_merged(rank);
+        self.is_full()
+    }
+
+    fn is_full(&self) -> bool {
+        self.contributed.count() >= self.needed
+    }
+
+    /// Has the round being collected contributions, and a payload in none of them?
+    pub(super) fn has_no_payload(&self) -> bool {
+        self.contributed.has_any() && !self.contributed.has_payload()
     }
 
     /// The first contribution must not stay in its worker's memory any longer, and is reduced alone.
@@ -339,11 +370,11 @@ impl Rounds {
         if !self.has_rounds() && count >= COUNT_END {
             return Err("its update counts more contributions than possible");
         }
-        if !self.contributed.set_words(contributors) {
+        if !self.contributed.set(contributors) {
             return Err("its update has no contributors, or unknown ones");
         }
         if !self.has_rounds() {
-            let rank = self.contributed.first().unwrap_or_default();
+            let rank = self.contributed().first().unwrap_or_default();
             // If this server takes over, this operation precedes all operations that arrive here.
             let (round, operation) = (count, Operation(0));
             self.begin_applying(Held { rank, round, operation, bytes, from, arrived: true });

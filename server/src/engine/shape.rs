@@ -10,6 +10,8 @@ pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, peer: Rank, in_place:
         OpKind::Pull | OpKind::Release => 0,
         OpKind::Init if block.bytes == 0 => 0,
         OpKind::Init => spec.bytes,
+        // Only where contributions to a round are added, and all have the same length.
+        OpKind::Push if block.data == BlockData::Merged && spec.merges() => 0,
         OpKind::Push | OpKind::PushPull => spec.payload_bytes(spec.bytes),
         OpKind::Call | OpKind::CopyCheck | OpKind::CopyUpdate | OpKind::CopyState | OpKind::CopyRules => {
             return Err(Status::Refused);
@@ -33,7 +35,11 @@ pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, peer: Rank, in_place:
         return Err(Status::Refused);
     }
     // What has no payload has it nowhere.
-    if payload == 0 && !matches!(block.data, BlockData::Inline { .. }) {
+    let is_merged = block.data == BlockData::Merged;
+    if is_merged && !block.op.contributes() {
+        return Err(Status::Refused);
+    }
+    if payload == 0 && !is_merged && !matches!(block.data, BlockData::Inline { .. }) {
         return Err(Status::Refused);
     }
     let codec = if block.op.contributes() { spec.codec.wire_id() } else { 0 };

@@ -57,6 +57,12 @@ impl ChunkSpec {
         self.dtype.is_integer() || self.has_rows()
     }
 
+    /// May a worker leave its contribution to another worker of its host? Only where contributions are added as they are.
+    pub(super) fn merges(&self) -> bool {
+        let is_plain = self.codec.is_plain() && !self.dynamic && !self.has_rows();
+        is_plain && self.dtype.is_float() && self.mode.has_rounds() && self.backup_workers == 0
+    }
+
     /// Bytes of the payload of a contribution that is `bytes` long as plain numbers.
     #[must_use]
     pub fn payload_bytes(&self, bytes: u64) -> u64 {

@@ -22,6 +22,8 @@ proto_common::counts! {
         late,
         /// Contributions that came before their turn and were copied.
         spills,
+        /// Contributions that other workers of the same hosts have added to theirs.
+        merged,
         /// Contributions read out of workers' memory.
         fetches,
         /// Contributions taken in place in workers' memory.

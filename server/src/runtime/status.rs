@@ -173,7 +173,7 @@ pub(super) fn report(status: &ServerStatus, port: Option<PortReport>) -> MemberR
     }
 }
 
-const COUNTERS: [Series<ServerStatus>; 27] = [
+const COUNTERS: [Series<ServerStatus>; 28] = [
     ("gradwire_server_streams_connected_total", "Streams connected to servers with copies.", |s| {
         s.streams_connected
     }),
@@ -198,6 +198,9 @@ const COUNTERS: [Series<ServerStatus>; 27] = [
     }),
     ("gradwire_server_spills_total", "Contributions copied because they came before their turn.", |s| {
         s.stats.spills
+    }),
+    ("gradwire_server_merged_total", "Contributions that came as a part of another worker's.", |s| {
+        s.stats.merged
     }),
     ("gradwire_server_fetches_total", "Contributions read out of workers' memory.", |s| s.stats.fetches),
     ("gradwire_server_in_place_total", "Contributions reduced where workers have them.", |s| {

@@ -196,7 +196,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 let remote = RemoteSpan { key: RemoteKey(region), offset };
                 link.mapped.view(queue, link.channel, remote, block.bytes).map(drop)
             }
-            BlockData::Inline { .. } | BlockData::Announced { .. } | BlockData::Placed => Ok(()),
+            BlockData::Inline { .. }
+            | BlockData::Announced { .. }
+            | BlockData::Placed
+            | BlockData::Merged => Ok(()),
         })
     }
 }

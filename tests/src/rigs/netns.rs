@@ -92,6 +92,17 @@ impl Net {
         self.ip(host, &["route", "add", "blackhole", address]);
     }
 
+    /// Bytes that a host (not the hub) has sent and received over its cable.
+    #[must_use]
+    pub fn moved_bytes(&self, host: usize) -> [u64; 2] {
+        ["tx_bytes", "rx_bytes"].map(|name| {
+            let words = ["netns", "exec", &self.names[host], "cat"];
+            let file = format!("/sys/class/net/hub/statistics/{name}");
+            let output = Command::new("ip").args(words).arg(file).output().expect("ip can be started");
+            String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number of bytes")
+        })
+    }
+
     fn ip(&self, host: usize, words: &[&str]) {
         ip(&[&["-n", self.names[host].as_str()], words].concat());
     }

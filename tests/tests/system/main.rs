@@ -6,6 +6,7 @@ mod c_programs;
 mod launchers;
 mod netns_doctor;
 mod netns_hosts;
+mod netns_merged;
 mod netns_tcp;
 mod package;
 mod page;

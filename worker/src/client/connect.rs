@@ -1,10 +1,12 @@
 //! Joining a cluster, step by step.
 
+use super::gate::Passing;
 use super::registrations::RegistrationCache;
 use super::state::{Client, Inner, REPORT_WITHIN};
 use super::status::{Late, WorkerMetrics};
 use crate::engine::EngineConfig;
 use crate::error::{ClientError, OpError};
+use crate::host::{Host, Listening, Met, Own};
 use crate::runtime::{
     Connector, Control, ControlStart, LaneConfig, LaneDriver, LaneHandle, LaneMessage, Links, Members,
     Roster, Step, Told, spawn_lane,
@@ -18,16 +20,16 @@ use daemon::security::Security;
 use daemon::settings::load_settings;
 use fabric::{CqHandle, Devices, Pool, lock, oneshot};
 use prometheus::Registry;
-use proto_common::config::Settings;
+use proto_common::config::{Settings, WorkerLoss};
 use proto_common::error::ExitCode;
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
 use proto_common::limits::{IN_FLIGHT_MAX, PROTOCOL_VERSION, RESULT_SLOTS};
-use proto_common::message::Register;
+use proto_common::message::{Coming, Register, Welcome};
 use proto_common::transport::Offer;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
 /// Unfinished requests one channel may have.
@@ -71,12 +73,14 @@ fn connect(settings: Settings, notify: Notify, flight: Flight) -> Result<Client,
     let registrations = Arc::new(RegistrationCache::new(&settings.memory, Some(devices.clone())));
     let offer = daemon::host::offer(settings.transport, missing)
         .map_err(|error| ClientError::Internal(format!("cannot read this host's identity: {error}")))?;
+    let listening = listen(&settings, incarnation);
     let links = Arc::<Links>::default();
     let port = PortWatch::new(&devices);
     let late = Arc::new(Late::new(registrations.clone(), links.clone(), port, flight.clone()));
     let dead = Arc::new(Mutex::new(None));
     let (progress, steps) = channel();
-    let on_fatal = ending(&late, &dead, progress.clone());
+    let host = Arc::<OnceLock<Host<Passing>>>::default();
+    let on_fatal = ending((&late, &host), &dead, progress.clone());
     let members = Members::new(links.clone(), on_fatal.clone(), progress);
     let own = (incarnation, &offer, &devices, &security);
     let told = (notify, flight.clone());
@@ -90,6 +94,7 @@ fn connect(settings: Settings, notify: Notify, flight: Flight) -> Result<Client,
             links.ready();
             let Joined { pool, lanes, threads } = joined;
             let (shape, rank) = (roster.welcome.shape, roster.welcome.rank);
+            meet(&settings, &roster, (listening, &pool), &host);
             Ok(Client(Arc::new(Inner {
                 settings,
                 shape,
@@ -111,6 +116,7 @@ fn connect(settings: Settings, notify: Notify, flight: Flight) -> Result<Client,
                 links,
                 next_op: AtomicU64::new(1),
                 states: Arc::default(),
+                host,
                 dead,
                 registrations,
                 reported: late.reported.clone(),
@@ -132,19 +138,63 @@ fn connect(settings: Settings, notify: Notify, flight: Flight) -> Result<Client,
     }
 }
 
+/// From now on other workers of this host find this one.
+fn listen(settings: &Settings, incarnation: Incarnation) -> Option<Listening> {
+    if !settings.transport.merge {
+        return None;
+    }
+    let listening = Listening::start(settings.job, incarnation);
+    listening
+        .inspect_err(|error| tracing::debug!(%error, "other workers of this host cannot find this one"))
+        .ok()
+}
+
+/// Meets the other workers of this host, if their contributions may be added before they are sent: from the beginning of a job whose
+/// workers stay, to servers that are all on other hosts.
+fn meet(
+    settings: &Settings,
+    roster: &Roster,
+    (listening, pool): (Option<Listening>, &Pool),
+    host: &OnceLock<Host<Passing>>,
+) {
+    let Welcome { job, rank, shape, coming, .. } = roster.welcome;
+    let of_role = |role| roster.members.iter().filter(move |member| member.id.role == role);
+    let stays = coming == Coming::Start && shape.worker_loss == WorkerLoss::Stop;
+    let mut addresses =
+        of_role(Role::Server).map(|server| server.data_address.as_deref().unwrap_or_default());
+    let Some(listening) = listening.filter(|_| stays && addresses.all(daemon::reach::is_elsewhere)) else {
+        return;
+    };
+    let workers: Vec<_> = of_role(Role::Worker).map(|worker| (worker.id.rank, worker.incarnation)).collect();
+    let own = Own { job, rank, memory: pool.region(), in_order: shape.deterministic };
+    let Some(met) = Met::new(&listening, &own, &workers) else { return };
+    let (ranks, is_head) = (met.ranks(), met.is_head());
+    tracing::info!(workers = ?ranks, is_head, "contributions are added to those of other workers of this host");
+    let spin = Duration::from_micros(settings.memory.spin_us);
+    match Host::start(met, spin) {
+        // Set once: this worker joins once.
+        Ok(started) => drop(host.set(started)),
+        Err(error) => tracing::warn!(%error, "cannot start a thread: contributions are sent one by one"),
+    }
+}
+
 /// What is done when the job cannot continue, whoever hears of it.
 fn ending(
-    late: &Arc<Late>,
+    (late, host): (&Arc<Late>, &Arc<OnceLock<Host<Passing>>>),
     dead: &Arc<Mutex<Option<OpError>>>,
     progress: Sender<Step>,
 ) -> impl Fn(OpError) + Clone + Send + Sync + 'static {
-    let (late, dead) = (late.clone(), dead.clone());
+    let (late, host, dead) = (late.clone(), host.clone(), dead.clone());
     move |error| {
         lock(&dead).get_or_insert(error.clone());
         // Nobody listens any more once all servers are connected.
         let _ = progress.send(Step::Dead(error.clone()));
         for lane in late.lanes.get().into_iter().flatten() {
             lane.send(LaneMessage::Fail(error.clone()));
+        }
+        // What waits there goes to the lanes, which know by now.
+        if let Some(host) = host.get() {
+            host.fail(&error);
         }
     }
 }

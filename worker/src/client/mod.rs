@@ -8,6 +8,7 @@ mod connect;
 mod cut;
 mod declare;
 mod future;
+mod gate;
 mod handle;
 mod home;
 mod homes;

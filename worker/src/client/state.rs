@@ -2,11 +2,13 @@
 //! those import this one.
 
 use super::buffer::{LentMemory, TensorBuffer};
+use super::gate::Passing;
 use super::home::Homes;
 use super::registrations::{RegistrationCache, RegistrationStats};
 use super::reported::Reported;
 use super::tensor::Tensor;
 use crate::error::{ClientError, OpError};
+use crate::host::Host;
 use crate::runtime::{
     Blocked, Control, LaneHandle, LaneMessage, LaneReport, Line, Links, Members, OpStates, Requests,
     drive_until, waiting, warn,
@@ -21,7 +23,7 @@ use proto_common::mode::Mode;
 use proto_common::transport::{Choice, Driver};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -61,6 +63,8 @@ pub(super) struct Inner {
     pub(super) links: Arc<Links>,
     pub(super) next_op: AtomicU64,
     pub(super) states: Arc<OpStates>,
+    /// Where operations meet those of the other workers of this host, if they do.
+    pub(super) host: Arc<OnceLock<Host<Passing>>>,
     pub(super) dead: Arc<Mutex<Option<OpError>>>,
     pub(super) registrations: Arc<RegistrationCache>,
     pub(super) reported: Arc<Reported>,
@@ -284,6 +288,9 @@ impl Inner {
     fn leave(&self, last: ToScheduler) {
         let Some(mut control) = lock(&self.control).take() else { return };
         self.members.close();
+        if let Some(host) = self.host.get() {
+            host.leave();
+        }
         for lane in self.lanes.iter() {
             lane.send(LaneMessage::Stop);
         }

@@ -1,6 +1,7 @@
 //! A declared tensor as the client holds it: its spec, its chunks by lane, its operation numbers.
 
 use super::Element;
+use super::gate::Waiting;
 use crate::encoder::Encoder;
 use crate::engine::{Coded, PartSpec};
 use crate::error::ClientError;
@@ -29,6 +30,8 @@ struct Declared {
     owner: Incarnation,
     lanes: Vec<Arc<[PartSpec]>>,
     coded: Option<CodedTensor>,
+    /// Where sums of this host's contributions are made.
+    sums: Spares,
     numbers: Mutex<Numbers>,
     viewing: Viewing,
     /// The newest version that an operation has returned. Only for tensors with backup workers, because their rounds can end
@@ -47,6 +50,8 @@ pub(super) struct Numbers {
     /// The next pull must return the weights of that round, and no newer ones.
     pub(super) is_exact: bool,
     pub(super) encoder: Option<Encoder>,
+    /// Operations that have a number and wait at the gate of this host, with those behind them.
+    pub(super) waiting: Waiting,
 }
 
 impl Numbers {
@@ -119,7 +124,8 @@ impl Tensor {
         let goes_on = spec.settled_backup() > 0;
         let seen = goes_on.then(Arc::default);
         let viewing = Viewing::default();
-        let declared = Declared { spec, owner, lanes, coded, numbers, viewing, seen, placement };
+        let sums = Spares::default();
+        let declared = Declared { spec, owner, lanes, coded, sums, numbers, viewing, seen, placement };
         Self { declared: Arc::new(declared), by_chunk: false }
     }
 
@@ -168,6 +174,11 @@ impl Tensor {
     /// What it needs for an operation that sends encoded bytes.
     pub(super) fn coded(&self, kind: OpKind) -> Option<&CodedTensor> {
         self.declared.coded.as_ref().filter(|_| kind.contributes())
+    }
+
+    /// Where sums of this host's contributions are made.
+    pub(super) fn sums(&self) -> &Spares {
+        &self.declared.sums
     }
 
     /// The placement of its contributions.

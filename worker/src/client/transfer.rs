@@ -2,6 +2,7 @@
 //! own from their second use on; plain slices are copied once into registered memory.
 
 use super::buffer::copy_in;
+use super::gate::Passing;
 use super::registrations::Way;
 use super::tensor::{CodedTensor, Numbers};
 use super::{Client, Element, Ended, Handle, Source, Target, Tensor, TensorBuffer};
@@ -162,7 +163,9 @@ impl Client {
     ) -> Result<Handle, ClientError> {
         // A pull of one exact version is not a view: a view has the newest version, and the exact one may be the version before it.
         let is_exact = tensor.numbers().is_exact && kind == OpKind::Pull;
-        let in_place = tensor.may_be_shown() && self.0.links.share_memory() && !is_exact;
+        // What others of this host have received is copied.
+        let is_shared = kind.contributes() && self.0.host.get().is_some() && tensor.spec().merges();
+        let in_place = tensor.may_be_shown() && self.0.links.share_memory() && !is_exact && !is_shared;
         let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?.into()) };
         Ok(self
             .start(tensor, Call { view: in_place, ..Call::new(kind, source, target, priority) })?
@@ -241,11 +244,13 @@ impl Client {
         }
     }
 
-    /// The memory of an operation's payload, and the buffers that the operation owns.
+    /// The memory of an operation's payload, and the buffers that the operation owns. `in_pool`: other workers read the payload in the
+    /// pool.
     fn gather(
         &self,
         tensor: &Tensor,
         source: Option<Source>,
+        in_pool: bool,
     ) -> Result<(Option<Span>, OpBuffers), ClientError> {
         let mut buffers = OpBuffers::default();
         let span = match source {
@@ -261,7 +266,8 @@ impl Client {
                     && tensor.placement() == Placement::RendezvousRead
                     && self.0.links.share_memory();
                 let user = buffers.user.insert(user);
-                let way = if is_read_there { Way::Copy } else { self.0.registrations.look_up(user) };
+                let way =
+                    if is_read_there || in_pool { Way::Copy } else { self.0.registrations.look_up(user) };
                 match way {
                     Way::InPlace(span) if self.prepare(&span).is_ok() => span,
                     Way::Copy => buffers.source.insert(self.copy_of(user)?).span(),
@@ -295,12 +301,7 @@ impl Client {
                 buffers.source = Some(copy);
             }
         }
-        let allocate = || -> Result<Exclusive, ClientError> {
-            let buffer = self.0.pool.allocate(coded.bytes)?;
-            self.prepare(&buffer.span())?;
-            Ok(buffer)
-        };
-        let span = buffers.encoded.insert(coded.spares.take(allocate)?).span();
+        let span = buffers.encoded.insert(coded.spares.take(|| self.prepared(coded.bytes))?).span();
         Ok((span, buffers))
     }
 
@@ -313,9 +314,15 @@ impl Client {
         }
     }
 
+    /// Memory of the pool.
+    fn prepared(&self, bytes: u64) -> Result<Exclusive, ClientError> {
+        let buffer = self.0.pool.allocate(bytes)?;
+        self.prepare(&buffer.span())?;
+        Ok(buffer)
+    }
+
     fn copy_of(&self, user: &UserBuffer) -> Result<Exclusive, ClientError> {
-        let mut copy = self.0.pool.allocate(user.bytes() as u64)?;
-        self.prepare(&copy.span())?;
+        let mut copy = self.prepared(user.bytes() as u64)?;
         copy_in::<f32>(&mut copy, user);
         Ok(copy)
     }
@@ -336,11 +343,15 @@ impl Client {
             return Err(error.into());
         }
         let coded = tensor.coded(kind);
-        let (source, mut buffers) = match coded {
-            Some(coded) => self.hold(coded, source)?,
-            None => self.gather(tensor, source)?,
+        let gate = self.0.host.get().filter(|_| kind.contributes() && tensor.spec().merges());
+        let (source, mut buffers) = match (coded, gate) {
+            (Some(coded), _) => self.hold(coded, source)?,
+            (None, gate) => self.gather(tensor, source, gate.is_some_and(|gate| !gate.is_head()))?,
         };
         let target = target.map(|target| buffers.keep_target(target));
+        if gate.is_some_and(|gate| gate.is_head()) {
+            buffers.encoded = Some(tensor.sums().take(|| self.prepared(tensor.bytes()))?);
+        }
         let tensor_lanes = coded.map_or(tensor.lanes(), |coded| &coded.lanes);
         let by_lane = self.0.lanes.iter().zip(tensor_lanes).enumerate();
         let by_lane = by_lane.filter(|(_, (_, parts))| !parts.is_empty());
@@ -351,13 +362,16 @@ impl Client {
         numbers.encode(round, &mut buffers);
         buffers.busy = Some(tensor.viewing().busy());
         let by_chunk = buffers.versions.is_some();
-        let state = self.0.states.take(by_lane.clone().count() as u32, buffers);
+        let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
+        buffers.shares = gate.map(|gate| (gate.answering(), op));
+        let shares = by_lane.clone().count() as u32 + u32::from(gate.is_some());
+        let state = self.0.states.take(shares, buffers);
         let reading = tensor.viewing().reading(operation);
         if view {
             state.will_show(tensor.begin_view(operation));
         }
         let submit = Submit {
-            op: self.0.next_op.fetch_add(1, Ordering::Relaxed),
+            op,
             kind,
             dtype: tensor.spec().dtype,
             payload: source.is_some() && (kind != OpKind::Init || self.0.rank == Rank(0)),
@@ -372,27 +386,38 @@ impl Client {
             busy_ms: if probe.is_some() { 0 } else { self.busy_ms() },
             by_chunk,
         };
-        let mut used = 0u64;
-        for (index, (lane, parts)) in by_lane {
-            used |= 1 << index;
-            lane.submit(Submission {
-                state: state.clone(),
-                submit,
-                parts: match &source {
-                    Some(source) if tensor.spec().dynamic => shortened(parts, source.len()),
-                    _ => parts.clone(),
-                },
-                source: source.clone(),
-                target: target.clone(),
-            });
-        }
-        // All lanes have the operation, so its place among the tensor's operations is fixed. Starting it needs no lock.
+        let used = by_lane.clone().fold(0u64, |used, (index, _)| used | 1 << index);
+        let kicked = if gate.is_some() || !numbers.waiting.is_empty() {
+            let waits = gate.is_some();
+            numbers.waiting.push((state.clone(), submit), (source.clone(), target.clone()), waits);
+            0
+        } else {
+            for (_, (lane, parts)) in by_lane {
+                lane.submit(Submission {
+                    state: state.clone(),
+                    submit,
+                    parts: match &source {
+                        Some(source) if tensor.spec().dynamic => shortened(parts, source.len()),
+                        _ => parts.clone(),
+                    },
+                    source: source.clone(),
+                    target: target.clone(),
+                });
+            }
+            used
+        };
+        // All lanes have the operation, or it has a place at the gate. So its place among the tensor's operations is fixed, and
+        // starting it needs no lock.
         drop(numbers);
+        if let Some(gate) = gate {
+            let passing = Passing::new(tensor, &self.0.lanes, (state.clone(), op), target.as_ref());
+            gate.submit(passing.coming(round, source.as_ref(), target.as_ref()), passing);
+        }
         // Rows of tables (homes) have no rounds.
         if kind.contributes() && home_of(tensor.key()).is_none() {
             self.look_at_round(round);
         }
-        self.kick(used)?;
+        self.kick(kicked)?;
         Ok(Handle::new(
             (state, self.0.states.clone()),
             self.0.lanes.clone(),
@@ -442,7 +467,9 @@ impl Numbers {
     /// Encodes the contribution to a round that was numbered just now: rounds follow one another, and so does what the
     /// encoder keeps.
     pub(super) fn encode(&mut self, round: u64, buffers: &mut OpBuffers) {
-        if let (Some(encoder), Some(mut encoded)) = (&mut self.encoder, buffers.encoded.take()) {
+        if let Some(encoder) = &mut self.encoder
+            && let Some(mut encoded) = buffers.encoded.take()
+        {
             encoder.encode(gradient(buffers), round, &mut encoded);
             buffers.encoded = Some(encoded);
         }

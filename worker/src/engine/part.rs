@@ -51,7 +51,8 @@ pub struct Submit {
     pub kind: OpKind,
     /// Element type.
     pub dtype: Dtype,
-    /// Does it carry a payload? (Init from ranks other than 0 does not, unless a server asks for it.)
+    /// Does it carry a payload? Init from ranks other than 0 does not, unless a server asks for it. Nor does a contribution that
+    /// another worker of this host has added to its own.
     pub payload: bool,
     /// How its payload travels, if that is possible; otherwise in a slot.
     pub placement: Placement,

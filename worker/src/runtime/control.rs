@@ -15,7 +15,7 @@ use proto_common::config::Settings;
 use proto_common::error::{Death, DeathCause, ExitCode};
 use proto_common::ids::{Epoch, MemberId, Rank, Role};
 use proto_common::message::{
-    DeclareError, FromScheduler, MemberReport, NodeGroup, Register, Resume, SaveError, ToScheduler,
+    DeclareError, FromScheduler, Member, MemberReport, NodeGroup, Register, Resume, SaveError, ToScheduler,
     WaitError, Welcome,
 };
 use proto_common::shard_map::MapUpdate;
@@ -68,6 +68,8 @@ impl Told {
 pub(crate) struct Roster {
     pub(crate) welcome: Welcome,
     pub(crate) epoch: Epoch,
+    /// Servers and workers.
+    pub(crate) members: Vec<Member>,
 }
 
 enum Ask {
@@ -394,7 +396,8 @@ impl<'a> Starting<'a> {
                 if let Some(error) = self.members.heard(&first) {
                     return Some(error);
                 }
-                let roster = Roster { welcome: self.welcome.clone(), epoch };
+                let FromScheduler::Roster { members, .. } = first else { return None };
+                let roster = Roster { welcome: self.welcome.clone(), epoch, members };
                 self.ready.send(Ok(roster));
                 return None;
             }

@@ -32,7 +32,7 @@ pub use link::ServerInbox;
 pub(crate) use links::Links;
 pub(crate) use members::{Members, Step};
 pub(crate) use message::{LaneMessage, LaneReport};
-pub(crate) use op::{CallParts, OpBuffers, RawReply};
+pub(crate) use op::{Answering, CallParts, OpBuffers, RawReply};
 pub use op::{OpState, Submission};
 pub(crate) use seat::{Blocked, LaneHandle, drive_until};
 pub(crate) use shown::{Shown, Viewing};

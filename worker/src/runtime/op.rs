@@ -43,6 +43,19 @@ pub(crate) struct OpBuffers {
     pub(crate) seen: Option<Arc<AtomicU64>>,
     /// For a call.
     pub(crate) call: Option<Box<CallParts>>,
+    /// Whom the lanes' end is told, with the operation's number: workers of this host that wait for its weights. What they do then
+    /// counts as the share of one more lane.
+    pub(crate) shares: Option<(Answering, u64)>,
+}
+
+/// Hears that all lanes are done with an operation, and whether it has succeeded.
+#[derive(Clone)]
+pub(crate) struct Answering(pub(crate) Arc<dyn Fn(u64, bool) + Send + Sync>);
+
+impl std::fmt::Debug for Answering {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Answering")
+    }
 }
 
 /// What a call owns beside its frame and the room for its reply.
@@ -300,7 +313,13 @@ impl OpState {
                 progress.error.get_or_insert(error);
             }
         }
-        progress.ended = self.lanes_left.fetch_sub(1, Ordering::AcqRel) == 1;
+        let left = self.lanes_left.fetch_sub(1, Ordering::AcqRel) - 1;
+        if left == 1
+            && let Some((Answering(answering), op)) = progress.buffers.shares.take()
+        {
+            answering(op, progress.error.is_none());
+        }
+        progress.ended = left == 0;
         if progress.ended {
             let target = progress.buffers.target.take();
             progress.buffers.landed = target.map(|target| target.take_back(fenced));
@@ -345,6 +364,11 @@ impl OpState {
         } else {
             progress.callback = Some(callback);
         }
+    }
+
+    /// Works on the operation's buffers while no lane does.
+    pub(crate) fn with_buffers<T>(&self, work: impl FnOnce(&mut OpBuffers) -> T) -> T {
+        work(&mut lock(&self.progress).buffers)
     }
 
     /// Waits until the caller can get the result, at most until `deadline`.

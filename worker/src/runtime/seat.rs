@@ -253,9 +253,15 @@ impl LaneHandle {
         self.mailbox.ask(within, message)
     }
 
-    /// Hands an operation over; [`LaneHandle::kick`] is to follow, and knows whether the lane has ended.
-    pub(crate) fn submit(&self, submission: Submission) {
-        self.mailbox.post(LaneMessage::Submit(submission));
+    /// Hands an operation over; [`LaneHandle::kick`] is to follow, and knows whether the lane has ended. Returns false if it has ended
+    /// already.
+    pub(crate) fn submit(&self, submission: Submission) -> bool {
+        self.mailbox.post(LaneMessage::Submit(submission))
+    }
+
+    /// Why it has ended, if it has.
+    pub(crate) fn ended(&self) -> Option<OpError> {
+        self.lane.ended.get().cloned()
     }
 
     /// A caller comes to wait for an operation.

@@ -172,6 +172,8 @@ pub enum BlockData {
     },
     /// In the buffer that the receiver has granted for this chunk; written before this batch.
     Placed,
+    /// Nowhere: another worker of the same host has added the bytes to its own contribution to this round.
+    Merged,
 }
 
 impl BlockData {
@@ -180,7 +182,7 @@ impl BlockData {
     pub const fn inline_bytes(&self, bytes: u64) -> u64 {
         match self {
             Self::Inline { .. } => bytes,
-            Self::ByReference { .. } | Self::Announced { .. } | Self::Placed => 0,
+            Self::ByReference { .. } | Self::Announced { .. } | Self::Placed | Self::Merged => 0,
         }
     }
 }
@@ -380,6 +382,7 @@ const FLAG_KEEP: u8 = 8;
 const FLAG_PLACED: u8 = 16;
 const FLAG_VIEW: u8 = 32;
 const FLAG_EXACT: u8 = 64;
+const FLAG_MERGED: u8 = 128;
 
 impl Block {
     pub(super) fn to_raw(self) -> RawBlock {
@@ -389,6 +392,7 @@ impl Block {
             BlockData::Announced { keep: false } => (FLAG_ANNOUNCED, 0, 0),
             BlockData::Announced { keep: true } => (FLAG_ANNOUNCED | FLAG_KEEP, 0, 0),
             BlockData::Placed => (FLAG_PLACED, 0, 0),
+            BlockData::Merged => (FLAG_MERGED, 0, 0),
         };
         let landing = self.landing.unwrap_or(Landing { region: 0, offset: 0, bytes: 0 });
         RawBlock {
@@ -480,6 +484,7 @@ fn data_from_raw(raw: &RawBlock) -> Option<BlockData> {
         (FLAG_ANNOUNCED, (0, 0)) => BlockData::Announced { keep: false },
         (KEPT, (0, 0)) => BlockData::Announced { keep: true },
         (FLAG_PLACED, (0, 0)) => BlockData::Placed,
+        (FLAG_MERGED, (0, 0)) => BlockData::Merged,
         _ => return None,
     })
 }

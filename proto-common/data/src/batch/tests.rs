@@ -82,6 +82,7 @@ fn frozen_placements() {
         BlockData::Announced { keep: false },
         BlockData::Announced { keep: true },
         BlockData::Placed,
+        BlockData::Merged,
     ]
     .map(|data| {
         let bytes = encode(&[Block { data, ..block(16) }], &[]);
@@ -93,7 +94,8 @@ fn frozen_placements() {
         (3, "04030000000000000201000000000000".to_owned()),
         (6, none.clone()),
         (14, none.clone()),
-        (18, none),
+        (18, none.clone()),
+        (130, none),
     ];
     assert_eq!(found, expected, "the wire format changed: raise BATCH_VERSION and this test together");
 }
@@ -110,7 +112,7 @@ fn a_block_travels_one_way_only() {
         BatchReader::default().read(&bytes, slot_bytes_for(CHUNK_BYTES_DEFAULT)).err()
     };
     for (flags, offset, region) in
-        [(2, 0, 0), (3, 9, 9), (6, 0, 0), (14, 0, 0), (18, 0, 0), (34, 0, 0), (66, 0, 0)]
+        [(2, 0, 0), (3, 9, 9), (6, 0, 0), (14, 0, 0), (18, 0, 0), (34, 0, 0), (66, 0, 0), (130, 0, 0)]
     {
         assert_eq!(read(flags, offset, region), None, "{flags} {offset} {region}");
     }
@@ -126,7 +128,10 @@ fn a_block_travels_one_way_only() {
         (19, 0, 0),
         (22, 0, 0),
         (26, 0, 0),
-        (130, 0, 0),
+        (130, 1, 0),
+        (130, 0, 1),
+        (131, 0, 0),
+        (146, 0, 0),
     ];
     for (flags, offset, region) in lies {
         assert_eq!(
@@ -227,6 +232,7 @@ fn any_block() -> impl Strategy<Value = Block> {
         any::<(u64, u64)>().prop_map(|(region, offset)| BlockData::ByReference { region, offset }),
         any::<bool>().prop_map(|keep| BlockData::Announced { keep }),
         Just(BlockData::Placed),
+        Just(BlockData::Merged),
     ];
     let places = (data, any::<Option<(u64, u64, u64)>>());
     (ids, numbers, places).prop_map(|((key, chunk, op, dtype, codec, status), numbers, (data, landing))| {

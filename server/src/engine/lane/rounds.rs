@@ -35,6 +35,8 @@ enum Payload {
     Here(Source),
     /// In the worker's memory, from which it must be copied first.
     There { region: u64, offset: u64 },
+    /// Part of the contribution of another worker.
+    Merged,
 }
 
 /// Operations.
@@ -65,6 +67,7 @@ impl LaneEngine {
             }
             BlockData::ByReference { region, offset } => Payload::There { region, offset },
             BlockData::Placed => Payload::Here(chunk.key_buffers.placed(peer)?),
+            BlockData::Merged => Payload::Merged,
             BlockData::Announced { keep } if fresh => {
                 self.announce(index, peer, block, keep);
                 return Ok(Taken::Answered);
@@ -102,6 +105,8 @@ impl LaneEngine {
             (true, true, Payload::There { region, offset }) => {
                 return self.fetch(Turn::Now, asked, (region, offset), out);
             }
+            // Only contributions are merged (see `shape`).
+            (true, true, Payload::Merged) => return Err(Status::Refused),
         }
         Ok(())
     }
@@ -128,7 +133,13 @@ impl LaneEngine {
         if turn == Turn::Repeated && is_broken && !rounds.is_complete() {
             turn = Turn::Now;
         }
-        let bytes = chunk.spec.plain_bytes(block.bytes);
+        let bytes = match from {
+            Payload::Merged => chunk.spec.bytes,
+            Payload::Here(_) | Payload::There { .. } => chunk.spec.plain_bytes(block.bytes),
+        };
+        if matches!(from, Payload::Merged) {
+            turn = rounds.merged_turn(turn, round)?;
+        }
         if matches!(turn, Turn::Now | Turn::Later) {
             rounds.check_length(round, bytes)?;
             rounds.size(index, bytes, out);
@@ -143,6 +154,7 @@ impl LaneEngine {
                 rounds.mark_late(peer, round);
                 self.pass_over(index, peer, from);
             }
+            (_, Payload::Merged) => self.count_merged(index, (peer, bytes), out),
             (Turn::Now, Payload::Here(source)) => {
                 self.fill(index, peer, source);
                 let held = Held { rank: peer, round, operation, bytes, from: source, arrived: true };
@@ -214,6 +226,17 @@ impl LaneEngine {
         self.release(index, rank, from);
     }
 
+    /// Counts a worker whose contribution another worker has added to its own.
+    fn count_merged(&mut self, index: u32, (peer, bytes): (Rank, u64), out: &mut Commands) {
+        // A first contribution that stayed in its worker's memory is alone in its round, so that it can be sent again.
+        self.fold_first(index, |_| true, out);
+        self.stats.merged += 1;
+        let rounds = &mut self.chunks[index as usize].rounds;
+        if rounds.count_merged(peer, bytes) {
+            self.complete(index, None, out);
+        }
+    }
+
     fn count(&mut self, index: u32, bytes: u64, from: Source) {
         self.stats.contributions += 1;
         self.stats.contribution_bytes += self.chunks[index as usize].spec.payload_bytes(bytes);
@@ -281,6 +304,11 @@ impl LaneEngine {
 
     /// A round has all contributions. It is sent to the replicas, or ends at once if there are none.
     pub(super) fn complete(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
+        if self.chunks[index as usize].rounds.has_no_payload() {
+            // All of them leave their contribution to somebody who has sent none: there is no sum, and the accumulator has an old one.
+            self.publish(index, None);
+            return self.copy_initial(index);
+        }
         if !self.chunks[index as usize].has_copies() {
             return self.end_round(index, last, out);
         }

@@ -22,12 +22,12 @@ impl Rounds {
         }
         self.barred = roster.barred(key);
         // No rank is added after the first contribution was reduced: it would break the rank order.
-        let begun = (self.contributed.len() > 0).then(|| self.expected.clone());
+        let begun = self.contributed.has_any().then(|| self.expected.clone());
         self.expected.copy(roster.counting());
         roster.absent_in(key, round).for_each(|rank| self.expected.remove(rank));
         let held = self.held.of_round(round).filter(|held| held.arrived);
         held.for_each(|held| self.expected.insert(held.rank));
-        self.contributed.ranks().for_each(|rank| self.expected.insert(rank));
+        self.contributed.ranks().ranks().for_each(|rank| self.expected.insert(rank));
         if let Some(begun) = begun {
             self.expected.retain(&begun);
         }
@@ -59,7 +59,7 @@ impl Rounds {
 
     /// Has everybody contributed who is still to come? Workers that others were expected beside may have gone.
     pub(in crate::engine) fn is_short(&self) -> bool {
-        let has_all = self.contributed.len() > 0 && self.contributed.len() >= self.needed;
+        let has_all = self.contributed.has_any() && self.contributed.count() >= self.needed;
         has_all && self.has_rounds() && self.stage == Stage::Contributions && !self.is_initialising()
     }
 
@@ -80,7 +80,7 @@ impl Rounds {
 
     /// Adds the ranks that the round being collected still waits for. `present` is used for it, and says nothing afterwards.
     pub(in crate::engine) fn add_absent(&self, present: &mut RankSet, absent: &mut RankSet) {
-        present.copy(&self.contributed);
+        present.copy(self.contributed());
         let held = self.held.of_round(self.round()).filter(|held| held.arrived);
         held.for_each(|held| present.insert(held.rank));
         self.expected.without(present).for_each(|rank| absent.insert(rank));
@@ -88,14 +88,14 @@ impl Rounds {
 
     /// Is nothing of the round being collected here?
     fn has_nothing(&self) -> bool {
-        self.stage == Stage::Contributions && self.contributed.len() == 0 && !self.is_initialising()
+        self.stage == Stage::Contributions && !self.contributed.has_any() && !self.is_initialising()
     }
 
     /// Whose turn it is where contributions are reduced in rank order; and who else may come, because one addition
     /// commutes: the first two in either order.
     pub(super) fn next_in_order(&self) -> (Option<Rank>, Option<Rank>) {
-        let (next, other) = self.expected.first_two_without(&self.contributed);
-        (next, other.filter(|_| self.contributed.len() == 0))
+        let (next, other) = self.expected.first_two_without(self.contributed());
+        (next, other.filter(|_| !self.contributed.has_payload()))
     }
 
     pub(super) fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {

@@ -16,6 +16,7 @@ mod in_place;
 mod left;
 mod member;
 mod memberships;
+mod merged;
 mod model;
 mod modes;
 mod moves;

@@ -129,6 +129,7 @@ impl LaneEngine {
             BlockData::Announced { .. } => {
                 self.chunks[part.chunk].announced(status == Status::Granted);
             }
+            BlockData::Merged => {}
             BlockData::Placed => {
                 if let Some(link) = self.link(server) {
                     link.buffers.settle(id, status);

@@ -90,7 +90,11 @@ impl LaneEngine {
             first_open: chunk.first_open().unwrap_or(submit.operation),
             count: submit.count,
             bytes: if submit.payload { bytes } else { 0 },
-            data: link.map_or(slot, |link| link.buffers.way(submit, &spec, self.now_ms)),
+            data: match link {
+                _ if submit.kind.contributes() && !submit.payload => BlockData::Merged,
+                Some(link) => link.buffers.way(submit, &spec, self.now_ms),
+                None => slot,
+            },
             landing,
             view: submit.view,
             exact: submit.exact,

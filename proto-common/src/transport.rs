@@ -95,8 +95,8 @@ macro_rules! policies {
             /// before they reduce, and corrupted payloads are sent again. Costs one pass over the bytes at each end. Headers
             /// always have a checksum. With it, all tensors use placement `slot`. A setting of workers.
             pub payload_checksum: bool,
-            /// Where all servers are on other hosts, the workers of a host add their contributions in shared memory, and one of them sends
-            /// the sum and shares what returns. `docs/concepts.md` lists the tensors for which they do so. A setting of workers.
+            /// If servers are on other hosts, the workers of a host add their contributions in shared memory, and one of them sends the
+            /// sum and shares what returns. `docs/concepts.md` lists the tensors for which they do so. A setting of workers.
             pub merge: bool,
             /// How contributions are transferred: `auto` selects a placement per tensor; `slot`, `static`, `rendezvous-read`
             /// or `rendezvous-write` applies to all tensors. A setting of workers.

@@ -150,7 +150,7 @@ fn listen(settings: &Settings, incarnation: Incarnation) -> Option<Listening> {
 }
 
 /// Meets the other workers of this host, if their contributions may be added before they are sent: from the beginning of a job whose
-/// workers stay, to servers that are all on other hosts.
+/// workers stay, and that has servers on other hosts.
 fn meet(
     settings: &Settings,
     roster: &Roster,
@@ -162,7 +162,7 @@ fn meet(
     let stays = coming == Coming::Start && shape.worker_loss == WorkerLoss::Stop;
     let mut addresses =
         of_role(Role::Server).map(|server| server.data_address.as_deref().unwrap_or_default());
-    let Some(listening) = listening.filter(|_| stays && addresses.all(daemon::reach::is_elsewhere)) else {
+    let Some(listening) = listening.filter(|_| stays && addresses.any(daemon::reach::is_elsewhere)) else {
         return;
     };
     let workers: Vec<_> = of_role(Role::Worker).map(|worker| (worker.id.rank, worker.incarnation)).collect();

@@ -1,6 +1,6 @@
 //! Workers of one host that add their contributions in shared memory: one of them, the *head*, sends one sum to the servers, and the
-//! others, its *followers*, send only that they are part of it. What comes back is shared, too. Used where all servers are on other
-//! hosts (`transport.merge`); `docs/concepts.md` says for which tensors.
+//! others, its *followers*, send only that they are part of it. What comes back is shared, too. Used where servers are on other hosts
+//! (`transport.merge`); `docs/concepts.md` says for which tensors.
 //!
 //! ```text
 //!  follower                                   head                                        server

@@ -2,7 +2,7 @@
 //! that operations of one tensor keep their order, those behind them.
 
 use super::Tensor;
-use crate::engine::Submit;
+use crate::engine::{PartSpec, Submit};
 use crate::error::OpError;
 use crate::host::{self, Coming};
 use crate::runtime::{LaneHandle, OpBuffers, OpState, Submission};
@@ -16,16 +16,67 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// Elements that are added at a time: their bytes stay in the cache closest to the processor.
 const ELEMENTS: usize = 2048;
 
+/// An operation that has a number.
+#[derive(Debug)]
+pub(super) struct Going {
+    pub(super) state: Arc<OpState>,
+    pub(super) submit: Submit,
+    pub(super) source: Option<Span>,
+    pub(super) target: Option<Span>,
+}
+
+/// A tensor's chunks, and the lanes that have them.
+#[derive(Clone, Copy)]
+pub(super) struct Parts<'a> {
+    pub(super) lanes: &'a [LaneHandle],
+    pub(super) of_lanes: &'a [Arc<[PartSpec]>],
+    /// Contributions may be shorter than the tensor.
+    pub(super) dynamic: bool,
+}
+
+impl<'a> Parts<'a> {
+    fn by_lane(self) -> impl Iterator<Item = (usize, (&'a LaneHandle, &'a Arc<[PartSpec]>))> {
+        let all = self.lanes.iter().zip(self.of_lanes).enumerate();
+        all.filter(|(_, (_, parts))| !parts.is_empty())
+    }
+
+    /// The lanes, a bit each.
+    pub(super) fn used(self) -> u64 {
+        self.by_lane().fold(0, |used, (index, _)| used | 1 << index)
+    }
+
+    /// Hands an operation over to its lanes, which are to be kicked then. Returns them, a bit each.
+    pub(super) fn submit(self, going: &Going) -> u64 {
+        let Going { state, submit, source, target } = going;
+        for (_, (lane, parts)) in self.by_lane() {
+            let parts = match source {
+                Some(source) if self.dynamic => shortened(parts, source.len()),
+                _ => parts.clone(),
+            };
+            let (source, target) = (source.clone(), target.clone());
+            if !lane.submit(Submission { state: state.clone(), submit: *submit, parts, source, target }) {
+                let error = lane.ended().unwrap_or_else(|| OpError::Closed("its lane has ended".into()));
+                state.lane_done(Err(error), Fenced::answered());
+            }
+        }
+        self.used()
+    }
+}
+
+/// The chunks of a contribution with this many bytes. Chunks after its end are sent as empty.
+fn shortened(parts: &[PartSpec], bytes: u64) -> Arc<[PartSpec]> {
+    let part =
+        |part: &PartSpec| PartSpec { bytes: bytes.saturating_sub(part.offset).min(part.bytes), ..*part };
+    parts.iter().map(part).collect()
+}
+
 /// Operations of one tensor that have a number and that no lane has. Owned by the tensor's numbers.
 #[derive(Debug, Default)]
 pub(super) struct Waiting(VecDeque<Entry>);
 
 #[derive(Debug)]
 struct Entry {
-    state: Arc<OpState>,
-    submit: Submit,
-    source: Option<Span>,
-    target: Option<Span>,
+    going: Going,
     /// It waits for the other workers, and not only for the operations before it.
     waits: bool,
 }
@@ -36,26 +87,21 @@ impl Waiting {
     }
 
     /// The next operation. With `waits` it is opened later.
-    pub(super) fn push(
-        &mut self,
-        (state, submit): (Arc<OpState>, Submit),
-        (source, target): (Option<Span>, Option<Span>),
-        waits: bool,
-    ) {
-        self.0.push_back(Entry { state, submit, source, target, waits });
+    pub(super) fn push(&mut self, going: Going, waits: bool) {
+        self.0.push_back(Entry { going, waits });
     }
 
-    /// An operation may go, with what `change` makes of it.
-    fn open(&mut self, op: u64, change: impl FnOnce(&mut Entry)) {
-        if let Some(entry) = self.0.iter_mut().find(|entry| entry.submit.op == op && entry.waits) {
+    /// An operation may go, with what `change` makes of it. Once.
+    fn open(&mut self, op: u64, change: impl FnOnce(&mut Going)) {
+        if let Some(entry) = self.0.iter_mut().find(|entry| entry.going.submit.op == op && entry.waits) {
             entry.waits = false;
-            change(entry);
+            change(&mut entry.going);
         }
     }
 
     /// Takes the next operation that goes.
-    fn take(&mut self) -> Option<Entry> {
-        if self.0.front()?.waits { None } else { self.0.pop_front() }
+    fn take(&mut self) -> Option<Going> {
+        if self.0.front()?.waits { None } else { self.0.pop_front().map(|entry| entry.going) }
     }
 }
 
@@ -66,92 +112,75 @@ pub(crate) struct Passing {
     lanes: Arc<[LaneHandle]>,
     state: Arc<OpState>,
     op: u64,
+    source: Option<Span>,
     target: Option<Span>,
 }
 
 impl Passing {
-    pub(super) fn new(
-        tensor: &Tensor,
-        lanes: &Arc<[LaneHandle]>,
-        (state, op): (Arc<OpState>, u64),
-        target: Option<&Span>,
-    ) -> Self {
-        Self { tensor: tensor.clone(), lanes: lanes.clone(), state, op, target: target.cloned() }
+    pub(super) fn new(tensor: &Tensor, lanes: &Arc<[LaneHandle]>, going: &Going) -> Self {
+        let Going { state, submit, source, target } = going;
+        let (tensor, lanes, state) = (tensor.clone(), lanes.clone(), state.clone());
+        Self { tensor, lanes, state, op: submit.op, source: source.clone(), target: target.clone() }
     }
 
     /// What the host has to know of it.
-    pub(super) fn coming(&self, round: u64, source: Option<&Span>, target: Option<&Span>) -> Coming {
+    pub(super) fn coming(&self, going: &Going) -> Coming {
         Coming {
             op: self.op,
             key: self.tensor.key().0,
-            round,
+            round: going.submit.count.round(),
             bytes: self.tensor.bytes(),
-            offset: source.map_or(0, Span::offset),
-            weights: target.map(Span::offset),
+            offset: going.source.as_ref().map_or(0, Span::offset),
+            weights: self.target.as_ref().map(Span::offset),
         }
     }
 
+    fn parts(&self) -> Parts<'_> {
+        Parts { lanes: &self.lanes, of_lanes: self.tensor.lanes(), dynamic: false }
+    }
+
     /// Opens this operation, and hands over to the lanes what may go now.
-    fn open(&self, change: impl FnOnce(&mut Entry)) {
+    fn open(&self, change: impl FnOnce(&mut Going)) {
         let mut used = 0u64;
         let mut numbers = self.tensor.numbers();
         numbers.waiting.open(self.op, change);
-        while let Some(entry) = numbers.waiting.take() {
-            used |= self.submit(&entry);
+        while let Some(going) = numbers.waiting.take() {
+            used |= self.parts().submit(&going);
         }
         drop(numbers);
-        for (_, lane) in self.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1) {
+        for lane in self.used(used) {
             // A lane that has ended has failed what it was given.
             let _ = lane.kick();
         }
     }
 
-    /// Hands an operation over. Returns the lanes that have it, a bit each.
-    fn submit(&self, entry: &Entry) -> u64 {
-        let mut used = 0u64;
-        for (index, (lane, parts)) in self.lanes.iter().zip(self.tensor.lanes()).enumerate() {
-            if parts.is_empty() {
-                continue;
-            }
-            used |= 1 << index;
-            let Entry { state, submit, source, target, .. } = entry;
-            let has_it = lane.submit(Submission {
-                state: state.clone(),
-                submit: *submit,
-                parts: parts.clone(),
-                source: source.clone(),
-                target: target.clone(),
-            });
-            if !has_it {
-                let error = lane.ended().unwrap_or_else(|| OpError::Closed("its lane has ended".into()));
-                state.lane_done(Err(error), Fenced::answered());
-            }
-        }
-        used
+    /// Lanes by their bits.
+    fn used(&self, used: u64) -> impl Iterator<Item = &LaneHandle> {
+        self.lanes.iter().enumerate().filter(move |(index, _)| used >> index & 1 == 1).map(|(_, lane)| lane)
     }
 }
 
 impl host::Passing for Passing {
     fn open_alone(&mut self) {
-        self.open(|entry| entry.state.with_buffers(|buffers| buffers.encoded = None));
+        // If it goes as a sum already, the lanes send that.
+        self.open(|going| going.state.with_buffers(|buffers| buffers.encoded = None));
     }
 
     fn open_merged(&mut self) {
-        self.open(|entry| {
+        self.open(|going| {
             // The round's end is what it waits for. Its weights come from the head.
-            (entry.submit.kind, entry.submit.payload) = (OpKind::Push, false);
-            (entry.source, entry.target) = (None, None);
+            (going.submit.kind, going.submit.payload) = (OpKind::Push, false);
+            (going.source, going.target) = (None, None);
         });
     }
 
     fn open_sum(&mut self, others: &[View]) {
         let dtype = self.tensor.spec().dtype;
-        self.open(|entry| {
-            entry.source = entry.state.with_buffers(|buffers| {
-                sum(buffers, entry.source.as_ref(), others, dtype);
-                buffers.encoded.as_ref().and_then(|sum| sum.span())
-            });
+        let span = self.state.with_buffers(|buffers| {
+            sum(buffers, self.source.as_ref(), others, dtype);
+            buffers.encoded.as_ref().and_then(|sum| sum.span())
         });
+        self.open(|going| going.source = span);
     }
 
     fn land(&mut self, weights: &View) {
@@ -166,6 +195,8 @@ impl host::Passing for Passing {
     fn end(self, failure: Option<OpError>) {
         // The lanes know the version; the least one counts.
         self.state.lane_done(failure.map_or(Ok(u64::MAX), Err), Fenced::answered());
+        // Its caller may sleep in a lane, where nothing happens by this.
+        self.used(self.parts().used()).for_each(LaneHandle::nudge);
     }
 }
 

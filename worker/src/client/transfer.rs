@@ -2,13 +2,14 @@
 //! own from their second use on; plain slices are copied once into registered memory.
 
 use super::buffer::copy_in;
-use super::gate::Passing;
+use super::gate::{Going, Parts, Passing};
 use super::registrations::Way;
 use super::tensor::{CodedTensor, Numbers};
 use super::{Client, Element, Ended, Handle, Source, Target, Tensor, TensorBuffer};
-use crate::engine::{PartSpec, Submit};
+use crate::engine::Submit;
 use crate::error::{ClientError, OpError};
-use crate::runtime::{OpBuffers, Submission};
+use crate::host::Host;
+use crate::runtime::OpBuffers;
 use fabric::{Exclusive, Span, UserBuffer};
 use proto_common::batch::{Count, OpKind};
 use proto_common::ids::{Rank, Version};
@@ -164,7 +165,7 @@ impl Client {
         // A pull of one exact version is not a view: a view has the newest version, and the exact one may be the version before it.
         let is_exact = tensor.numbers().is_exact && kind == OpKind::Pull;
         // What others of this host have received is copied.
-        let is_shared = kind.contributes() && self.0.host.get().is_some() && tensor.spec().merges();
+        let is_shared = self.gate(tensor, kind).is_some();
         let in_place = tensor.may_be_shown() && self.0.links.share_memory() && !is_exact && !is_shared;
         let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?.into()) };
         Ok(self
@@ -244,8 +245,7 @@ impl Client {
         }
     }
 
-    /// The memory of an operation's payload, and the buffers that the operation owns. `in_pool`: other workers read the payload in the
-    /// pool.
+    /// As `source`, for a gradient that is sent as it is. `in_pool`: other workers read it in the pool.
     fn gather(
         &self,
         tensor: &Tensor,
@@ -283,7 +283,7 @@ impl Client {
         Ok((Some(span), buffers))
     }
 
-    /// As `gather`, for a gradient that will be encoded: allocates memory for the encoded bytes.
+    /// As `source`, for a gradient that will be encoded: allocates memory for the encoded bytes.
     pub(super) fn hold(
         &self,
         coded: &CodedTensor,
@@ -336,25 +336,42 @@ impl Client {
         kicked
     }
 
+    /// Where the operation meets those of other workers of this host, if it does.
+    fn gate(&self, tensor: &Tensor, kind: OpKind) -> Option<&Host<Passing>> {
+        self.0.host.get().filter(|_| kind.contributes() && tensor.spec().merges())
+    }
+
+    /// The memory of an operation's payload, and the buffers that the operation owns.
+    fn source(
+        &self,
+        tensor: &Tensor,
+        kind: OpKind,
+        source: Option<Source>,
+    ) -> Result<(Option<Span>, OpBuffers), ClientError> {
+        match (tensor.coded(kind), self.gate(tensor, kind)) {
+            (Some(coded), _) => self.hold(coded, source),
+            (None, None) => self.gather(tensor, source, false),
+            (None, Some(gate)) => {
+                let (span, mut buffers) = self.gather(tensor, source, !gate.is_head())?;
+                if gate.is_head() {
+                    buffers.encoded = Some(tensor.sums().take(|| self.prepared(tensor.bytes()))?);
+                }
+                Ok((span, buffers))
+            }
+        }
+    }
+
     fn start(&self, tensor: &Tensor, call: Call) -> Result<Handle, ClientError> {
         let Call { kind, source, target, view, priority, probe } = call;
         self.check(tensor, kind, source.as_ref(), target.as_ref())?;
         if let Some(error) = self.dead() {
             return Err(error.into());
         }
-        let coded = tensor.coded(kind);
-        let gate = self.0.host.get().filter(|_| kind.contributes() && tensor.spec().merges());
-        let (source, mut buffers) = match (coded, gate) {
-            (Some(coded), _) => self.hold(coded, source)?,
-            (None, gate) => self.gather(tensor, source, gate.is_some_and(|gate| !gate.is_head()))?,
-        };
+        let gate = self.gate(tensor, kind);
+        let (source, mut buffers) = self.source(tensor, kind, source)?;
         let target = target.map(|target| buffers.keep_target(target));
-        if gate.is_some_and(|gate| gate.is_head()) {
-            buffers.encoded = Some(tensor.sums().take(|| self.prepared(tensor.bytes()))?);
-        }
+        let coded = tensor.coded(kind);
         let tensor_lanes = coded.map_or(tensor.lanes(), |coded| &coded.lanes);
-        let by_lane = self.0.lanes.iter().zip(tensor_lanes).enumerate();
-        let by_lane = by_lane.filter(|(_, (_, parts))| !parts.is_empty());
         let mut numbers = tensor.numbers();
         let ((operation, round), exact) = (numbers.next(kind, tensor.seen()), numbers.exactly(kind));
         let round = round + u64::from(probe.is_some());
@@ -364,8 +381,8 @@ impl Client {
         let by_chunk = buffers.versions.is_some();
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         buffers.shares = gate.map(|gate| (gate.answering(), op));
-        let shares = by_lane.clone().count() as u32 + u32::from(gate.is_some());
-        let state = self.0.states.take(shares, buffers);
+        let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
+        let state = self.0.states.take(lanes + u32::from(gate.is_some()), buffers);
         let reading = tensor.viewing().reading(operation);
         if view {
             state.will_show(tensor.begin_view(operation));
@@ -386,33 +403,22 @@ impl Client {
             busy_ms: if probe.is_some() { 0 } else { self.busy_ms() },
             by_chunk,
         };
-        let used = by_lane.clone().fold(0u64, |used, (index, _)| used | 1 << index);
-        let kicked = if gate.is_some() || !numbers.waiting.is_empty() {
-            let waits = gate.is_some();
-            numbers.waiting.push((state.clone(), submit), (source.clone(), target.clone()), waits);
-            0
-        } else {
-            for (_, (lane, parts)) in by_lane {
-                lane.submit(Submission {
-                    state: state.clone(),
-                    submit,
-                    parts: match &source {
-                        Some(source) if tensor.spec().dynamic => shortened(parts, source.len()),
-                        _ => parts.clone(),
-                    },
-                    source: source.clone(),
-                    target: target.clone(),
-                });
+        let parts = Parts { lanes: &self.0.lanes, of_lanes: tensor_lanes, dynamic: tensor.spec().dynamic };
+        let going = Going { state: state.clone(), submit, source, target };
+        let (used, mut kicked) = (parts.used(), 0);
+        match gate {
+            Some(gate) => {
+                let passing = Passing::new(tensor, &self.0.lanes, &going);
+                let coming = passing.coming(&going);
+                numbers.waiting.push(going, true);
+                gate.submit(coming, passing);
             }
-            used
-        };
+            None if !numbers.waiting.is_empty() => numbers.waiting.push(going, false),
+            None => kicked = parts.submit(&going),
+        }
         // All lanes have the operation, or it has a place at the gate. So its place among the tensor's operations is fixed, and
         // starting it needs no lock.
         drop(numbers);
-        if let Some(gate) = gate {
-            let passing = Passing::new(tensor, &self.0.lanes, (state.clone(), op), target.as_ref());
-            gate.submit(passing.coming(round, source.as_ref(), target.as_ref()), passing);
-        }
         // Rows of tables (homes) have no rounds.
         if kind.contributes() && home_of(tensor.key()).is_none() {
             self.look_at_round(round);
@@ -440,13 +446,6 @@ impl OpBuffers {
             }
         }
     }
-}
-
-/// The chunks of a contribution with this many bytes. Chunks after its end are sent as empty.
-fn shortened(parts: &[PartSpec], bytes: u64) -> Arc<[PartSpec]> {
-    let part =
-        |part: &PartSpec| PartSpec { bytes: bytes.saturating_sub(part.offset).min(part.bytes), ..*part };
-    parts.iter().map(part).collect()
 }
 
 fn copy_out<T: Element>(ended: &Ended, weights: &mut [T]) -> Result<Version, ClientError> {

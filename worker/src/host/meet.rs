@@ -237,7 +237,7 @@ fn lead(
                 links.push((rank, link));
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                wait_for(listener, deadline, followers, &links)?
+                wait_for(listener, deadline, followers, &links)?;
             }
             Err(error) => return Err(error.into()),
         }

@@ -259,6 +259,11 @@ impl LaneHandle {
         self.mailbox.post(LaneMessage::Submit(submission))
     }
 
+    /// Whoever sleeps in it is to look whether what it waits for is over.
+    pub(crate) fn nudge(&self) {
+        self.mailbox.wake();
+    }
+
     /// Why it has ended, if it has.
     pub(crate) fn ended(&self) -> Option<OpError> {
         self.lane.ended.get().cloned()

@@ -111,6 +111,14 @@ pub enum OpError {
         /// What the channel reported.
         reason: String,
     },
+    /// Another worker of this host receives the weights for this worker, and has not received them.
+    #[error("{} failed: worker {head}, which receives the weights for all workers of its host, has not received them. Check the log of worker {head}, or set transport.merge = false.", subject.of(*key))]
+    Unshared {
+        subject: Subject,
+        key: Key,
+        /// That worker.
+        head: Rank,
+    },
     /// The operation has failed, and a server that does not answer, or was stopped in the middle of a copy, may still use its
     /// buffers.
     #[error("the operation's buffers may still be in use by {}, which has not answered for {}. They are free again when it continues or ends; do not write to arrays that the operation shares. Check {}.{}", ranks("server", servers, "a server"), waited(*waited_ms), ranks("server", servers, "the servers with `gradwire status`"), cause.as_ref().map_or_else(String::new, |cause| format!(" The operation failed because: {cause}")))]
@@ -191,6 +199,7 @@ impl OpError {
             | Self::NoAnswer { subject, .. }
             | Self::Elsewhere { subject, .. }
             | Self::Unconnected { subject, .. }
+            | Self::Unshared { subject, .. }
             | Self::BadValue { subject, .. }
             | Self::VersionGone { subject, .. }
             | Self::Torn { subject, .. }
@@ -445,6 +454,7 @@ impl ClientError {
                 OpError::Call { fault, .. } => fault.exit_code(),
                 OpError::Died(death) => death.exit_code(),
                 OpError::Broken { .. }
+                | OpError::Unshared { .. }
                 | OpError::Held { .. }
                 | OpError::Deposed { .. }
                 | OpError::Torn { .. } => ExitCode::MemberDied,

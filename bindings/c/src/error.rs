@@ -167,7 +167,7 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         | OpError::NoAnswer { .. } => GradwireCode::Deadline,
         OpError::Held { cause: Some(cause), .. } => code_of_op(cause),
         OpError::Died(_) | OpError::Deposed { .. } | OpError::Torn { .. } => GradwireCode::MemberDied,
-        OpError::Broken { .. } | OpError::Held { .. } => GradwireCode::Unreachable,
+        OpError::Broken { .. } | OpError::Unshared { .. } | OpError::Held { .. } => GradwireCode::Unreachable,
         OpError::Unregistered(_) => GradwireCode::Transport,
         OpError::BadValue { .. } => GradwireCode::Value,
         OpError::Refused { .. } | OpError::VersionGone { .. } => GradwireCode::Refused,

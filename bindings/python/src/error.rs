@@ -139,6 +139,7 @@ fn class_of_op(error: &OpError) -> (Kind, &'static str) {
         OpError::Died(_) => (Kind::Died, "died"),
         OpError::Deposed { .. } => (Kind::Died, "deposed"),
         OpError::Broken { .. } => (Kind::Died, "broken"),
+        OpError::Unshared { .. } => (Kind::Died, "unshared"),
         OpError::Held { cause: Some(cause), .. } => (class_of_op(cause).0, "held"),
         OpError::Held { .. } => (Kind::Died, "held"),
         OpError::Torn { .. } => (Kind::Died, "torn"),

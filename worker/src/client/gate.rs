@@ -9,6 +9,7 @@ use crate::runtime::{LaneHandle, OpBuffers, OpState, Submission};
 use fabric::{Fenced, PeerWritable, Span, View};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
+use proto_common::ids::Key;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -161,6 +162,10 @@ impl Passing {
 }
 
 impl host::Passing for Passing {
+    fn key(&self) -> Key {
+        self.tensor.key()
+    }
+
     fn open_alone(&mut self) {
         // If it goes as a sum already, the lanes send that.
         self.open(|going| going.state.with_buffers(|buffers| buffers.encoded = None));

@@ -90,8 +90,11 @@ impl Follower {
                 out.push(Command::OpenAlone { op });
                 self.end(part, out, |op| Command::End { op });
             }
-            Letter::Result { part, offset } => {
-                let op = self.taken(part)?;
+            Letter::Result { part, offset, bytes } => {
+                let Asked { op, bytes: wanted, .. } = self.taken(part)?;
+                if bytes != wanted {
+                    return Err("it returned weights of another length");
+                }
                 out.push(Command::Land { op, from: self.head, offset });
                 self.tell(Letter::Copied { part }, out);
                 self.end(part, out, |op| Command::End { op });
@@ -114,9 +117,9 @@ impl Follower {
         entry.ok_or("it answered an offer that was not made")
     }
 
-    fn taken(&self, part: Part) -> Result<u64, &'static str> {
+    fn taken(&self, part: Part) -> Result<Asked, &'static str> {
         let entry = self.entries.get(&part).filter(|entry| entry.stage == Stage::Taken);
-        entry.map(|entry| entry.asked.op).ok_or("it returned weights that nobody waits for")
+        entry.map(|entry| entry.asked).ok_or("it returned weights that nobody waits for")
     }
 
     fn end(&mut self, part: Part, out: &mut Vec<Command>, how: impl FnOnce(u64) -> Command) {
@@ -229,7 +232,8 @@ mod tests {
         let (follower, out) = after(false, &[Letter::Taken { part }]);
         assert_eq!(out, [Command::OpenMerged { op: 1 }, Command::End { op: 1 }]);
         assert!(follower.is_idle());
-        let (follower, out) = after(true, &[Letter::Taken { part }, Letter::Result { part, offset: 9 }]);
+        let (follower, out) =
+            after(true, &[Letter::Taken { part }, Letter::Result { part, offset: 9, bytes: 8 }]);
         let land = Command::Land { op: 1, from: HEAD, offset: 9 };
         let copied = send(Letter::Copied { part });
         assert_eq!(out, [Command::OpenMerged { op: 1 }, land, copied, Command::End { op: 1 }]);
@@ -294,7 +298,7 @@ mod tests {
         let wrong = [
             Letter::Taken { part },
             Letter::Alone { part },
-            Letter::Result { part: (7, 1), offset: 0 },
+            Letter::Result { part: (7, 1), offset: 0, bytes: 8 },
             Letter::Failed { part },
             Letter::Copied { part },
             Letter::Withdraw { part },

@@ -35,9 +35,7 @@ struct Round {
 /// A sum that the servers have.
 #[derive(Debug)]
 struct Sent {
-    part: Part,
-    /// Where the weights will be.
-    weights: u64,
+    asked: Asked,
     /// Followers that ask for the weights, or still copy them.
     readers: Vec<Rank>,
 }
@@ -100,7 +98,7 @@ impl Head {
             out.push(Command::Send { to: offer.from, letter: Letter::Taken { part } });
         }
         let readers = offers.iter().filter(|offer| offer.lands).map(|offer| offer.from).collect();
-        self.sent.insert(asked.op, Sent { part, weights: asked.weights, readers });
+        self.sent.insert(asked.op, Sent { asked, readers });
     }
 
     /// Everybody who contributes to this round goes alone, those that come later, too.
@@ -172,8 +170,9 @@ impl Head {
 
     /// The servers have answered its operation, which has its weights, or has failed.
     pub(super) fn answered(&mut self, op: u64, is_good: bool, out: &mut Vec<Command>) {
-        let Some(Sent { part, weights, readers }) = self.sent.remove(&op) else { return };
-        let letter = if is_good { Letter::Result { part, offset: weights } } else { Letter::Failed { part } };
+        let Some(Sent { asked, readers }) = self.sent.remove(&op) else { return };
+        let Asked { part, weights: offset, bytes, .. } = asked;
+        let letter = if is_good { Letter::Result { part, offset, bytes } } else { Letter::Failed { part } };
         out.extend(readers.iter().map(|to| Command::Send { to: *to, letter }));
         if !is_good || readers.is_empty() {
             out.push(Command::End { op });
@@ -298,7 +297,7 @@ mod tests {
         assert_eq!(out, [sum, send(1, taken), send(2, taken)]);
         out.clear();
         head.answered(5, true, &mut out);
-        let result = Letter::Result { part: PART, offset: 128 };
+        let result = Letter::Result { part: PART, offset: 128, bytes: 8 };
         assert_eq!((&out[..], head.may_go()), (&[send(1, result), send(2, result)][..], false));
         out.clear();
         let copied = Letter::Copied { part: PART };
@@ -419,7 +418,7 @@ mod tests {
             Letter::Copied { part },
             Letter::Taken { part },
             Letter::Alone { part },
-            Letter::Result { part, offset: 0 },
+            Letter::Result { part, offset: 0, bytes: 8 },
             Letter::Failed { part },
         ];
         for letter in wrong {

@@ -22,7 +22,7 @@ pub(super) enum Letter {
     /// Head: the contribution is not in a sum and will not be.
     Alone { part: Part },
     /// Head: the weights are at this place of its memory.
-    Result { part: Part, offset: u64 },
+    Result { part: Part, offset: u64, bytes: u64 },
     /// Head: it has no weights, because its operation has failed.
     Failed { part: Part },
     /// Either: it leaves in good order. From now on everybody goes alone.
@@ -58,7 +58,7 @@ impl Letter {
             Self::Copied { part } => (COPIED, part, 0, 0),
             Self::Taken { part } => (TAKEN, part, 0, 0),
             Self::Alone { part } => (ALONE, part, 0, 0),
-            Self::Result { part, offset } => (RESULT, part, offset, 0),
+            Self::Result { part, offset, bytes } => (RESULT, part, offset, bytes),
             Self::Failed { part } => (FAILED, part, 0, 0),
             Self::Leave => (LEAVE, (0, 0), 0, 0),
         };
@@ -78,7 +78,7 @@ impl Letter {
             COPIED => Self::Copied { part },
             TAKEN => Self::Taken { part },
             ALONE => Self::Alone { part },
-            RESULT => Self::Result { part, offset },
+            RESULT => Self::Result { part, offset, bytes },
             FAILED => Self::Failed { part },
             LEAVE => Self::Leave,
             _ => return None,
@@ -101,7 +101,7 @@ mod tests {
             Letter::Copied { part },
             Letter::Taken { part },
             Letter::Alone { part },
-            Letter::Result { part, offset: 128 },
+            Letter::Result { part, offset: 128, bytes: 8 },
             Letter::Failed { part },
             Letter::Leave,
         ];

@@ -8,10 +8,11 @@ use super::meet::{LETTERS, Met, Peer};
 use super::{Asked, Command};
 use crate::error::OpError;
 use crate::runtime::{Answering, warn};
+use crate::subject::Subject;
 use fabric::{
     Completion, CompletionKind, CompletionQueue, LaneQueue, Letters, Mailbox, View, Write, lock, oneshot,
 };
-use proto_common::ids::Rank;
+use proto_common::ids::{Key, Rank};
 use rustc_hash::FxHashMap;
 use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex};
@@ -22,11 +23,15 @@ use std::time::{Duration, Instant};
 const SLEEP: Duration = Duration::from_millis(100);
 /// The longest sleep otherwise. Whatever happens wakes the thread.
 const IDLE_SLEEP: Duration = Duration::from_secs(60);
+/// How long a failure of the head's waits for the news of the job's end, which has the cause.
+const NEWS_WITHIN: Duration = Duration::from_secs(2);
 /// How long a worker that leaves waits for others that read its memory.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// An operation at its gate, as its client does it.
 pub(crate) trait Passing: Send + 'static {
+    /// Its tensor, for errors.
+    fn key(&self) -> Key;
     /// It goes to the servers with its own payload.
     fn open_alone(&mut self);
     /// It goes to the servers without a payload.
@@ -141,6 +146,8 @@ struct Run<P> {
     commands: Vec<Command>,
     completions: Vec<Completion>,
     failed: Option<OpError>,
+    /// Operations that fail, and since when.
+    failing: Vec<(Instant, u64)>,
     start: Instant,
     spin: Duration,
 }
@@ -161,6 +168,7 @@ impl<P: Passing> Run<P> {
             commands: Vec::new(),
             completions: Vec::new(),
             failed: None,
+            failing: Vec::new(),
             start: Instant::now(),
             spin,
         }
@@ -259,8 +267,10 @@ impl<P: Passing> Run<P> {
         let said = match (letter, &mut self.role) {
             (None, _) => Err("it sent a letter that cannot be read"),
             // Its memory is looked at later.
-            (Some(Letter::Offer { offset, bytes, .. }), _) if peer.memory.slice(offset, bytes).is_err() => {
-                Err("its contribution is not in its memory")
+            (Some(Letter::Offer { offset, bytes, .. } | Letter::Result { offset, bytes, .. }), _)
+                if peer.memory.slice(offset, bytes).is_err() =>
+            {
+                Err("what it names is not in its memory")
             }
             (Some(letter), Role::Head(head)) => head.letter(rank, letter, &mut self.commands),
             (Some(letter), Role::Follower(follower)) => follower.letter(letter, now_ms, &mut self.commands),
@@ -295,10 +305,8 @@ impl<P: Passing> Run<P> {
                 Command::OpenSum { op, from } => self.sum(op, &from),
                 Command::Land { op, from, offset } => self.land(op, from, offset),
                 Command::End { op } => self.end(op, None),
-                Command::Fail { op } => {
-                    let why = "the worker of this host that receives its weights has failed to receive them";
-                    self.end(op, Some(OpError::Closed(why.into())));
-                }
+                // The head may have heard sooner that the job has ended, and why.
+                Command::Fail { op } => self.failing.push((Instant::now(), op)),
             }
         }
         self.commands = commands;
@@ -349,12 +357,22 @@ impl<P: Passing> Run<P> {
         let found = peers.iter().find(|peer| peer.rank == from).zip(passing.get_mut(&op));
         let Some((peer, passing)) = found else { return };
         let bytes = peer.memory.len().saturating_sub(offset);
-        match peer.memory.slice(offset, bytes) {
-            Ok(weights) => passing.land(&weights),
-            Err(error) => self.end(
-                op,
-                Some(OpError::Closed(format!("worker {from} of this host returned no weights: {error}"))),
-            ),
+        // It was checked when the letter came.
+        if let Ok(weights) = peer.memory.slice(offset, bytes) {
+            passing.land(&weights);
+        }
+    }
+
+    /// Ends operations whose head has failed them, if nobody has told why.
+    fn end_failing(&mut self) {
+        let head = self.peers.first().map(|peer| peer.rank).unwrap_or_default();
+        let is_over = |(since, _): &mut (Instant, u64)| since.elapsed() >= NEWS_WITHIN;
+        let over: Vec<_> = self.failing.extract_if(.., is_over).collect();
+        for (_, op) in over {
+            if let Some(passing) = self.passing.remove(&op) {
+                let error = OpError::Unshared { subject: Subject::default(), key: passing.key(), head };
+                passing.end(Some(error));
+            }
         }
     }
 
@@ -365,13 +383,15 @@ impl<P: Passing> Run<P> {
             Role::Follower(follower) => follower.tick(now_ms, &mut self.commands),
         }
         self.execute();
+        self.end_failing();
     }
 
     fn is_idle(&self) -> bool {
-        match &self.role {
-            Role::Head(head) => head.is_idle(),
-            Role::Follower(follower) => follower.is_idle(),
-        }
+        self.failing.is_empty()
+            && match &self.role {
+                Role::Head(head) => head.is_idle(),
+                Role::Follower(follower) => follower.is_idle(),
+            }
     }
 
     fn may_go(&self) -> bool {

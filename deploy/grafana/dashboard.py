@@ -170,6 +170,8 @@ ROWS = [
               ("gradwire_worker_longest_stall_seconds{one}", PROCESS)),
         panel("Contributions before their turn", "Share of contributions that were spilled. High: one worker is slower than the others, or rank order costs too much.", "percentunit",
               ("gradwire:spilled:ratio5m{one}", PROCESS), (rate("gradwire_server_spills_total"), "a second " + PROCESS, "cps")),
+        panel("Contributions merged", "Contributions a second that came as a part of another worker's of the same host.", "cps",
+              (rate("gradwire_server_merged_total"), PROCESS)),
         panel("Contributions too late", "Share of contributions whose round had ended without them. High: the work of the slowest workers is lost.", "percentunit",
               ("gradwire:late:ratio5m{one}", PROCESS), (rate("gradwire_server_late_total"), "a second " + PROCESS, "cps")),
         panel("Barriers", "Barriers with waiting members, and answers to these. Failed: the deadline passed, or a member failed.", "short",

@@ -73,13 +73,12 @@ fn connect(settings: Settings, notify: Notify, flight: Flight) -> Result<Client,
     let registrations = Arc::new(RegistrationCache::new(&settings.memory, Some(devices.clone())));
     let offer = daemon::host::offer(settings.transport, missing)
         .map_err(|error| ClientError::Internal(format!("cannot read this host's identity: {error}")))?;
-    let listening = listen(&settings, incarnation);
     let links = Arc::<Links>::default();
     let port = PortWatch::new(&devices);
     let late = Arc::new(Late::new(registrations.clone(), links.clone(), port, flight.clone()));
     let dead = Arc::new(Mutex::new(None));
     let (progress, steps) = channel();
-    let host = Arc::<OnceLock<Host<Passing>>>::default();
+    let (host, listening) = (Arc::<OnceLock<Host<Passing>>>::default(), listen(&settings, incarnation));
     let on_fatal = ending((&late, &host), &dead, progress.clone());
     let members = Members::new(links.clone(), on_fatal.clone(), progress);
     let own = (incarnation, &offer, &devices, &security);
@@ -93,12 +92,11 @@ fn connect(settings: Settings, notify: Notify, flight: Flight) -> Result<Client,
             control.links_ready();
             links.ready();
             let Joined { pool, lanes, threads } = joined;
-            let (shape, rank) = (roster.welcome.shape, roster.welcome.rank);
             meet(&settings, &roster, (listening, &pool), &host);
             Ok(Client(Arc::new(Inner {
                 settings,
-                shape,
-                rank,
+                shape: roster.welcome.shape,
+                rank: roster.welcome.rank,
                 coming: roster.welcome.coming,
                 incarnation,
                 pool,

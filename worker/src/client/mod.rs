@@ -9,6 +9,7 @@ mod cut;
 mod declare;
 mod future;
 mod gate;
+mod going;
 mod handle;
 mod home;
 mod homes;

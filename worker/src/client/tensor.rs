@@ -1,7 +1,7 @@
 //! A declared tensor as the client holds it: its spec, its chunks by lane, its operation numbers.
 
 use super::Element;
-use super::gate::Waiting;
+use super::going::Waiting;
 use crate::encoder::Encoder;
 use crate::engine::{Coded, PartSpec};
 use crate::error::ClientError;

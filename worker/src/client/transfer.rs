@@ -2,7 +2,8 @@
 //! own from their second use on; plain slices are copied once into registered memory.
 
 use super::buffer::copy_in;
-use super::gate::{Going, Parts, Passing};
+use super::gate::Passing;
+use super::going::{Going, Parts};
 use super::registrations::Way;
 use super::tensor::{CodedTensor, Numbers};
 use super::{Client, Element, Ended, Handle, Source, Target, Tensor, TensorBuffer};

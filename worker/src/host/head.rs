@@ -7,8 +7,8 @@
 //!      └──▶ everybody goes alone
 //! ```
 
-use super::letter::Letter;
-use super::{Asked, Command, GATE_MS, OFFERED_MAX, Part};
+use super::command::{Asked, Command, GATE_MS, OFFERED_MAX};
+use super::letter::{Letter, Part};
 use proto_common::ids::Rank;
 use rustc_hash::FxHashMap;
 

@@ -1,9 +1,11 @@
 //! What the head of a host and a follower tell each other, as bytes. Every letter has the same length. It must not know what either
 //! does with it.
 
-use super::Part;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// A contribution, as all workers know it: its key and round.
+pub(super) type Part = (u64, u64);
 
 /// Bytes of a letter.
 pub(super) const LETTER_BYTES: usize = size_of::<Raw>();

@@ -25,10 +25,12 @@
 //! | file | owns |
 //! | --- | --- |
 //! | `letter` | what head and followers tell each other, as bytes |
+//! | `command` | what is to be done, and with which operation |
 //! | `head`, `follower` | what each decides, without I/O |
 //! | `meet` | how the workers of a host find each other and agree |
 //! | `thread` | the thread that executes decisions |
 
+mod command;
 mod follower;
 mod head;
 mod letter;
@@ -37,48 +39,3 @@ mod thread;
 
 pub(crate) use meet::{Listening, Met, Own};
 pub(crate) use thread::{Coming, Host, Passing};
-
-use letter::Letter;
-use proto_common::ids::Rank;
-
-/// An operation waits this long at its gate for the others' contributions.
-const GATE_MS: u64 = 1_000;
-/// Operations of one follower that its head knows and that have not ended. More wait at their gate.
-const OFFERED_MAX: usize = 100;
-
-/// A contribution, as all workers know it: its key and round.
-type Part = (u64, u64);
-
-/// What is to be done, in this order. An operation is named by its number at this worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Command {
-    /// Tell another worker.
-    Send { to: Rank, letter: Letter },
-    /// The operation goes as it would without this module.
-    OpenAlone { op: u64 },
-    /// The head has its contribution: the operation goes without a payload.
-    OpenMerged { op: u64 },
-    /// The sum of its contribution and of those at these places, in this order, goes instead of its own.
-    OpenSum { op: u64, from: Vec<(Rank, u64)> },
-    /// Copy what the servers returned, from this place in the head's memory.
-    Land { op: u64, from: Rank, offset: u64 },
-    /// Nothing more is to be done here for the operation.
-    End { op: u64 },
-    /// The head cannot return what the operation is for.
-    Fail { op: u64 },
-}
-
-/// What an operation is, at its gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Asked {
-    op: u64,
-    part: Part,
-    /// Bytes of the gradient, and of what returns.
-    bytes: u64,
-    /// Where the gradient is in the worker's memory, if others can read it there.
-    offset: u64,
-    /// Where the weights return to, if it returns some.
-    weights: u64,
-    /// Does it?
-    lands: bool,
-}

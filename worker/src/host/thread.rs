@@ -1,11 +1,11 @@
 //! The thread that carries out what head or follower decide: it reads and writes letters, adds contributions and copies weights. It
 //! must not decide anything.
 
+use super::command::{Asked, Command};
 use super::follower::Follower;
 use super::head::Head;
 use super::letter::{LETTER_BYTES, Letter};
 use super::meet::{LETTERS, Met, Peer};
-use super::{Asked, Command};
 use crate::error::OpError;
 use crate::runtime::{Answering, warn};
 use crate::subject::Subject;

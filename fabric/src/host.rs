@@ -1,10 +1,13 @@
 //! This host: its identity as far as shared memory reaches, and the memory that a process has there. It must not decide what
 //! either is good for.
 
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 /// Where control groups are mounted.
 const GROUPS: &str = "/sys/fs/cgroup";
@@ -57,6 +60,15 @@ fn upwards(path: &str) -> impl Iterator<Item = &str> {
     let is_outside = path.split('/').any(|part| part == "..");
     let path = if is_outside { "" } else { path.trim_end_matches('/') };
     std::iter::successors(Some(path), |path| path.rfind('/').map(|end| &path[..end]))
+}
+
+/// Connects to an abstract unix socket of this host, within a time: the queue of a listener that accepts nothing may be full.
+pub fn connect_local(name: &str, within: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&stream, Timeout::Send, Some(within.max(Duration::from_millis(1))))?;
+    connect(&stream, &address)?;
+    Ok(stream.into())
 }
 
 /// Is the process at the other end of our user?

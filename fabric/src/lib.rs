@@ -46,7 +46,7 @@ pub use device::{
 pub use devices::{Devices, DevicesConfig};
 pub use drivers::Driver;
 pub use error::{FabricError, PostError};
-pub use host::{host_identity, is_of_our_user, memory_bytes};
+pub use host::{connect_local, host_identity, is_of_our_user, memory_bytes};
 pub use journal::{JournalReader, JournalWriter, RECORD_WORDS, Record, Records, journal};
 pub use lane::{LaneQueue, Rest, Sleeper, Waker};
 pub use lock::lock;

@@ -2,11 +2,11 @@
 //! not know whom it waits for.
 
 use super::Tensor;
-use super::going::{Going, Parts};
+use super::going::{Going, Parts, Refused};
 use crate::error::OpError;
 use crate::host::{self, Coming};
-use crate::runtime::{LaneHandle, OpBuffers, OpState};
-use fabric::{Fenced, PeerWritable, Span, View};
+use crate::runtime::{LaneHandle, OpState};
+use fabric::{Fenced, PeerWritable, Span, SpanReader, View};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::ids::Key;
@@ -25,17 +25,27 @@ pub(crate) struct Passing {
     op: u64,
     source: Option<Span>,
     target: Option<Span>,
+    /// The host has done its share.
+    is_over: bool,
 }
 
 impl Passing {
     pub(super) fn new(tensor: &Tensor, lanes: &Arc<[LaneHandle]>, going: &Going) -> Self {
-        let Going { state, submit, source, target } = going;
+        let Going { state, submit, source, target, .. } = going;
         let (tensor, lanes, state) = (tensor.clone(), lanes.clone(), state.clone());
-        Self { tensor, lanes, state, op: submit.op, source: source.clone(), target: target.clone() }
+        Self {
+            tensor,
+            lanes,
+            state,
+            op: submit.op,
+            source: source.clone(),
+            target: target.clone(),
+            is_over: false,
+        }
     }
 
     /// What the host has to know of it.
-    pub(super) fn coming(&self, going: &Going) -> Coming {
+    pub(super) fn coming(&self, going: &Going, sums: bool) -> Coming {
         Coming {
             op: self.op,
             key: self.tensor.key().0,
@@ -43,6 +53,7 @@ impl Passing {
             bytes: self.tensor.bytes(),
             offset: going.source.as_ref().map_or(0, Span::offset),
             weights: self.target.as_ref().map(Span::offset),
+            sums,
         }
     }
 
@@ -52,17 +63,28 @@ impl Passing {
 
     /// Opens this operation, and hands over to the lanes what may go now.
     fn open(&self, change: impl FnOnce(&mut Going)) {
-        let mut used = 0u64;
+        let (mut used, mut refused) = (0u64, Vec::new());
         let mut numbers = self.tensor.numbers();
         numbers.waiting.open(self.op, change);
         while let Some(going) = numbers.waiting.take() {
-            used |= self.parts().submit(&going);
+            used |= self.parts().submit(&going, &mut refused);
         }
         drop(numbers);
+        // A callback of one that fails may start an operation on the tensor.
+        refused.into_iter().for_each(Refused::end);
         for lane in self.used(used) {
             // A lane that has ended has failed what it was given.
             let _ = lane.kick();
         }
+    }
+
+    /// The host has done its share.
+    fn finish(&mut self, failure: Option<OpError>) {
+        self.is_over = true;
+        // The lanes know the version; the least one counts.
+        self.state.lane_done(failure.map_or(Ok(u64::MAX), Err), Fenced::answered());
+        // Its caller may sleep in a lane, where nothing happens by this.
+        self.used(self.parts().used()).for_each(LaneHandle::nudge);
     }
 
     /// Lanes by their bits.
@@ -77,8 +99,10 @@ impl host::Passing for Passing {
     }
 
     fn open_alone(&mut self) {
-        // If it goes as a sum already, the lanes send that.
-        self.open(|going| going.state.with_buffers(|buffers| buffers.encoded = None));
+        self.open(|going| {
+            // If it goes as a sum already, the lanes send that.
+            going.state.with_buffers(|buffers| (buffers.encoded, buffers.gate) = (None, None));
+        });
     }
 
     fn open_merged(&mut self) {
@@ -90,28 +114,44 @@ impl host::Passing for Passing {
     }
 
     fn open_sum(&mut self, others: &[View]) {
-        let dtype = self.tensor.spec().dtype;
-        let span = self.state.with_buffers(|buffers| {
-            sum(buffers, self.source.as_ref(), others, dtype);
-            buffers.encoded.as_ref().and_then(|sum| sum.span())
-        });
+        // The operation keeps the memory of its gradient until the host has done its share, and no lane has it yet. The lock that its
+        // caller needs is not held meanwhile.
+        let Some(mut sum) = self.state.with_buffers(|buffers| buffers.encoded.take()) else { return };
+        add_up(&mut sum, self.source.as_ref(), others, self.tensor.spec().dtype);
+        let span = sum.span();
+        self.state.with_buffers(|buffers| buffers.encoded = Some(sum));
         self.open(|going| going.source = span);
     }
 
     fn land(&mut self, weights: &View) {
         let Some(target) = &self.target else { return };
-        self.state.with_buffers(|buffers| {
-            let OpBuffers { target: own, shared, .. } = buffers;
-            let Some(memory) = own.as_ref().or(shared[1].as_deref()) else { return };
+        // As for a sum: the memory comes back before the host has done its share.
+        let (own, shared) =
+            self.state.with_buffers(|buffers| (buffers.target.take(), buffers.shared[1].clone()));
+        if let Some(memory) = own.as_ref().or(shared.as_deref()) {
             copy(weights, memory, target);
-        });
+        }
+        if own.is_some() {
+            self.state.with_buffers(|buffers| buffers.target = own);
+        }
     }
 
-    fn end(self, failure: Option<OpError>) {
-        // The lanes know the version; the least one counts.
-        self.state.lane_done(failure.map_or(Ok(u64::MAX), Err), Fenced::answered());
-        // Its caller may sleep in a lane, where nothing happens by this.
-        self.used(self.parts().used()).for_each(LaneHandle::nudge);
+    fn refuse(&mut self, error: &OpError) {
+        self.open(|going| going.refused = Some(error.clone()));
+    }
+
+    fn end(mut self, failure: Option<OpError>) {
+        self.finish(failure);
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let error = OpError::Closed("it was closed by this process".into());
+            host::Passing::refuse(self, &error);
+            self.finish(Some(error));
+        }
     }
 }
 
@@ -123,19 +163,16 @@ fn copy(weights: &View, memory: &PeerWritable, target: &Span) {
     debug_assert!(copied.is_ok(), "{copied:?}");
 }
 
-/// Adds the operation's gradient and those of the others, in this order, in the buffer that is sent.
-fn sum(buffers: &mut OpBuffers, own: Option<&Span>, others: &[View], dtype: Dtype) {
-    let OpBuffers { encoded, user, source, shared, .. } = buffers;
-    let Some(sum) = encoded else { return };
-    match (user, source, &shared[0], own) {
-        (_, Some(source), ..) => sum.copy_from_slice(source),
-        (Some(user), ..) => sum.copy_from_slice(user.as_bytes()),
-        (None, None, Some(shared), Some(own)) => {
-            let read = shared.read(own.offset() - shared.all().offset(), sum);
-            debug_assert!(read.is_ok(), "{read:?}");
-        }
-        _ => {}
-    }
+/// Adds the operation's gradient and those of the others, in this order.
+fn add_up(sum: &mut [u8], own: Option<&Span>, others: &[View], dtype: Dtype) {
+    let mut at = 0;
+    let copied = own.map(|own| {
+        SpanReader::new(ELEMENTS * size_of::<f64>()).read(own, |piece| {
+            sum[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
+        })
+    });
+    debug_assert!(copied.is_some_and(|copied| copied.is_ok()), "it has a gradient of its own");
     for other in others {
         match dtype {
             Dtype::F64 => add::<f64>(sum, other),

@@ -15,6 +15,19 @@ pub(super) struct Going {
     pub(super) submit: Submit,
     pub(super) source: Option<Span>,
     pub(super) target: Option<Span>,
+    /// It never goes to the servers, for this reason.
+    pub(super) refused: Option<OpError>,
+}
+
+/// A lane's share of an operation that the lane does not get.
+#[derive(Debug)]
+pub(super) struct Refused(Arc<OpState>, OpError);
+
+impl Refused {
+    /// Ends the share. The operation may end, and call back.
+    pub(super) fn end(self) {
+        self.0.lane_done(Err(self.1), Fenced::answered());
+    }
 }
 
 /// A tensor's chunks, and the lanes that have them.
@@ -37,19 +50,26 @@ impl<'a> Parts<'a> {
         self.by_lane().fold(0, |used, (index, _)| used | 1 << index)
     }
 
-    /// Hands an operation over to its lanes, which are to be kicked then. Returns them, a bit each.
-    pub(super) fn submit(self, going: &Going) -> u64 {
-        let Going { state, submit, source, target } = going;
+    /// Hands an operation over to its lanes, which are to be kicked then. Returns them, a bit each. `refused` gets the shares of lanes that
+    /// have ended.
+    pub(super) fn submit(self, going: &Going, refused: &mut Vec<Refused>) -> u64 {
+        let Going { state, submit, source, target, refused: why } = going;
         for (_, (lane, parts)) in self.by_lane() {
             let parts = match source {
                 Some(source) if self.dynamic => shortened(parts, source.len()),
                 _ => parts.clone(),
             };
-            let (source, target) = (source.clone(), target.clone());
-            if !lane.submit(Submission { state: state.clone(), submit: *submit, parts, source, target }) {
-                let error = lane.ended().unwrap_or_else(|| OpError::Closed("its lane has ended".into()));
-                state.lane_done(Err(error), Fenced::answered());
-            }
+            let error = match why {
+                Some(error) => error.clone(),
+                None => {
+                    let (state, source, target) = (state.clone(), source.clone(), target.clone());
+                    if lane.submit(Submission { state, submit: *submit, parts, source, target }) {
+                        continue;
+                    }
+                    lane.ended().unwrap_or_else(|| OpError::Closed("its lane has ended".into()))
+                }
+            };
+            refused.push(Refused(state.clone(), error));
         }
         self.used()
     }

@@ -288,9 +288,7 @@ impl Inner {
     fn leave(&self, last: ToScheduler) {
         let Some(mut control) = lock(&self.control).take() else { return };
         self.members.close();
-        if let Some(host) = self.host.get() {
-            host.leave();
-        }
+        let is_clean = self.host.get().is_none_or(Host::leave);
         for lane in self.lanes.iter() {
             lane.send(LaneMessage::Stop);
         }
@@ -299,6 +297,9 @@ impl Inner {
                 tracing::error!("a data thread panicked");
             }
         }
+        // Servers would count contributions that are in sums which never came.
+        let reason = "it left while workers of its host waited for what it sends for them";
+        let last = if is_clean { last } else { ToScheduler::Failing { reason: reason.into() } };
         control.finish(last, Duration::from_millis(self.settings.deadlines.drain_ms));
     }
 }

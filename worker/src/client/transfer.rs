@@ -353,9 +353,10 @@ impl Client {
             (Some(coded), _) => self.hold(coded, source),
             (None, None) => self.gather(tensor, source, false),
             (None, Some(gate)) => {
-                let (span, mut buffers) = self.gather(tensor, source, !gate.is_head())?;
-                if gate.is_head() {
-                    buffers.encoded = Some(tensor.sums().take(|| self.prepared(tensor.bytes()))?);
+                let (span, mut buffers) = self.gather(tensor, source, !gate.is_head() && gate.is_on())?;
+                if gate.is_head() && gate.is_on() {
+                    // Without memory for a sum everybody of this host sends its own.
+                    buffers.encoded = tensor.sums().take(|| self.prepared(tensor.bytes())).ok();
                 }
                 Ok((span, buffers))
             }
@@ -381,7 +382,8 @@ impl Client {
         buffers.busy = Some(tensor.viewing().busy());
         let by_chunk = buffers.versions.is_some();
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
-        buffers.shares = gate.map(|gate| (gate.answering(), op));
+        let sums = buffers.encoded.is_some();
+        buffers.gate = gate.map(|gate| (gate.answering(), op));
         let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
         let state = self.0.states.take(lanes + u32::from(gate.is_some()), buffers);
         let reading = tensor.viewing().reading(operation);
@@ -405,21 +407,24 @@ impl Client {
             by_chunk,
         };
         let parts = Parts { lanes: &self.0.lanes, of_lanes: tensor_lanes, dynamic: tensor.spec().dynamic };
-        let going = Going { state: state.clone(), submit, source, target };
-        let (used, mut kicked) = (parts.used(), 0);
+        let going = Going { state: state.clone(), submit, source, target, refused: None };
+        let (used, mut kicked, mut passes) = (parts.used(), 0, None);
         match gate {
             Some(gate) => {
                 let passing = Passing::new(tensor, &self.0.lanes, &going);
-                let coming = passing.coming(&going);
+                passes = Some((gate, passing.coming(&going, sums), passing));
                 numbers.waiting.push(going, true);
-                gate.submit(coming, passing);
             }
             None if !numbers.waiting.is_empty() => numbers.waiting.push(going, false),
-            None => kicked = parts.submit(&going),
+            // If a lane has ended, the kick returns the error.
+            None => kicked = parts.submit(&going, &mut Vec::new()),
         }
         // All lanes have the operation, or it has a place at the gate. So its place among the tensor's operations is fixed, and
         // starting it needs no lock.
         drop(numbers);
+        if let Some((gate, coming, passing)) = passes {
+            gate.submit(coming, passing);
+        }
         // Rows of tables (homes) have no rounds.
         if kind.contributes() && home_of(tensor.key()).is_none() {
             self.look_at_round(round);

@@ -40,4 +40,6 @@ pub(super) struct Asked {
     pub(super) weights: u64,
     /// Does it?
     pub(super) lands: bool,
+    /// Is there memory for a sum?
+    pub(super) sums: bool,
 }

@@ -1,12 +1,15 @@
 //! What a follower decides. It must not do I/O.
 //!
 //! ```text
-//!            few are offered           Taken, and it lands              Result
-//!  waiting ─────────────────▶ offered ─────────────────────▶ taken ─────────────▶ ended: copied
-//!                                │ Alone                       │ Failed
-//!                                ▼                             ▼
-//!                          ended: alone                  ended: failed
+//!            few are known               Taken            Result, if it lands; its lanes are done
+//!  waiting ───────────────▶ offered ────────────────▶ merged ────────────────────────────────────▶ ended
+//!     │ a second has passed    │ Alone                  │ Failed
+//!     └──────────┬─────────────┘                        ▼
+//!                ▼                                ended: failed
+//!          ended: alone
 //! ```
+//!
+//! If a worker left while a merged block of its own was on its way, its gradient would be in the sum, and the server would not count it.
 
 use super::command::{Asked, Command, GATE_MS, OFFERED_MAX};
 use super::letter::{Letter, Part};
@@ -18,8 +21,8 @@ use std::collections::VecDeque;
 enum Stage {
     /// The head has not answered. `asks`: it was asked to hurry.
     Offered { since_ms: u64, asks: bool },
-    /// The head will say where the weights are.
-    Taken,
+    /// The head has it in the sum. It ends when its lanes are done, and has its weights by then.
+    Merged { is_answered: bool, has_landed: bool },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,13 +38,15 @@ pub(super) struct Follower {
     /// From now on everything goes alone.
     is_off: bool,
     entries: FxHashMap<Part, Entry>,
-    /// In the order of their submission.
-    waiting: VecDeque<Asked>,
+    /// In the order of their submission, and since when.
+    waiting: VecDeque<(Asked, u64)>,
+    /// Since when the head is gone.
+    gone_ms: Option<u64>,
 }
 
 impl Follower {
     pub(super) fn new(head: Rank) -> Self {
-        Self { head, is_off: false, entries: FxHashMap::default(), waiting: VecDeque::new() }
+        Self { head, is_off: false, entries: FxHashMap::default(), waiting: VecDeque::new(), gone_ms: None }
     }
 
     fn tell(&self, letter: Letter, out: &mut Vec<Command>) {
@@ -53,14 +58,14 @@ impl Follower {
         if self.is_off {
             return alone(asked.op, out);
         }
-        self.waiting.push_back(asked);
+        self.waiting.push_back((asked, now_ms));
         self.offer(now_ms, out);
     }
 
     /// Offers what waits, as far as there is room.
     fn offer(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         while self.entries.len() < OFFERED_MAX {
-            let Some(asked) = self.waiting.pop_front() else { return };
+            let Some((asked, _)) = self.waiting.pop_front() else { return };
             let Asked { part, bytes, offset, lands, .. } = asked;
             let stage = Stage::Offered { since_ms: now_ms, asks: false };
             self.entries.insert(part, Entry { asked, stage });
@@ -78,12 +83,8 @@ impl Follower {
         match letter {
             Letter::Taken { part } => {
                 let entry = self.offered(part)?;
+                entry.stage = Stage::Merged { is_answered: false, has_landed: !entry.asked.lands };
                 out.push(Command::OpenMerged { op: entry.asked.op });
-                if entry.asked.lands {
-                    entry.stage = Stage::Taken;
-                } else {
-                    self.end(part, out, |op| Command::End { op });
-                }
             }
             Letter::Alone { part } => {
                 let op = self.offered(part)?.asked.op;
@@ -91,19 +92,24 @@ impl Follower {
                 self.end(part, out, |op| Command::End { op });
             }
             Letter::Result { part, offset, bytes } => {
-                let Asked { op, bytes: wanted, .. } = self.taken(part)?;
-                if bytes != wanted {
+                let from = self.head;
+                let (asked, has_landed, is_answered) = self.lands(part)?;
+                if bytes != asked.bytes {
                     return Err("it returned weights of another length");
                 }
-                out.push(Command::Land { op, from: self.head, offset });
+                *has_landed = true;
+                let is_over = is_answered;
+                out.push(Command::Land { op: asked.op, from, offset });
                 self.tell(Letter::Copied { part }, out);
-                self.end(part, out, |op| Command::End { op });
+                if is_over {
+                    self.end(part, out, |op| Command::End { op });
+                }
             }
             Letter::Failed { part } => {
-                self.taken(part)?;
+                self.lands(part)?;
                 self.end(part, out, |op| Command::Fail { op });
             }
-            Letter::Leave => self.leave_alone(out),
+            Letter::Leave => self.head_left(out),
             Letter::Offer { .. } | Letter::Withdraw { .. } | Letter::Copied { .. } => {
                 return Err("it sent a letter that only followers send");
             }
@@ -117,47 +123,70 @@ impl Follower {
         entry.ok_or("it answered an offer that was not made")
     }
 
-    fn taken(&self, part: Part) -> Result<Asked, &'static str> {
-        let entry = self.entries.get(&part).filter(|entry| entry.stage == Stage::Taken);
-        entry.map(|entry| entry.asked).ok_or("it returned weights that nobody waits for")
+    /// A merged operation that waits for its weights: whether it has them, and whether its lanes are done.
+    fn lands(&mut self, part: Part) -> Result<(Asked, &mut bool, bool), &'static str> {
+        match self.entries.get_mut(&part) {
+            Some(Entry { asked, stage: Stage::Merged { is_answered, has_landed } }) if !*has_landed => {
+                Ok((*asked, has_landed, *is_answered))
+            }
+            _ => Err("it returned weights that nobody waits for"),
+        }
+    }
+
+    /// The lanes are done with an operation.
+    pub(super) fn answered(&mut self, op: u64, now_ms: u64, out: &mut Vec<Command>) {
+        let Some((part, entry)) = self.entries.iter_mut().find(|(_, entry)| entry.asked.op == op) else {
+            return;
+        };
+        let Stage::Merged { is_answered, has_landed } = &mut entry.stage else { return };
+        *is_answered = true;
+        if *has_landed {
+            let part = *part;
+            self.end(part, out, |op| Command::End { op });
+            self.offer(now_ms, out);
+        }
     }
 
     fn end(&mut self, part: Part, out: &mut Vec<Command>, how: impl FnOnce(u64) -> Command) {
         out.extend(self.entries.remove(&part).map(|entry| how(entry.asked.op)));
     }
 
-    /// The head has left in good order. What it did not take is in no sum.
-    fn leave_alone(&mut self, out: &mut Vec<Command>) {
+    /// The head has left in good order. What it did not take is in no sum, and it has returned what it took.
+    fn head_left(&mut self, out: &mut Vec<Command>) {
         self.is_off = true;
-        let mut left: Vec<Entry> = self.entries.drain().map(|(_, entry)| entry).collect();
-        left.sort_unstable_by_key(|entry| entry.asked.op);
-        for Entry { asked, stage } in left {
-            match stage {
-                Stage::Offered { .. } => alone(asked.op, out),
-                Stage::Taken => out.push(Command::Fail { op: asked.op }),
-            }
-        }
-        self.waiting.drain(..).for_each(|asked| alone(asked.op, out));
+        let offered = |entry: &Entry| matches!(entry.stage, Stage::Offered { .. });
+        let mut left: Vec<u64> =
+            self.entries.values().filter(|entry| offered(entry)).map(|entry| entry.asked.op).collect();
+        self.entries.retain(|_, entry| !offered(entry));
+        // Operations of one tensor go in their order.
+        left.sort_unstable();
+        left.into_iter().for_each(|op| alone(op, out));
+        self.all_alone(out);
     }
 
-    /// The channel to the head has ended without a word. Its process has failed, and the job with it: what the head may have taken
-    /// stays here until the job's end is known.
-    pub(super) fn gone(&mut self, out: &mut Vec<Command>) {
+    /// What the head does not know goes alone.
+    fn all_alone(&mut self, out: &mut Vec<Command>) {
         self.is_off = true;
-        self.waiting.drain(..).for_each(|asked| alone(asked.op, out));
+        self.waiting.drain(..).for_each(|(asked, _)| alone(asked.op, out));
     }
 
-    /// This worker is about to leave. What the head may be reading it asks back.
+    /// The channel to the head has ended without a word. What the head may have taken is not sent again: it would count twice.
+    pub(super) fn gone(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        self.gone_ms.get_or_insert(now_ms);
+        self.all_alone(out);
+    }
+
+    /// This worker is about to leave. It asks the head for all that the head may be reading.
     pub(super) fn leave(&mut self, out: &mut Vec<Command>) {
         if !self.is_off {
             self.ask_back(u64::MAX, out);
         }
-        self.gone(out);
+        self.all_alone(out);
     }
 
-    /// May it go? Not while the head may read its memory.
+    /// May it go? Not while the head may read its memory, or has its gradient in a sum that is not answered.
     pub(super) fn may_go(&self) -> bool {
-        self.entries.values().all(|entry| entry.stage == Stage::Taken)
+        self.entries.is_empty()
     }
 
     /// It goes.
@@ -167,7 +196,16 @@ impl Follower {
 
     /// Time passes.
     pub(super) fn tick(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        if let Some(until_ms) = now_ms.checked_sub(GATE_MS).filter(|_| !self.is_off) {
+        let Some(until_ms) = now_ms.checked_sub(GATE_MS) else { return };
+        if self.gone_ms.is_some_and(|gone_ms| gone_ms <= until_ms) {
+            // Usually the end of the job has been reported by now. If not, only the head's thread has failed.
+            let mut lost: Vec<u64> = self.entries.drain().map(|(_, entry)| entry.asked.op).collect();
+            lost.sort_unstable();
+            out.extend(lost.into_iter().map(|op| Command::Fail { op }));
+        }
+        let late = self.waiting.iter().take_while(|(_, since_ms)| *since_ms <= until_ms).count();
+        self.waiting.drain(..late).for_each(|(asked, _)| alone(asked.op, out));
+        if !self.is_off {
             self.ask_back(until_ms, out);
         }
     }
@@ -188,7 +226,7 @@ impl Follower {
 
     /// Is there nothing to wait for?
     pub(super) fn is_idle(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.is_empty() && self.waiting.is_empty()
     }
 }
 
@@ -203,7 +241,7 @@ mod tests {
     const HEAD: Rank = Rank(0);
 
     fn asked(op: u64, lands: bool) -> Asked {
-        Asked { op, part: (7, op), bytes: 8, offset: 64 * op, weights: 0, lands }
+        Asked { op, part: (7, op), bytes: 8, offset: 64 * op, weights: 0, lands, sums: true }
     }
 
     fn send(letter: Letter) -> Command {
@@ -227,17 +265,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_goes_merged_and_lands_from_the_head() {
+    fn what_is_taken_goes_merged_and_ends_when_its_lanes_are_done_and_it_has_its_weights() {
         let part = (7, 1);
-        let (follower, out) = after(false, &[Letter::Taken { part }]);
-        assert_eq!(out, [Command::OpenMerged { op: 1 }, Command::End { op: 1 }]);
-        assert!(follower.is_idle());
-        let (follower, out) =
-            after(true, &[Letter::Taken { part }, Letter::Result { part, offset: 9, bytes: 8 }]);
-        let land = Command::Land { op: 1, from: HEAD, offset: 9 };
-        let copied = send(Letter::Copied { part });
-        assert_eq!(out, [Command::OpenMerged { op: 1 }, land, copied, Command::End { op: 1 }]);
-        assert!(follower.is_idle());
+        let (mut follower, mut out) = after(false, &[Letter::Taken { part }]);
+        assert_eq!((&out[..], follower.may_go()), (&[Command::OpenMerged { op: 1 }][..], false));
+        follower.answered(1, 0, &mut out);
+        assert_eq!((&out[1..], follower.is_idle()), (&[Command::End { op: 1 }][..], true));
+        let result = Letter::Result { part, offset: 9, bytes: 8 };
+        let landed = [Command::Land { op: 1, from: HEAD, offset: 9 }, send(Letter::Copied { part })];
+        let end = [Command::End { op: 1 }];
+        let (mut follower, mut out) = after(true, &[Letter::Taken { part }, result]);
+        assert_eq!(out[1..], landed, "its lanes are not done");
+        follower.answered(1, 0, &mut out);
+        assert_eq!(out[3..], end);
+        let (mut follower, mut out) = after(true, &[Letter::Taken { part }]);
+        follower.answered(1, 0, &mut out);
+        assert_eq!((out.len(), follower.letter(result, 0, &mut out)), (1, Ok(())));
+        assert_eq!((&out[1..3], &out[3..]), (&landed[..], &end[..]));
         let (_, out) = after(true, &[Letter::Taken { part }, Letter::Failed { part }]);
         assert_eq!(out[1..], [Command::Fail { op: 1 }]);
         let (_, out) = after(true, &[Letter::Alone { part }]);
@@ -251,29 +295,35 @@ mod tests {
         let mut out = Vec::new();
         follower.submitted(asked(2, true), 0, &mut out);
         assert_eq!(out, [Command::OpenAlone { op: 2 }, Command::End { op: 2 }], "it goes alone from now on");
-        let (_, out) = after(true, &[Letter::Taken { part: (7, 1) }, Letter::Leave]);
-        assert_eq!(out[1..], [Command::Fail { op: 1 }]);
     }
 
     #[test]
     fn what_a_head_that_is_gone_may_have_taken_is_not_sent_again() {
-        let (mut follower, mut out) = after(true, &[]);
-        follower.gone(&mut out);
-        assert_eq!((&out[..], follower.is_idle()), (&[][..], false));
+        for letters in [&[][..], &[Letter::Taken { part: (7, 1) }]] {
+            let (mut follower, mut out) = after(true, letters);
+            out.clear();
+            follower.gone(5, &mut out);
+            follower.tick(4 + GATE_MS, &mut out);
+            assert_eq!((&out[..], follower.is_idle()), (&[][..], false), "the job's end may be reported yet");
+            follower.tick(5 + GATE_MS, &mut out);
+            assert_eq!((&out[..], follower.is_idle()), (&[Command::Fail { op: 1 }][..], true));
+        }
     }
 
     #[test]
-    fn so_many_are_offered_and_the_next_ones_wait_in_order() {
+    fn so_many_are_known_to_the_head_and_the_next_ones_wait_in_order_but_not_for_long() {
         let (mut follower, mut out) = (Follower::new(HEAD), Vec::new());
         let all = OFFERED_MAX as u64 + 2;
-        (1..=all).for_each(|op| follower.submitted(asked(op, false), 0, &mut out));
+        (1..=all).for_each(|op| follower.submitted(asked(op, false), 5, &mut out));
         assert_eq!(out.len(), OFFERED_MAX);
-        out.clear();
         assert_eq!(follower.letter(Letter::Taken { part: (7, 1) }, 0, &mut out), Ok(()));
-        assert_eq!(out.last(), Some(&offer(all - 1, false)));
+        out.clear();
+        follower.answered(1, 5, &mut out);
+        assert_eq!(out, [Command::End { op: 1 }, offer(all - 1, false)]);
+        out.clear();
+        follower.tick(5 + GATE_MS, &mut out);
+        assert_eq!(out[..2], [Command::OpenAlone { op: all }, Command::End { op: all }]);
         follower.leave(&mut out);
-        assert_eq!(out.last(), Some(&Command::End { op: all }), "it was not offered");
-        assert!(out.contains(&send(Letter::Withdraw { part: (7, 2) })) && !follower.may_go());
         (2..all)
             .for_each(|op| assert_eq!(follower.letter(Letter::Alone { part: (7, op) }, 0, &mut out), Ok(())));
         assert!(follower.may_go());
@@ -304,6 +354,8 @@ mod tests {
             Letter::Withdraw { part },
             Letter::Offer { part, offset: 0, bytes: 8, lands: false },
         ];
+        let (mut follower, mut out) = after(true, &[Letter::Taken { part: (7, 1) }]);
+        assert!(follower.letter(Letter::Result { part: (7, 1), offset: 0, bytes: 9 }, 0, &mut out).is_err());
         for letter in wrong {
             let (mut follower, mut out) = after(true, &[]);
             assert!(follower.letter(letter, 0, &mut out).is_err(), "{letter:?}");

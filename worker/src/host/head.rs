@@ -82,7 +82,7 @@ impl Head {
         let Some((asked, _)) = round.own else { return };
         let is_full = round.offers.len() == self.followers.len();
         let fits = |offer: &Offer| offer.bytes == asked.bytes && (asked.lands || !offer.lands);
-        if round.is_alone || (is_full && !round.offers.iter().all(fits)) {
+        if round.is_alone || !asked.sums || (is_full && !round.offers.iter().all(fits)) {
             self.dissolve(part, out);
         } else if is_full {
             self.send(part, asked, out);
@@ -91,7 +91,7 @@ impl Head {
 
     fn send(&mut self, part: Part, asked: Asked, out: &mut Vec<Command>) {
         let Some(Round { offers, .. }) = self.rounds.remove(&part) else { return };
-        self.gone.insert(part.0, part.1);
+        self.has_gone(part);
         let from = offers.iter().map(|offer| (offer.from, offer.offset)).collect();
         out.push(Command::OpenSum { op: asked.op, from });
         for offer in &offers {
@@ -114,8 +114,13 @@ impl Head {
         }
     }
 
+    fn has_gone(&mut self, (key, round): Part) {
+        let gone = self.gone.entry(key).or_default();
+        *gone = round.max(*gone);
+    }
+
     fn go_alone(&mut self, asked: Asked, out: &mut Vec<Command>) {
-        self.gone.insert(asked.part.0, asked.part.1);
+        self.has_gone(asked.part);
         out.extend([Command::OpenAlone { op: asked.op }, Command::End { op: asked.op }]);
     }
 
@@ -226,9 +231,10 @@ impl Head {
         self.turn_off(out);
     }
 
-    /// May it go? Not while somebody copies out of its memory.
+    /// May it go? Not while the servers have not answered a sum, because followers count with it, or while somebody copies out of its
+    /// memory.
     pub(super) fn may_go(&self) -> bool {
-        self.read.is_empty()
+        self.sent.is_empty() && self.read.is_empty()
     }
 
     /// It goes.
@@ -264,7 +270,7 @@ mod tests {
     }
 
     fn asked(lands: bool) -> Asked {
-        Asked { op: 5, part: PART, bytes: 8, offset: 0, weights: 128, lands }
+        Asked { op: 5, part: PART, bytes: 8, offset: 0, weights: 128, lands, sums: true }
     }
 
     fn offer(lands: bool) -> Letter {
@@ -294,7 +300,7 @@ mod tests {
         head.submitted(asked(true), 0, &mut out);
         let sum = Command::OpenSum { op: 5, from: vec![(Rank(1), 64), (Rank(2), 64)] };
         let taken = Letter::Taken { part: PART };
-        assert_eq!(out, [sum, send(1, taken), send(2, taken)]);
+        assert_eq!((&out[..], head.may_go()), (&[sum, send(1, taken), send(2, taken)][..], false));
         out.clear();
         head.answered(5, true, &mut out);
         let result = Letter::Result { part: PART, offset: 128, bytes: 8 };
@@ -323,9 +329,11 @@ mod tests {
         head.submitted(asked(false), 0, &mut out);
         let no = Letter::Alone { part: PART };
         assert_eq!(out, [&[send(1, no), send(2, no)][..], &alone()].concat());
-        let (mut head, mut out) = offered([true, true]);
-        head.submitted(Asked { bytes: 16, ..asked(true) }, 0, &mut out);
-        assert_eq!(out[2..], alone());
+        for other in [Asked { bytes: 16, ..asked(true) }, Asked { sums: false, ..asked(true) }] {
+            let (mut head, mut out) = offered([true, true]);
+            head.submitted(other, 0, &mut out);
+            assert_eq!(out[2..], alone());
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::letter::LETTER_BYTES;
 use crate::runtime::warn;
 use fabric::{
     Access, ChannelId, CompletionQueue, CqHandle, Device, LaneQueue, PeerWritable, Region, RemoteKey,
-    RemoteSpan, ShmDevice, View, is_of_our_user,
+    RemoteSpan, ShmDevice, View, connect_local, is_of_our_user,
 };
 use proto_common::ids::{Incarnation, JobId, Rank};
 use std::io::{self, Read, Write};
@@ -40,8 +40,8 @@ const AGREED: &[u8] = b"agreed";
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Under this name a worker is found.
-fn name_of(job: JobId, incarnation: Incarnation) -> io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("gradwire-host-{:x}-{:016x}", job.0, incarnation.0))
+fn name_of(job: JobId, incarnation: Incarnation) -> String {
+    format!("gradwire-host-{:x}-{:016x}", job.0, incarnation.0)
 }
 
 /// A worker that can be found.
@@ -51,7 +51,7 @@ pub(crate) struct Listening(UnixListener);
 impl Listening {
     /// From now on.
     pub(crate) fn start(job: JobId, incarnation: Incarnation) -> io::Result<Self> {
-        UnixListener::bind_addr(&name_of(job, incarnation)?).map(Self)
+        UnixListener::bind_addr(&SocketAddr::from_abstract_name(name_of(job, incarnation))?).map(Self)
     }
 }
 
@@ -117,8 +117,9 @@ impl Met {
 }
 
 /// Connects to a worker if it is one of this host and user.
-fn find(job: JobId, incarnation: Incarnation) -> Option<UnixStream> {
-    let stream = UnixStream::connect_addr(&name_of(job, incarnation).ok()?).ok()?;
+fn find(job: JobId, incarnation: Incarnation, deadline: Instant) -> Option<UnixStream> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let stream = connect_local(&name_of(job, incarnation), left).ok()?;
     is_of_our_user(stream.as_fd()).then_some(stream)
 }
 
@@ -129,12 +130,12 @@ fn meet(
 ) -> Result<Option<Met>, Failure> {
     let deadline = Instant::now() + WITHIN;
     let mut before = workers.iter().filter(|(rank, _)| *rank < own.rank);
-    let head = before.find_map(|(rank, incarnation)| Some((*rank, find(own.job, *incarnation)?)));
+    let head = before.find_map(|(rank, incarnation)| Some((*rank, find(own.job, *incarnation, deadline)?)));
     if let Some((rank, stream)) = head {
         return follow(own, rank, Link { stream, deadline });
     }
     let behind = workers.iter().filter(|(rank, _)| *rank > own.rank);
-    let found = behind.filter(|(_, incarnation)| find(own.job, *incarnation).is_some());
+    let found = behind.filter(|(_, incarnation)| find(own.job, *incarnation, deadline).is_some());
     let followers: Vec<Rank> = found.map(|(rank, _)| *rank).collect();
     let are_first = own.rank == Rank(0) && followers.iter().zip(1..).all(|(rank, nth)| rank.0 == nth);
     // The others find this worker, too, and hear of it when the connection closes.
@@ -319,7 +320,8 @@ impl Side {
         };
         let memory = queue.map(self.channel, key(0))?;
         let outbox = PeerWritable::allocate(LETTERS as usize * LETTER_BYTES, "gradwire-host-letters")?;
-        let remote = RemoteSpan { key: key(8), offset: self.inbox.all().offset() };
+        // The inbox is all of its region, on both sides.
+        let remote = RemoteSpan { key: key(8), offset: 0 };
         Ok(Peer { rank, channel: self.channel, memory, inbox: self.inbox, outbox, remote, sent: 0 })
     }
 }

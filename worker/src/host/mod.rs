@@ -16,8 +16,9 @@
 //!
 //! An operation waits at its worker's *gate* until it is known how it goes: as a sum, merged, or alone, as without all this. It goes
 //! alone if the workers do not contribute to the round within a second, if they ask for different things, or if one of them has left.
-//! So nobody here waits for long, and who is late is found where it always is: at the servers. A follower goes as merged only once the
-//! head has sent the sum, or will without waiting for anybody. Otherwise a head that leaves would take contributions with it.
+//! So nobody here waits for long, and a worker that is later than that is found where it always is: at the servers. A follower goes as
+//! merged only once the head has the sum, and a head does not leave before the servers have answered its sums. Otherwise it would take
+//! contributions of others with it.
 //!
 //! If the servers add in rank order (`cluster.deterministic`), only workers with the first ranks do this. The sum then has the same
 //! bits as without: the server adds what comes after it.

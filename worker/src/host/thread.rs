@@ -7,13 +7,15 @@ use super::head::Head;
 use super::letter::{LETTER_BYTES, Letter};
 use super::meet::{LETTERS, Met, Peer};
 use crate::error::OpError;
-use crate::runtime::{Answering, warn};
+use crate::runtime::Answering;
 use crate::subject::Subject;
 use fabric::{
     Completion, CompletionKind, CompletionQueue, LaneQueue, Letters, Mailbox, View, Write, lock, oneshot,
 };
 use proto_common::ids::{Key, Rank};
 use rustc_hash::FxHashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -25,10 +27,12 @@ const SLEEP: Duration = Duration::from_millis(100);
 const IDLE_SLEEP: Duration = Duration::from_secs(60);
 /// How long a failure of the head's waits for the news of the job's end, which has the cause.
 const NEWS_WITHIN: Duration = Duration::from_secs(2);
-/// How long a worker that leaves waits for others that read its memory.
-const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+/// How long a worker that leaves waits for others that read its memory, and for servers that have not answered a sum.
+const LEAVE_WITHIN: Duration = Duration::from_secs(5);
+/// The interval between looks for what has waited for too long.
+const TICK: Duration = Duration::from_millis(50);
 
-/// An operation at its gate, as its client does it.
+/// An operation at its gate, as its client does it. If it is dropped before its end, it fails.
 pub(crate) trait Passing: Send + 'static {
     /// Its tensor, for errors.
     fn key(&self) -> Key;
@@ -40,6 +44,8 @@ pub(crate) trait Passing: Send + 'static {
     fn open_sum(&mut self, others: &[View]);
     /// What the servers returned to another worker is here.
     fn land(&mut self, weights: &View);
+    /// If it has not gone to the servers, it never will: it fails.
+    fn refuse(&mut self, error: &OpError);
     /// The host has done its share, or failed to.
     fn end(self, failure: Option<OpError>);
 }
@@ -53,7 +59,8 @@ enum Message<P> {
     },
     /// The job cannot continue.
     Fail(OpError),
-    Leave(oneshot::Sender<()>),
+    /// The answer: nothing waits for this worker any more.
+    Leave(oneshot::Sender<bool>),
 }
 
 /// An operation that comes to its gate.
@@ -68,6 +75,8 @@ pub(crate) struct Coming {
     pub(crate) offset: u64,
     /// Where weights return to in this worker's memory.
     pub(crate) weights: Option<u64>,
+    /// Is there memory for a sum?
+    pub(crate) sums: bool,
 }
 
 /// The gate of a worker's operations.
@@ -76,6 +85,8 @@ pub(crate) struct Host<P: Passing> {
     thread: Mutex<Option<JoinHandle<()>>>,
     answering: Answering,
     is_head: bool,
+    /// From now on every operation goes alone.
+    is_off: Arc<AtomicBool>,
 }
 
 impl<P: Passing> std::fmt::Debug for Host<P> {
@@ -89,13 +100,14 @@ impl<P: Passing> Host<P> {
     pub(crate) fn start(met: Met, spin: Duration) -> std::io::Result<Self> {
         let is_head = met.is_head;
         let (mailbox, messages) = Mailbox::new(met.queue.waker());
-        let mut run = Run::new(met, messages, spin);
-        let thread = std::thread::Builder::new().name("gradwire-host".into()).spawn(move || run.run())?;
+        let is_off = Arc::<AtomicBool>::default();
+        let run = Run::new((met, messages), spin, is_off.clone());
+        let thread = std::thread::Builder::new().name("gradwire-host".into()).spawn(move || guarded(run))?;
         let answers = mailbox.clone();
         let answering = Answering(Arc::new(move |op, is_good| {
             answers.send(Message::Answered { op, is_good });
         }));
-        Ok(Self { mailbox, thread: Mutex::new(Some(thread)), answering, is_head })
+        Ok(Self { mailbox, thread: Mutex::new(Some(thread)), answering, is_head, is_off })
     }
 
     /// Does this worker send for the others?
@@ -103,11 +115,16 @@ impl<P: Passing> Host<P> {
         self.is_head
     }
 
-    /// An operation has come to its gate.
+    /// Do others still add their contributions?
+    pub(crate) fn is_on(&self) -> bool {
+        !self.is_off.load(Ordering::Acquire)
+    }
+
+    /// An operation has come to its gate. If the thread has ended, `passing` is dropped.
     pub(crate) fn submit(&self, coming: Coming, passing: P) {
-        let Coming { op, key, round, bytes, offset, weights } = coming;
-        let lands = weights.is_some();
-        let asked = Asked { op, part: (key, round), bytes, offset, weights: weights.unwrap_or(0), lands };
+        let Coming { op, key, round, bytes, offset, weights, sums } = coming;
+        let (part, lands, weights) = ((key, round), weights.is_some(), weights.unwrap_or(0));
+        let asked = Asked { op, part, bytes, offset, weights, lands, sums };
         self.mailbox.send(Message::Submitted(asked, passing));
     }
 
@@ -121,13 +138,25 @@ impl<P: Passing> Host<P> {
         self.mailbox.send(Message::Fail(error.clone()));
     }
 
-    /// Leaves the others. Nothing waits at the gate any more.
-    pub(crate) fn leave(&self) {
-        // It has this long to leave; if it is stuck, it ends with the process.
+    /// Leaves the others. Nothing waits at the gate any more. False: contributions of the others are in a sum of this worker's that was
+    /// not answered, or the other way round, so the job cannot continue without it.
+    pub(crate) fn leave(&self) -> bool {
+        // If the thread is stuck, it ends with the process.
         let left = self.mailbox.ask(2 * LEAVE_WITHIN, Message::Leave);
-        if let (Some(()), Some(thread)) = (left, lock(&self.thread).take()) {
+        if let (Some(_), Some(thread)) = (left, lock(&self.thread).take()) {
             let _ = thread.join();
         }
+        left.unwrap_or(false)
+    }
+}
+
+/// A callback of the program's, which an operation's end calls, may panic: then nothing waits for this thread.
+fn guarded<P: Passing>(mut run: Run<P>) {
+    if catch_unwind(AssertUnwindSafe(|| run.run())).is_err() {
+        tracing::error!(
+            "the thread for the workers of this host panicked; contributions are sent one by one"
+        );
+        run.break_down();
     }
 }
 
@@ -150,10 +179,11 @@ struct Run<P> {
     failing: Vec<(Instant, u64)>,
     start: Instant,
     spin: Duration,
+    is_off: Arc<AtomicBool>,
 }
 
 impl<P: Passing> Run<P> {
-    fn new(met: Met, messages: Letters<Message<P>>, spin: Duration) -> Self {
+    fn new((met, messages): (Met, Letters<Message<P>>), spin: Duration, is_off: Arc<AtomicBool>) -> Self {
         let ranks = met.ranks();
         let role = match ranks.first() {
             Some(head) if !met.is_head => Role::Follower(Follower::new(*head)),
@@ -171,6 +201,7 @@ impl<P: Passing> Run<P> {
             failing: Vec::new(),
             start: Instant::now(),
             spin,
+            is_off,
         }
     }
 
@@ -179,7 +210,7 @@ impl<P: Passing> Run<P> {
     }
 
     fn run(&mut self) {
-        let mut idle_since = Instant::now();
+        let (mut idle_since, mut looked) = (Instant::now(), Instant::now());
         let leaving = loop {
             let (worked, leaving) = self.take_messages();
             if leaving.is_some() {
@@ -189,26 +220,51 @@ impl<P: Passing> Run<P> {
                 idle_since = Instant::now();
             } else if idle_since.elapsed() >= self.spin {
                 self.queue.wait(if self.is_idle() { IDLE_SLEEP } else { SLEEP });
-                self.tick();
                 idle_since = Instant::now();
             } else {
                 std::hint::spin_loop();
             }
+            if looked.elapsed() >= TICK {
+                self.tick();
+                looked = Instant::now();
+            }
         };
-        self.leave();
-        drop(leaving.flatten());
+        let is_clean = self.leave();
+        if let Some(told) = leaving.flatten() {
+            told.send(is_clean);
+        }
+    }
+
+    /// Nothing is done here any more: whatever waits fails.
+    fn break_down(&mut self) {
+        self.is_off.store(true, Ordering::Release);
+        let error =
+            OpError::Closed("a thread of it panicked; please report it with the log lines before".into());
+        let submitted = self.messages.close().into_iter().filter_map(|message| match message {
+            Message::Submitted(_, passing) => Some(passing),
+            _ => None,
+        });
+        for mut passing in self.passing.drain().map(|(_, passing)| passing).chain(submitted) {
+            // Another callback may panic.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                passing.refuse(&error);
+                passing.end(Some(error.clone()));
+            }));
+        }
     }
 
     /// True: there were some. Somebody who asks this worker to leave waits for the end of the sender.
     #[allow(clippy::type_complexity, reason = "whether there were some, and who asks to leave, if anybody")]
-    fn take_messages(&mut self) -> (bool, Option<Option<oneshot::Sender<()>>>) {
+    fn take_messages(&mut self) -> (bool, Option<Option<oneshot::Sender<bool>>>) {
         let mut worked = false;
         loop {
             match self.messages.try_recv() {
                 Ok(Message::Submitted(asked, passing)) => self.submitted(asked, passing),
                 Ok(Message::Answered { op, is_good }) => {
-                    if let Role::Head(head) = &mut self.role {
-                        head.answered(op, is_good, &mut self.commands);
+                    let now_ms = self.now_ms();
+                    match &mut self.role {
+                        Role::Head(head) => head.answered(op, is_good, &mut self.commands),
+                        Role::Follower(follower) => follower.answered(op, now_ms, &mut self.commands),
                     }
                 }
                 Ok(Message::Fail(error)) => self.failed = Some(error),
@@ -231,11 +287,11 @@ impl<P: Passing> Run<P> {
         }
     }
 
-    /// If the job has ended, whatever waits goes to the lanes, which know why, and nothing more is done for it here.
+    /// If the job has ended, whatever waits fails, and nothing more is done here for what has gone.
     fn fail_all(&mut self) {
         let Some(error) = &self.failed else { return };
         for (_, mut passing) in self.passing.drain() {
-            passing.open_alone();
+            passing.refuse(error);
             passing.end(Some(error.clone()));
         }
     }
@@ -264,6 +320,9 @@ impl<P: Passing> Run<P> {
         let place = u64::from(slot) % LETTERS * LETTER_BYTES as u64;
         let letter = peer.inbox.read(place, &mut bytes).ok().and_then(|()| Letter::decode(&bytes));
         let now_ms = self.now_ms();
+        if letter == Some(Letter::Leave) {
+            self.is_off.store(true, Ordering::Release);
+        }
         let said = match (letter, &mut self.role) {
             (None, _) => Err("it sent a letter that cannot be read"),
             // Its memory is looked at later.
@@ -289,9 +348,11 @@ impl<P: Passing> Run<P> {
         );
         // What it reads or writes after this is in memory that nobody else uses.
         let _ = self.queue.close(channel);
+        self.is_off.store(true, Ordering::Release);
+        let now_ms = self.now_ms();
         match &mut self.role {
             Role::Head(head) => head.left(rank, &mut self.commands),
-            Role::Follower(follower) => follower.gone(&mut self.commands),
+            Role::Follower(follower) => follower.gone(now_ms, &mut self.commands),
         }
     }
 
@@ -348,8 +409,14 @@ impl<P: Passing> Run<P> {
             let bytes = peer.memory.len().saturating_sub(*offset);
             peer.memory.slice(*offset, bytes).ok()
         };
-        let views: Vec<View> = from.iter().filter_map(view).collect();
-        passing.open_sum(&views);
+        match from.iter().map(view).collect::<Option<Vec<View>>>() {
+            Some(views) => passing.open_sum(&views),
+            // The places were checked when the letters came.
+            None => {
+                let why = "a contribution to its sum is missing; this is a bug";
+                passing.refuse(&OpError::Closed(why.into()));
+            }
+        }
     }
 
     fn land(&mut self, op: u64, from: Rank, offset: u64) {
@@ -369,8 +436,9 @@ impl<P: Passing> Run<P> {
         let is_over = |(since, _): &mut (Instant, u64)| since.elapsed() >= NEWS_WITHIN;
         let over: Vec<_> = self.failing.extract_if(.., is_over).collect();
         for (_, op) in over {
-            if let Some(passing) = self.passing.remove(&op) {
+            if let Some(mut passing) = self.passing.remove(&op) {
                 let error = OpError::Unshared { subject: Subject::default(), key: passing.key(), head };
+                passing.refuse(&error);
                 passing.end(Some(error));
             }
         }
@@ -401,7 +469,8 @@ impl<P: Passing> Run<P> {
         }
     }
 
-    fn leave(&mut self) {
+    /// Leaves the others. Returns whether nothing waits for this worker any more.
+    fn leave(&mut self) -> bool {
         match &mut self.role {
             Role::Head(head) => head.leave(&mut self.commands),
             Role::Follower(follower) => follower.leave(&mut self.commands),
@@ -409,24 +478,21 @@ impl<P: Passing> Run<P> {
         self.execute();
         let deadline = Instant::now() + LEAVE_WITHIN;
         while self.failed.is_none() && !self.may_go() && Instant::now() < deadline {
-            if !self.turn() {
+            let (worked, _) = self.take_messages();
+            if !self.turn() && !worked {
                 self.queue.wait(deadline.saturating_duration_since(Instant::now()).min(SLEEP));
             }
         }
+        let is_clean = self.failed.is_some() || self.may_go();
         match &self.role {
             Role::Head(head) => head.say_goodbye(&mut self.commands),
             Role::Follower(follower) => follower.say_goodbye(&mut self.commands),
         }
         self.execute();
-        for message in self.messages.close() {
-            if let Message::Submitted(asked, passing) = message {
-                self.passing.insert(asked.op, passing);
-            }
-        }
+        // What comes now is dropped.
+        drop(self.messages.close());
         self.failed.get_or_insert_with(|| OpError::Closed("it was closed by this process".into()));
         self.fail_all();
-        if !self.may_go() {
-            warn("the worker of this host that sends for this one did not answer; the job ends without it");
-        }
+        is_clean
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct OpBuffers {
     pub(crate) source: Option<Exclusive>,
     /// The gradient in the trainer's own memory. It is sent in place if there is no copy.
     pub(crate) user: Option<UserBuffer>,
-    /// The encoded gradient, if the tensor has a codec.
+    /// What is sent in the gradient's place: the encoded gradient, if the tensor has a codec, or the sum of this host's contributions.
     pub(crate) encoded: Option<Spare>,
     /// The memory where weights or a reply land.
     pub(crate) target: Option<PeerWritable>,
@@ -45,7 +45,7 @@ pub(crate) struct OpBuffers {
     pub(crate) call: Option<Box<CallParts>>,
     /// Whom the lanes' end is told, with the operation's number: workers of this host that wait for its weights. What they do then
     /// counts as the share of one more lane.
-    pub(crate) shares: Option<(Answering, u64)>,
+    pub(crate) gate: Option<(Answering, u64)>,
 }
 
 /// Hears that all lanes are done with an operation, and whether it has succeeded.
@@ -315,7 +315,7 @@ impl OpState {
         }
         let left = self.lanes_left.fetch_sub(1, Ordering::AcqRel) - 1;
         if left == 1
-            && let Some((Answering(answering), op)) = progress.buffers.shares.take()
+            && let Some((Answering(answering), op)) = progress.buffers.gate.take()
         {
             answering(op, progress.error.is_none());
         }

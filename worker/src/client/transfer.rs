@@ -372,8 +372,7 @@ impl Client {
         let gate = self.gate(tensor, kind);
         let (source, mut buffers) = self.source(tensor, kind, source)?;
         let target = target.map(|target| buffers.keep_target(target));
-        let coded = tensor.coded(kind);
-        let tensor_lanes = coded.map_or(tensor.lanes(), |coded| &coded.lanes);
+        let tensor_lanes = tensor.coded(kind).map_or(tensor.lanes(), |coded| &coded.lanes);
         let mut numbers = tensor.numbers();
         let ((operation, round), exact) = (numbers.next(kind, tensor.seen()), numbers.exactly(kind));
         let round = round + u64::from(probe.is_some());

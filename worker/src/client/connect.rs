@@ -165,7 +165,7 @@ fn meet(
     };
     let workers: Vec<_> = of_role(Role::Worker).map(|worker| (worker.id.rank, worker.incarnation)).collect();
     let own = Own { job, rank, memory: pool.region(), in_order: shape.deterministic };
-    let Some(met) = Met::new(&listening, &own, &workers) else { return };
+    let Some(met) = Met::new(listening, &own, &workers) else { return };
     let (ranks, is_head) = (met.ranks(), met.is_head());
     tracing::info!(workers = ?ranks, is_head, "contributions are added to those of other workers of this host");
     let spin = Duration::from_micros(settings.memory.spin_us);

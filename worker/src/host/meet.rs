@@ -92,9 +92,9 @@ pub(crate) struct Met {
 
 impl Met {
     /// Meets the other workers of this host. `workers`: all of the job, in rank order. `None` if there are none, or if they do not
-    /// agree.
-    pub(crate) fn new(listening: &Listening, own: &Own<'_>, workers: &[(Rank, Incarnation)]) -> Option<Self> {
-        match meet(listening, own, workers) {
+    /// agree. Workers that come later do not find this one any more.
+    pub(crate) fn new(listening: Listening, own: &Own<'_>, workers: &[(Rank, Incarnation)]) -> Option<Self> {
+        match meet(&listening, own, workers) {
             Ok(met) => met,
             Err(error) => {
                 warn(&format!(
@@ -177,6 +177,10 @@ impl Link {
             {
                 return Ok(None);
             }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let text = format!("a worker of this host did not answer within {WITHIN:?}");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            }
             Err(error) => return Err(error),
         }
         let length = u32::from_le_bytes(length) as usize;
@@ -195,7 +199,10 @@ impl Link {
 
 fn follow(own: &Own<'_>, head: Rank, mut link: Link) -> Result<Option<Met>, Failure> {
     let mut queue = LaneQueue::new(SEND_DEPTH)?;
-    link.say(&own.rank.0.to_le_bytes())?;
+    if let Err(error) = link.say(&own.rank.0.to_le_bytes()) {
+        let has_closed = error.kind() == io::ErrorKind::BrokenPipe;
+        return if has_closed { Ok(None) } else { Err(error.into()) };
+    }
     let Some(offer) = link.hear()? else { return Ok(None) };
     let setup = ShmDevice::new().connect(&offer, 0, &queue.handle(), link.deadline)?;
     let channel = queue.attach(setup)?;

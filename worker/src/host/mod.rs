@@ -36,6 +36,8 @@ mod follower;
 mod head;
 mod letter;
 mod meet;
+#[cfg(test)]
+mod tests;
 mod thread;
 
 pub(crate) use meet::{Listening, Met, Own};

@@ -28,7 +28,7 @@ const IDLE_SLEEP: Duration = Duration::from_secs(60);
 /// How long a failure of the head's waits for the news of the job's end, which has the cause.
 const NEWS_WITHIN: Duration = Duration::from_secs(2);
 /// How long a worker that leaves waits for others that read its memory, and for servers that have not answered a sum.
-const LEAVE_WITHIN: Duration = Duration::from_secs(5);
+const LEAVE_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5_000 });
 /// The interval between looks for what has waited for too long.
 const TICK: Duration = Duration::from_millis(50);
 

@@ -2,7 +2,7 @@
 //! not know whom it waits for.
 
 use super::Tensor;
-use super::going::{Going, Parts, Refused};
+use super::going::{self, Going, Parts};
 use crate::error::OpError;
 use crate::host::{self, Coming};
 use crate::runtime::{LaneHandle, OpState};
@@ -71,7 +71,7 @@ impl Passing {
         }
         drop(numbers);
         // A callback of one that fails may start an operation on the tensor.
-        refused.into_iter().for_each(Refused::end);
+        going::end_all(refused);
         for lane in self.used(used) {
             // A lane that has ended has failed what it was given.
             let _ = lane.kick();
@@ -83,7 +83,7 @@ impl Passing {
         self.is_over = true;
         // The lanes know the version; the least one counts.
         self.state.lane_done(failure.map_or(Ok(u64::MAX), Err), Fenced::answered());
-        // Its caller may sleep in a lane, where nothing happens by this.
+        // The caller may be asleep on a lane's queue, and the end of the operation does not wake that queue.
         self.used(self.parts().used()).for_each(LaneHandle::nudge);
     }
 
@@ -148,9 +148,8 @@ impl host::Passing for Passing {
 impl Drop for Passing {
     fn drop(&mut self) {
         if !self.is_over {
-            let error = OpError::Closed("it was closed by this process".into());
-            host::Passing::refuse(self, &error);
-            self.finish(Some(error));
+            host::Passing::open_alone(self);
+            self.finish(None);
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::error::OpError;
 use crate::runtime::{LaneHandle, OpState, Submission};
 use fabric::{Fenced, Span};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 /// An operation that has a number.
@@ -23,10 +24,12 @@ pub(super) struct Going {
 #[derive(Debug)]
 pub(super) struct Refused(Arc<OpState>, OpError);
 
-impl Refused {
-    /// Ends the share. The operation may end, and call back.
-    pub(super) fn end(self) {
-        self.0.lane_done(Err(self.1), Fenced::answered());
+/// Ends these shares. Operations may end, and call back. A callback that panics keeps no other operation from its end.
+pub(super) fn end_all(refused: Vec<Refused>) {
+    let end = |Refused(state, error)| state.lane_done(Err(error), Fenced::answered());
+    let all = refused.into_iter().map(|one| catch_unwind(AssertUnwindSafe(|| end(one))));
+    if let Some(panic) = all.filter_map(Result::err).last() {
+        resume_unwind(panic);
     }
 }
 

@@ -211,7 +211,7 @@ impl Client {
         self.barrier_of("workers", NodeGroup::WORKERS)
     }
 
-    /// Leaves the cluster in good order: does not wait, says goodbye to the scheduler, ends the threads. Operations in
+    /// Leaves the cluster in good order: does not wait (but for sums that it is part of with other workers of its host), says goodbye to the scheduler, ends the threads. Operations in
     /// flight fail with [`OpError::Closed`].
     pub fn close(&self) {
         self.0.leave(ToScheduler::Goodbye);
@@ -287,8 +287,14 @@ impl Client {
 impl Inner {
     fn leave(&self, last: ToScheduler) {
         let Some(mut control) = lock(&self.control).take() else { return };
-        self.members.close();
+        let fails = matches!(last, ToScheduler::Failing { .. });
+        if let Some(host) = self.host.get().filter(|_| fails) {
+            // It waits for nobody then.
+            host.fail(&OpError::Closed("this process has failed".into()));
+        }
+        // Its sums may need the next server of a chunk still.
         let is_clean = self.host.get().is_none_or(Host::leave);
+        self.members.close();
         for lane in self.lanes.iter() {
             lane.send(LaneMessage::Stop);
         }
@@ -297,9 +303,14 @@ impl Inner {
                 tracing::error!("a data thread panicked");
             }
         }
-        // Servers would count contributions that are in sums which never came.
-        let reason = "it left while workers of its host waited for what it sends for them";
-        let last = if is_clean { last } else { ToScheduler::Failing { reason: reason.into() } };
+        let last = match last {
+            // Servers would count contributions that are in a sum which never came, or not count one that is in a sum.
+            ToScheduler::Goodbye if !is_clean => {
+                let reason = "it left before the servers had answered a sum that it is part of: wait for operations before closing";
+                ToScheduler::Failing { reason: reason.into() }
+            }
+            last => last,
+        };
         control.finish(last, Duration::from_millis(self.settings.deadlines.drain_ms));
     }
 }

@@ -29,6 +29,8 @@ enum Stage {
 struct Entry {
     asked: Asked,
     stage: Stage,
+    /// Its failure has been reported.
+    has_failed: bool,
 }
 
 /// See the module.
@@ -68,7 +70,7 @@ impl Follower {
             let Some((asked, _)) = self.waiting.pop_front() else { return };
             let Asked { part, bytes, offset, lands, .. } = asked;
             let stage = Stage::Offered { since_ms: now_ms, asks: false };
-            self.entries.insert(part, Entry { asked, stage });
+            self.entries.insert(part, Entry { asked, stage, has_failed: false });
             self.tell(Letter::Offer { part, offset, bytes, lands }, out);
         }
     }
@@ -89,7 +91,7 @@ impl Follower {
             Letter::Alone { part } => {
                 let op = self.offered(part)?.asked.op;
                 out.push(Command::OpenAlone { op });
-                self.end(part, out, |op| Command::End { op });
+                self.end(part, out);
             }
             Letter::Result { part, offset, bytes } => {
                 let from = self.head;
@@ -102,12 +104,19 @@ impl Follower {
                 out.push(Command::Land { op: asked.op, from, offset });
                 self.tell(Letter::Copied { part }, out);
                 if is_over {
-                    self.end(part, out, |op| Command::End { op });
+                    self.end(part, out);
                 }
             }
             Letter::Failed { part } => {
-                self.lands(part)?;
-                self.end(part, out, |op| Command::Fail { op });
+                let (asked, has_landed, is_answered) = self.lands(part)?;
+                // It fails, and yet stays until its lanes are done: the sum may count.
+                *has_landed = true;
+                out.push(Command::Fail { op: asked.op });
+                if is_answered {
+                    self.entries.remove(&part);
+                } else if let Some(entry) = self.entries.get_mut(&part) {
+                    entry.has_failed = true;
+                }
             }
             Letter::Leave => self.head_left(out),
             Letter::Offer { .. } | Letter::Withdraw { .. } | Letter::Copied { .. } => {
@@ -126,7 +135,7 @@ impl Follower {
     /// A merged operation that waits for its weights: whether it has them, and whether its lanes are done.
     fn lands(&mut self, part: Part) -> Result<(Asked, &mut bool, bool), &'static str> {
         match self.entries.get_mut(&part) {
-            Some(Entry { asked, stage: Stage::Merged { is_answered, has_landed } }) if !*has_landed => {
+            Some(Entry { asked, stage: Stage::Merged { is_answered, has_landed }, .. }) if !*has_landed => {
                 Ok((*asked, has_landed, *is_answered))
             }
             _ => Err("it returned weights that nobody waits for"),
@@ -142,13 +151,14 @@ impl Follower {
         *is_answered = true;
         if *has_landed {
             let part = *part;
-            self.end(part, out, |op| Command::End { op });
+            self.end(part, out);
             self.offer(now_ms, out);
         }
     }
 
-    fn end(&mut self, part: Part, out: &mut Vec<Command>, how: impl FnOnce(u64) -> Command) {
-        out.extend(self.entries.remove(&part).map(|entry| how(entry.asked.op)));
+    fn end(&mut self, part: Part, out: &mut Vec<Command>) {
+        let ended = self.entries.remove(&part).filter(|entry| !entry.has_failed);
+        out.extend(ended.map(|entry| Command::End { op: entry.asked.op }));
     }
 
     /// The head has left in good order. What it did not take is in no sum, and it has returned what it took.
@@ -199,7 +209,8 @@ impl Follower {
         let Some(until_ms) = now_ms.checked_sub(GATE_MS) else { return };
         if self.gone_ms.is_some_and(|gone_ms| gone_ms <= until_ms) {
             // Usually the end of the job has been reported by now. If not, only the head's thread has failed.
-            let mut lost: Vec<u64> = self.entries.drain().map(|(_, entry)| entry.asked.op).collect();
+            let lost = self.entries.drain().filter(|(_, entry)| !entry.has_failed);
+            let mut lost: Vec<u64> = lost.map(|(_, entry)| entry.asked.op).collect();
             lost.sort_unstable();
             out.extend(lost.into_iter().map(|op| Command::Fail { op }));
         }
@@ -282,8 +293,10 @@ mod tests {
         follower.answered(1, 0, &mut out);
         assert_eq!((out.len(), follower.letter(result, 0, &mut out)), (1, Ok(())));
         assert_eq!((&out[1..3], &out[3..]), (&landed[..], &end[..]));
-        let (_, out) = after(true, &[Letter::Taken { part }, Letter::Failed { part }]);
-        assert_eq!(out[1..], [Command::Fail { op: 1 }]);
+        let (mut follower, mut out) = after(true, &[Letter::Taken { part }, Letter::Failed { part }]);
+        assert_eq!((&out[1..], follower.may_go()), (&[Command::Fail { op: 1 }][..], false));
+        follower.answered(1, 0, &mut out);
+        assert_eq!((out.len(), follower.may_go()), (2, true));
         let (_, out) = after(true, &[Letter::Alone { part }]);
         assert_eq!(out, [Command::OpenAlone { op: 1 }, Command::End { op: 1 }]);
     }

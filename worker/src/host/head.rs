@@ -73,6 +73,10 @@ impl Head {
             return self.go_alone(asked, out);
         }
         self.rounds.entry(asked.part).or_default().own = Some((asked, now_ms));
+        if self.is_over(asked.part) {
+            // A later round of the tensor has gone, and offers for this one are answered.
+            return self.dissolve(asked.part, out);
+        }
         self.settle(asked.part, out);
     }
 
@@ -114,6 +118,10 @@ impl Head {
         }
     }
 
+    fn is_over(&self, (key, round): Part) -> bool {
+        self.gone.get(&key).is_some_and(|gone| round <= *gone)
+    }
+
     fn has_gone(&mut self, (key, round): Part) {
         let gone = self.gone.entry(key).or_default();
         *gone = round.max(*gone);
@@ -152,9 +160,9 @@ impl Head {
     }
 
     fn offer(&mut self, part: Part, offer: Offer, out: &mut Vec<Command>) -> Result<(), &'static str> {
-        let is_over = self.gone.get(&part.0).is_some_and(|gone| part.1 <= *gone);
-        if self.is_off || is_over {
+        if self.is_off || self.is_over(part) {
             out.push(Command::Send { to: offer.from, letter: Letter::Alone { part } });
+            self.dissolve(part, out);
             return Ok(());
         }
         let offers = || self.rounds.values().flat_map(|round| &round.offers);

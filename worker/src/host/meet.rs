@@ -27,7 +27,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-/// Letters that one side may have sent and the other not read: each operation that was offered has two at most in each direction.
+/// Letters that one side may have sent and the other not read: a follower sends at most three for each
+/// operation that is offered (`Offer`, `Withdraw`, `Copied`), and its head two.
 pub(super) const LETTERS: u64 = 512;
 /// The longest message of a meeting.
 const MESSAGE_BYTES_MAX: usize = 4096;

@@ -16,7 +16,7 @@
 //!
 //! An operation waits at its worker's *gate* until it is known how it goes: as a sum, merged, or alone, as without all this. It goes
 //! alone if the workers do not contribute to the round within a second, if they ask for different things, or if one of them has left.
-//! So nobody here waits for long, and a worker that is later than that is found where it always is: at the servers. A follower goes as
+//! So nobody here waits for long, and the servers detect a worker that is later than that, as they do without merging. A follower goes as
 //! merged only once the head has the sum, and a head does not leave before the servers have answered its sums. Otherwise it would take
 //! contributions of others with it.
 //!

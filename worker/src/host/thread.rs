@@ -25,14 +25,15 @@ use std::time::{Duration, Instant};
 const SLEEP: Duration = Duration::from_millis(100);
 /// The longest sleep otherwise. Whatever happens wakes the thread.
 const IDLE_SLEEP: Duration = Duration::from_secs(60);
-/// How long a failure of the head's waits for the news of the job's end, which has the cause.
+/// If the head fails an operation, the follower waits this long for the scheduler's report, which has the cause. Then the operation
+/// fails with [`OpError::Unshared`].
 const NEWS_WITHIN: Duration = Duration::from_secs(2);
 /// How long a worker that leaves waits for others that read its memory, and for servers that have not answered a sum.
 const LEAVE_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5_000 });
 /// The interval between looks for what has waited for too long.
 const TICK: Duration = Duration::from_millis(50);
 
-/// An operation at its gate, as its client does it. If it is dropped before its end, it fails.
+/// An operation at its gate, as its client does it. If it is dropped before its end, it goes alone.
 pub(crate) trait Passing: Send + 'static {
     /// Its tensor, for errors.
     fn key(&self) -> Key;
@@ -120,7 +121,7 @@ impl<P: Passing> Host<P> {
         !self.is_off.load(Ordering::Acquire)
     }
 
-    /// An operation has come to its gate. If the thread has ended, `passing` is dropped.
+    /// An operation has come to its gate. If the thread has ended, `passing` is dropped, so the operation goes alone.
     pub(crate) fn submit(&self, coming: Coming, passing: P) {
         let Coming { op, key, round, bytes, offset, weights, sums } = coming;
         let (part, lands, weights) = ((key, round), weights.is_some(), weights.unwrap_or(0));
@@ -141,6 +142,10 @@ impl<P: Passing> Host<P> {
     /// Leaves the others. Nothing waits at the gate any more. False: contributions of the others are in a sum of this worker's that was
     /// not answered, or the other way round, so the job cannot continue without it.
     pub(crate) fn leave(&self) -> bool {
+        // A thread that has panicked has failed its operations.
+        if lock(&self.thread).as_ref().is_none_or(JoinHandle::is_finished) {
+            return true;
+        }
         // If the thread is stuck, it ends with the process.
         let left = self.mailbox.ask(2 * LEAVE_WITHIN, Message::Leave);
         if let (Some(_), Some(thread)) = (left, lock(&self.thread).take()) {
@@ -150,7 +155,21 @@ impl<P: Passing> Host<P> {
     }
 }
 
-/// A callback of the program's, which an operation's end calls, may panic: then nothing waits for this thread.
+/// Fails operations. One callback that panics keeps no other operation from its end.
+fn fail_each<P: Passing>(all: impl Iterator<Item = P>, error: &OpError) {
+    for mut passing in all {
+        let failed = catch_unwind(AssertUnwindSafe(|| {
+            passing.refuse(error);
+            passing.end(Some(error.clone()));
+        }));
+        if failed.is_err() {
+            tracing::error!("the callback of an operation panicked");
+        }
+    }
+}
+
+/// A user callback may panic on this thread. Then the operations at the gate fail, so that no caller waits for ever, and later ones go
+/// alone.
 fn guarded<P: Passing>(mut run: Run<P>) {
     if catch_unwind(AssertUnwindSafe(|| run.run())).is_err() {
         tracing::error!(
@@ -240,16 +259,14 @@ impl<P: Passing> Run<P> {
         self.is_off.store(true, Ordering::Release);
         let error =
             OpError::Closed("a thread of it panicked; please report it with the log lines before".into());
-        let submitted = self.messages.close().into_iter().filter_map(|message| match message {
-            Message::Submitted(_, passing) => Some(passing),
-            _ => None,
-        });
-        for mut passing in self.passing.drain().map(|(_, passing)| passing).chain(submitted) {
-            // Another callback may panic.
-            let _ = catch_unwind(AssertUnwindSafe(|| {
-                passing.refuse(&error);
-                passing.end(Some(error.clone()));
-            }));
+        fail_each(self.passing.drain().map(|(_, passing)| passing), &error);
+        self.close_messages();
+    }
+
+    /// What comes from now on is dropped: it goes alone.
+    fn close_messages(&mut self) {
+        for message in self.messages.close() {
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(message)));
         }
     }
 
@@ -290,10 +307,7 @@ impl<P: Passing> Run<P> {
     /// If the job has ended, whatever waits fails, and nothing more is done here for what has gone.
     fn fail_all(&mut self) {
         let Some(error) = &self.failed else { return };
-        for (_, mut passing) in self.passing.drain() {
-            passing.refuse(error);
-            passing.end(Some(error.clone()));
-        }
+        fail_each(self.passing.drain().map(|(_, passing)| passing), error);
     }
 
     /// Takes what the others say. True if there was something.
@@ -397,8 +411,9 @@ impl<P: Passing> Run<P> {
         let Ok(span) = span else { return };
         let remote = fabric::RemoteSpan { offset: peer.remote.offset + place, ..peer.remote };
         let write = Write { id: 0, gather: &[span], remote, immediate: Some(slot as u32), signaled: false };
-        // If the channel has ended, the next poll tells.
-        let _ = queue.post_write(peer.channel, &write);
+        // If the channel has ended, the next poll tells. It is never full (see `LETTERS`).
+        let posted = queue.post_write(peer.channel, &write);
+        debug_assert_ne!(posted, Err(fabric::PostError::Full));
     }
 
     fn sum(&mut self, op: u64, from: &[(Rank, u64)]) {
@@ -479,6 +494,7 @@ impl<P: Passing> Run<P> {
         let deadline = Instant::now() + LEAVE_WITHIN;
         while self.failed.is_none() && !self.may_go() && Instant::now() < deadline {
             let (worked, _) = self.take_messages();
+            self.tick();
             if !self.turn() && !worked {
                 self.queue.wait(deadline.saturating_duration_since(Instant::now()).min(SLEEP));
             }
@@ -489,10 +505,9 @@ impl<P: Passing> Run<P> {
             Role::Follower(follower) => follower.say_goodbye(&mut self.commands),
         }
         self.execute();
-        // What comes now is dropped.
-        drop(self.messages.close());
         self.failed.get_or_insert_with(|| OpError::Closed("it was closed by this process".into()));
         self.fail_all();
+        self.close_messages();
         is_clean
     }
 }

@@ -43,8 +43,8 @@ pub(crate) struct OpBuffers {
     pub(crate) seen: Option<Arc<AtomicU64>>,
     /// For a call.
     pub(crate) call: Option<Box<CallParts>>,
-    /// Whom the lanes' end is told, with the operation's number: workers of this host that wait for its weights. What they do then
-    /// counts as the share of one more lane.
+    /// Notified with the operation's number when all lanes are done. The thread of the workers of this host counts as one more lane: the
+    /// operation ends only after both.
     pub(crate) gate: Option<(Answering, u64)>,
 }
 

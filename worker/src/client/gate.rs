@@ -1,8 +1,8 @@
-//! How a contribution passes the gate of its host ([`crate::host`]): sums are made here, and weights of the head's are copied. It must
-//! not know whom it waits for.
+//! How a contribution passes the gate of its host ([`crate::host`]): this file adds gradients, and copies the weights that the head has
+//! received. It must not know which worker an operation waits for.
 
 use super::Tensor;
-use super::going::{self, Going, Parts};
+use super::going::{self, Going, Parts, used_of};
 use crate::error::OpError;
 use crate::host::{self, Coming};
 use crate::runtime::{LaneHandle, OpState};
@@ -72,7 +72,7 @@ impl Passing {
         drop(numbers);
         // A callback of one that fails may start an operation on the tensor.
         going::end_all(refused);
-        for lane in self.used(used) {
+        for lane in used_of(&self.lanes, used) {
             // A lane that has ended has failed what it was given.
             let _ = lane.kick();
         }
@@ -84,12 +84,7 @@ impl Passing {
         // The lanes know the version; the least one counts.
         self.state.lane_done(failure.map_or(Ok(u64::MAX), Err), Fenced::answered());
         // The caller may be asleep on a lane's queue, and the end of the operation does not wake that queue.
-        self.used(self.parts().used()).for_each(LaneHandle::nudge);
-    }
-
-    /// Lanes by their bits.
-    fn used(&self, used: u64) -> impl Iterator<Item = &LaneHandle> {
-        self.lanes.iter().enumerate().filter(move |(index, _)| used >> index & 1 == 1).map(|(_, lane)| lane)
+        used_of(&self.lanes, self.parts().used()).for_each(LaneHandle::nudge);
     }
 }
 

@@ -33,6 +33,11 @@ pub(super) fn end_all(refused: Vec<Refused>) {
     }
 }
 
+/// Lanes by their numbers as bits.
+pub(super) fn used_of(lanes: &[LaneHandle], used: u64) -> impl Iterator<Item = &LaneHandle> + Clone {
+    lanes.iter().enumerate().filter(move |(lane, _)| used >> lane & 1 == 1).map(|(_, lane)| lane)
+}
+
 /// A tensor's chunks, and the lanes that have them.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<'a> {

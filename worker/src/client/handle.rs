@@ -1,5 +1,6 @@
 //! Handles of operations in flight: wait for the end, poll, or register a callback.
 
+use super::going::used_of;
 use super::state::Inner;
 use super::{Tensor, TensorBuffer, Weights};
 use crate::error::{ClientError, OpError};
@@ -182,11 +183,6 @@ impl Handle {
             }
         }
     }
-}
-
-/// Lanes by their numbers as bits.
-fn used_of(lanes: &[LaneHandle], used: u64) -> impl Iterator<Item = &LaneHandle> + Clone {
-    lanes.iter().enumerate().filter(move |(lane, _)| used >> lane & 1 == 1).map(|(_, lane)| lane)
 }
 
 /// Lanes that know of an operation's callback, until it has run.

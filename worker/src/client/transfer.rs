@@ -3,7 +3,7 @@
 
 use super::buffer::copy_in;
 use super::gate::Passing;
-use super::going::{Going, Parts};
+use super::going::{Going, Parts, used_of};
 use super::registrations::Way;
 use super::tensor::{CodedTensor, Numbers};
 use super::{Client, Element, Ended, Handle, Source, Target, Tensor, TensorBuffer};
@@ -331,7 +331,7 @@ impl Client {
     /// Starts the operations that were submitted to these lanes (one bit per lane). Returns an error if one of the lanes has ended.
     fn kick(&self, used: u64) -> Result<(), OpError> {
         let mut kicked = Ok(());
-        for (_, lane) in self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1) {
+        for lane in used_of(&self.0.lanes, used) {
             kicked = kicked.and(lane.kick());
         }
         kicked

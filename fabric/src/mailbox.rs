@@ -116,6 +116,11 @@ impl<T> Mailbox<T> {
         self.shared.post(message)
     }
 
+    /// How many messages wait.
+    pub fn waiting(&self) -> usize {
+        self.shared.waiting.load(Ordering::SeqCst)
+    }
+
     /// Wakes the thread.
     pub fn wake(&self) {
         self.waker.wake();

@@ -33,6 +33,7 @@ pub(crate) fn server_bytes(shape: &Shape) -> anyhow::Result<u64> {
         deterministic: shape.is_deterministic,
         inbox_slots: settings.memory.inbox_slots,
         spill_blocks: shape.spill_blocks(),
+        carried_bytes_max: 0,
         worker_loss: WorkerLoss::Stop,
     };
     let (chunk_bytes, space) = (shape.chunk_bytes, Space::default());

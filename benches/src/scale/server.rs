@@ -48,6 +48,8 @@ impl Server {
             deterministic: shape.is_deterministic,
             inbox_slots: shape.settings().memory.inbox_slots,
             spill_blocks: shape.spill_blocks(),
+            // The model has only weights that are written.
+            carried_bytes_max: 0,
             worker_loss: WorkerLoss::Stop,
         });
         let mut specs = Vec::new();

@@ -212,6 +212,7 @@ impl Worker {
                 }
                 Command::Place { .. }
                 | Command::Landed { .. }
+                | Command::Carried { .. }
                 | Command::Version { .. }
                 | Command::Late { .. }
                 | Command::Waits { .. }

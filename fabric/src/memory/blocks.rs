@@ -43,6 +43,17 @@ impl Blocks {
         self.region.write(u64::from(block) * self.block_bytes + offset, bytes)
     }
 
+    /// Copies a span into a block.
+    pub fn copy(&self, block: u32, offset: u64, from: &Span) -> Result<(), OutOfBounds> {
+        OutOfBounds::unless_within(offset, from.len(), self.block_bytes)?;
+        self.region.copy(
+            u64::from(block) * self.block_bytes + offset,
+            from.region(),
+            from.offset(),
+            from.len(),
+        )
+    }
+
     /// The first `bytes` of a block.
     pub fn span(&self, block: u32, bytes: u64) -> Result<Span, OutOfBounds> {
         OutOfBounds::unless_within(0, bytes, self.block_bytes)?;

@@ -108,14 +108,14 @@ impl PeerWritable {
 
     /// Copies bytes out. A peer that writes meanwhile can tear them: validate the copy.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
-        let from = self.span(offset, into.len() as u64)?;
-        from.region().read(from.offset(), into)
+        OutOfBounds::unless_within(offset, into.len() as u64, self.len() as u64)?;
+        self.0.region().read(self.0.offset() + offset, into)
     }
 
     /// Copies bytes in.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
-        let to = self.span(offset, from.len() as u64)?;
-        to.region().write(to.offset(), from)
+        OutOfBounds::unless_within(offset, from.len() as u64, self.len() as u64)?;
+        self.0.region().write(self.0.offset() + offset, from)
     }
 
     /// Copies bytes from a place in any such memory.

@@ -358,6 +358,11 @@ impl Exclusive {
             .unwrap_or_else(|_| unreachable!("cut from the region"))
     }
 
+    /// Bytes before it in its region.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
     /// Part of the stretch.
     pub fn slice(&self, offset: u64, bytes: u64) -> Result<Span, OutOfBounds> {
         self.span().slice(offset, bytes)

@@ -537,6 +537,13 @@ impl Span {
         Ok(Self { region: self.region.clone(), offset: self.offset + offset, bytes })
     }
 
+    /// Copies bytes in, so many bytes after its beginning, as a read that lands in it does: nobody has a reference into memory that peers
+    /// write.
+    pub fn receive(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
+        OutOfBounds::unless_within(offset, from.len() as u64, self.bytes)?;
+        self.region.write(self.offset + offset, from)
+    }
+
     /// May a read land in it?
     pub(crate) fn writable(&self) -> Result<(), PostError> {
         if self.region.is_writable() { Ok(()) } else { Err(PostError::ReadOnly) }

@@ -256,7 +256,8 @@ pub struct Held<'a, T: Driven, P: Platform = System> {
 impl<T: Driven, P: Platform> Held<'_, T, P> {
     /// Gives the core back, armed.
     pub fn give_back(mut self, left: Left) {
-        if left == Left::Gathered {
+        // A lane thread that is parked SHORT comes by itself.
+        if left == Left::Gathered && self.seat.word.load() & SHORT == 0 {
             // Under the lock: the next holder disarms the core, and a ring after that would wake nobody.
             self.seat.bell.wake();
         }

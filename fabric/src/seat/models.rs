@@ -28,6 +28,8 @@ pub(super) struct World {
     /// As in the bell of a lane: a wake that nobody has taken yet.
     pending: AtomicBool,
     mail: AtomicU64,
+    /// What was gathered waits for the next turn, and somebody will do that turn.
+    is_gathering: AtomicBool,
     ops: [Op; 2],
 }
 
@@ -68,7 +70,7 @@ impl Wake for Arc<World> {
 impl World {
     /// False: the mailbox is closed.
     fn post(&self, message: u64) -> bool {
-        self.mail.fetch_or(message, Ordering::AcqRel) & CLOSED == 0
+        self.mail.fetch_or(message, Ordering::SeqCst) & CLOSED == 0
     }
 
     /// A server.
@@ -93,7 +95,6 @@ struct Core {
     world: Arc<World>,
     in_flight: Vec<usize>,
     deferred: u64,
-    is_gathering: bool,
 }
 
 impl Core {
@@ -108,7 +109,7 @@ impl Core {
 
     fn take_submissions(&mut self) {
         if self.deferred == 0 {
-            let mail = self.world.mail.swap(0, Ordering::AcqRel);
+            let mail = self.world.mail.swap(0, Ordering::SeqCst);
             self.in_flight.extend(submitted(mail));
             self.deferred = mail & !SUBMISSIONS;
         }
@@ -116,7 +117,7 @@ impl Core {
 
     /// False: the lane is to end.
     fn take_messages(&mut self) -> bool {
-        let mail = std::mem::take(&mut self.deferred) | self.world.mail.swap(0, Ordering::AcqRel);
+        let mail = std::mem::take(&mut self.deferred) | self.world.mail.swap(0, Ordering::SeqCst);
         self.in_flight.extend(submitted(mail));
         if mail & END_1 != 0 {
             self.world.ops[1].end();
@@ -125,7 +126,10 @@ impl Core {
     }
 
     fn step(&mut self) -> bool {
-        self.is_gathering = false;
+        // In this order: who posts and sees the flag does not see to its message.
+        if self.world.is_gathering.swap(false, Ordering::SeqCst) {
+            self.take_submissions();
+        }
         let before = self.in_flight.len();
         let world = &self.world;
         self.in_flight.retain(|op| {
@@ -203,9 +207,10 @@ impl<const TIMERS: bool> Lane<TIMERS> {
     fn new(in_flight: impl IntoIterator<Item = usize>, answered: [bool; 2]) -> Self {
         let ops = answered.map(|answered| Op { is_answered: AtomicBool::new(answered), ..Op::default() });
         let (bell, pending, mail) = (Bell::default(), AtomicBool::new(false), AtomicU64::new(0));
-        let world = Arc::new(World { bell, pending, mail, ops });
+        let is_gathering = AtomicBool::new(false);
+        let world = Arc::new(World { bell, pending, mail, is_gathering, ops });
         let in_flight = in_flight.into_iter().collect();
-        let core = Core { world: world.clone(), in_flight, deferred: 0, is_gathering: false };
+        let core = Core { world: world.clone(), in_flight, deferred: 0 };
         let seat = Arc::new(Seat::new(core, world.clone()));
         Self { world, seat }
     }
@@ -264,6 +269,9 @@ impl<const TIMERS: bool> Lane<TIMERS> {
     /// Submits an operation. False: the lane has ended.
     fn submit(&self, op: usize, how: Kick) -> bool {
         let is_posted = self.world.post(SUBMIT << op);
+        if how == Kick::Gather && self.world.is_gathering.load(Ordering::SeqCst) {
+            return is_posted;
+        }
         let Some(mut held) = self.seat.try_take() else {
             self.world.wake();
             return is_posted;
@@ -271,7 +279,7 @@ impl<const TIMERS: bool> Lane<TIMERS> {
         held.take_submissions();
         let left = match how {
             Kick::Gather if held.deferred == 0 => {
-                let first = !std::mem::replace(&mut held.is_gathering, true);
+                let first = !held.world.is_gathering.swap(true, Ordering::SeqCst);
                 if first {
                     held.lie_down();
                     Left::Gathered

@@ -70,6 +70,7 @@ impl Rig {
             deterministic: true,
             inbox_slots: 2 + program.below(6),
             spill_blocks: 0,
+            carried_bytes_max: 0,
             worker_loss: WorkerLoss::Stop,
         };
         let mut engine = LaneEngine::new(config);

@@ -579,6 +579,7 @@ fn server(life: Incarnation) -> Server {
         deterministic: true,
         inbox_slots: 8,
         spill_blocks: 4,
+        carried_bytes_max: 0,
         worker_loss: WorkerLoss::Stop,
     };
     Server {

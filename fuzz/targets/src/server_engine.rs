@@ -11,6 +11,7 @@ use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Lane, Operation, Rank};
+use proto_common::limits::CARRIED_BYTES_MAX;
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 
@@ -114,6 +115,7 @@ impl Rig {
             deterministic: shape & 4 == 0,
             inbox_slots: 1 + u32::from(shape >> 3 & 7),
             spill_blocks: u32::from(shape >> 6),
+            carried_bytes_max: if shape & 1 << 6 == 0 { CARRIED_BYTES_MAX } else { 0 },
             worker_loss: WorkerLoss::Stop,
         };
         let mut engine = LaneEngine::new(config);

@@ -316,6 +316,7 @@ impl Rig {
                 }
                 Command::Shown { op, .. } => assert!(self.ops.contains_key(op), "shown after its end"),
                 Command::Place { server, part, remote } => {
+                    let part = &out.parts[*part];
                     assert!(
                         self.servers[server.0 as usize].life.is_some() && self.ops.contains_key(&part.op)
                     );
@@ -336,6 +337,7 @@ impl Rig {
                 Command::Version { op, .. }
                 | Command::Late { op, .. }
                 | Command::Waits { op, .. }
+                | Command::Carried { op, .. }
                 | Command::Landed { op, .. } => {
                     assert!(self.ops.contains_key(op), "told before its end");
                 }

@@ -3,7 +3,7 @@
 
 /// Wire version of all messages between processes of a job. Peers with another version are refused with both builds
 /// (`message/version.rs`); `docs/upgrading.md` has the rule.
-pub const PROTOCOL_VERSION: u32 = 16;
+pub const PROTOCOL_VERSION: u32 = 17;
 
 /// Bytes of a control frame until the sender is known (registration, hello).
 pub const FIRST_FRAME_BYTES_MAX: usize = 64 << 10;
@@ -70,6 +70,9 @@ pub const RANKS_LISTED_MAX: usize = 16;
 
 /// Bytes of a slot of a worker's inbox: a full table, and the ranks that a few results name.
 pub const RESULT_SLOT_BYTES: u64 = 16 << 10;
+/// Weights of at most this many bytes travel in the result batch of their operation. For larger ones, a write of their own costs less than
+/// the two copies more.
+pub const CARRIED_BYTES_MAX: u64 = 256;
 /// Result batches of a server's lane that can be in flight at once.
 pub const RESULTS_PER_LANE: u32 = 256;
 /// Batches of a worker's lane that can be in flight at once.

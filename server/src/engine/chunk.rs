@@ -277,6 +277,7 @@ mod sample {
                 deterministic: false,
                 inbox_slots: 1,
                 spill_blocks: 1,
+                carried_bytes_max: 0,
                 worker_loss: WorkerLoss::Stop,
             }
         }

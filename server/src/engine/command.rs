@@ -188,12 +188,14 @@ pub enum Place {
     Spill(u32),
     /// The weights of a chunk, in one of its buffers.
     Weights { chunk: u32, buffer: u8 },
+    /// The same, and they travel in the batch. The landing is where they are to be at the worker.
+    Carried { chunk: u32, buffer: u8 },
 }
 
-/// A result block with the few bytes it may carry (ranks waited for).
+/// A result block with the few bytes it may carry: ranks waited for, or small weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResultBlock {
-    /// The table entry. Where there is a `place`, its landing has the bytes of that only.
+    /// The table entry. If there is a `place`, its landing has the bytes of that only, except of a carried one.
     pub block: Block,
     /// What the block's landing is to name.
     pub place: Option<Place>,
@@ -208,7 +210,11 @@ impl ResultBlock {
     /// Bytes that travel in the batch.
     #[must_use]
     pub fn inline_bytes(&self) -> u64 {
-        if self.call.is_some() { self.block.bytes } else { 4 * self.missing.len() as u64 }
+        match (self.place, self.call) {
+            (Some(Place::Carried { .. }), _) => self.block.landing.map_or(0, |landing| landing.bytes),
+            (_, Some(_)) => self.block.bytes,
+            (_, None) => 4 * self.missing.len() as u64,
+        }
     }
 }
 

@@ -18,6 +18,8 @@ pub struct EngineConfig {
     pub deterministic: bool,
     pub inbox_slots: u32,
     pub spill_blocks: u32,
+    /// Weights of at most this many bytes travel in the result batch.
+    pub carried_bytes_max: u64,
     /// What the failure of a worker means for rounds. If rounds wait for the worker, the version before the one in force is kept, for
     /// pulls that ask for exactly that version.
     pub worker_loss: WorkerLoss,

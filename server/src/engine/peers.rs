@@ -72,6 +72,8 @@ struct Peer {
     result_slots: ResultSlots,
     /// Results not sent yet; bounded by the operations the worker may have in flight.
     results: VecDeque<ResultBlock>,
+    /// How many of them carry weights.
+    carrying: usize,
     /// Operations taken whose result is not sent yet.
     unanswered: usize,
     /// Grants not sent yet.
@@ -96,7 +98,22 @@ impl Peer {
     /// Packs results and grants into as many of the worker's slots as there are, at most `left` of them. Grants
     /// alone are sent only to a worker that is about to run out; otherwise they wait for a result to ride on.
     /// False when more could be sent.
-    fn send(&mut self, rank: Rank, left: &mut usize, out: &mut Commands) -> bool {
+    fn send(&mut self, rank: Rank, left: &mut usize, carried: &mut Vec<Carried>, out: &mut Commands) -> bool {
+        let is_all = self.pack(rank, left, carried, out);
+        // What is not sent now may wait for long, and would keep its buffer from the next rounds. A write can be moved out of their way.
+        for result in self.results.iter_mut().filter(|_| self.carrying > 0) {
+            if let Some(Place::Carried { chunk, buffer }) = result.place
+                && let Some(landing) = result.block.landing.take()
+            {
+                result.place = None;
+                out.push(Command::Land { peer: rank, chunk, buffer, landing });
+            }
+        }
+        self.carrying = 0;
+        is_all
+    }
+
+    fn pack(&mut self, rank: Rank, left: &mut usize, carried: &mut Vec<Carried>, out: &mut Commands) -> bool {
         loop {
             let in_hand = self.credits.saturating_sub(self.grants.len() as u32);
             let urgent = !self.grants.is_empty() && in_hand <= u32::from(self.needy);
@@ -115,6 +132,10 @@ impl Peer {
                 if !room.take(result.inline_bytes()) {
                     break;
                 }
+                if let Some(Place::Carried { chunk, buffer }) = result.place {
+                    carried.push((rank, chunk, buffer));
+                    self.carrying -= 1;
+                }
                 out.results.extend(self.results.pop_front());
                 self.unanswered = self.unanswered.saturating_sub(1);
             }
@@ -132,6 +153,9 @@ impl Peer {
     }
 }
 
+/// A worker, a chunk, and the buffer whose weights a result carries.
+type Carried = (Rank, u32, u8);
+
 /// An operation's block on its way back, without what it carried.
 pub(super) fn sent_back(block: &Block, status: Status) -> Block {
     let data = BlockData::Inline { offset: 0 };
@@ -147,6 +171,8 @@ pub(super) struct Peers {
     wanting: VecDeque<Rank>,
     /// Workers that something is to be sent to.
     dirty: Vec<Rank>,
+    /// Results that carry weights, and are sent now or never.
+    carried: Vec<Carried>,
 }
 
 impl Peers {
@@ -156,6 +182,7 @@ impl Peers {
             ledger: Ledger::new(inbox_slots),
             wanting: VecDeque::new(),
             dirty: Vec::new(),
+            carried: Vec::new(),
         }
     }
 
@@ -186,8 +213,12 @@ impl Peers {
 
     /// A worker's channel is closed. Returns the slots that it may be writing still: they are nobody's until [`Peers::free_slots`].
     pub(super) fn down(&mut self, rank: Rank) -> Vec<u32> {
-        if let Some(place) = self.places.get_mut(rank.0 as usize) {
-            *place = None;
+        if let Some(peer) = self.places.get_mut(rank.0 as usize).and_then(Option::take) {
+            let carried = |result: &ResultBlock| match result.place {
+                Some(Place::Carried { chunk, buffer }) => Some((rank, chunk, buffer)),
+                _ => None,
+            };
+            self.carried.extend(peer.results.iter().filter_map(carried));
         }
         self.wanting.retain(|other| *other != rank);
         self.dirty.retain(|other| *other != rank);
@@ -359,6 +390,22 @@ impl Peers {
         self.push(rank, ResultBlock { block, place: Some(place), missing: Vec::new(), call: None });
     }
 
+    /// As [`Peers::push`], of an operation whose weights travel in the batch. Its landing is where they would be written. With the next
+    /// [`Peers::send`], the weights are in the batch, or are written.
+    pub(super) fn carry(&mut self, rank: Rank, block: Block, (chunk, buffer): (u32, u8)) {
+        match self.places.get_mut(rank.0 as usize).and_then(Option::as_mut) {
+            Some(peer) => peer.carrying += 1,
+            None => self.carried.push((rank, chunk, buffer)),
+        }
+        let place = Some(Place::Carried { chunk, buffer });
+        self.push(rank, ResultBlock { block, place, missing: Vec::new(), call: None });
+    }
+
+    /// The next buffer that no result carries weights of any more, because the batch has them or its worker has no channel.
+    pub(super) fn next_carried(&mut self) -> Option<Carried> {
+        self.carried.pop()
+    }
+
     /// The operation was not taken: its block goes back, without what it carried.
     pub(super) fn send_back(&mut self, rank: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
         self.answer(rank, sent_back(block, status), missing);
@@ -386,14 +433,15 @@ impl Peers {
         }
     }
 
-    /// Sends what is to be told, in at most `left` batches.
-    pub(super) fn send(&mut self, mut left: usize, out: &mut Commands) {
-        let Self { places, dirty, .. } = self;
+    /// Sends what is to be told, in at most `left` batches. Returns how many are left.
+    pub(super) fn send(&mut self, mut left: usize, out: &mut Commands) -> usize {
+        let Self { places, dirty, carried, .. } = self;
         dirty.retain(|rank| {
             let Some(Some(peer)) = places.get_mut(rank.0 as usize) else { return false };
-            peer.dirty = !peer.send(*rank, &mut left, out);
+            peer.dirty = !peer.send(*rank, &mut left, carried, out);
             peer.dirty
         });
+        left
     }
 }
 

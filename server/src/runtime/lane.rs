@@ -18,7 +18,8 @@ use fabric::{Access, Blocks, ChannelId, Completion, CompletionQueue, PostError, 
 use proto_common::batch::{BatchReader, SlotGrant};
 use proto_common::ids::{Epoch, Rank};
 use proto_common::limits::{RESULT_SLOT_BYTES, RESULTS_PER_LANE, TABLE_BYTES_MAX, slot_bytes_for};
-use std::collections::{BTreeSet, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 /// A lane that stores this much (weights twice, their sum and what rules keep) lands more weights than caches hold until
@@ -76,7 +77,7 @@ pub struct DataLane<Q> {
     pub(super) tables: Tables,
     pub(super) inbox: Cells,
     pub(super) links: Vec<Option<Link>>,
-    pub(super) ranks: HashMap<ChannelId, Rank>,
+    pub(super) ranks: FxHashMap<ChannelId, Rank>,
     pub(super) epoch: Epoch,
     pub(super) blocks: Blocks,
     pub(super) prefix: Box<[u8]>,
@@ -116,7 +117,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             tables: Tables::default(),
             inbox,
             links: (0..config.engine.workers).map(|_| None).collect(),
-            ranks: HashMap::new(),
+            ranks: FxHashMap::default(),
             epoch: Epoch::default(),
             blocks: Blocks::new(RESULTS_PER_LANE, RESULT_SLOT_BYTES, "gradwire-results")?,
             prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),

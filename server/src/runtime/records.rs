@@ -7,7 +7,8 @@ use fabric::{Blocks, ChannelId, Exclusive};
 use proto_common::batch::SlotGrant;
 use proto_common::ids::Rank;
 use proto_common::message::InboxGrant;
-use std::collections::{HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 
 /// Bytes of a record that are not its payload: a table of two blocks, and a set of contributors or changes of a rule.
 pub(super) const PREFIX_BYTES: u64 = 8 << 10;
@@ -61,7 +62,7 @@ pub(super) struct Replicas {
     pub(super) streams: Vec<StreamLink>,
     pub(super) copies: Vec<CopyLink>,
     /// Whose each channel is, and whether it is a stream of ours.
-    pub(super) channels: HashMap<ChannelId, (Rank, bool)>,
+    pub(super) channels: FxHashMap<ChannelId, (Rank, bool)>,
     pub(super) news: VecDeque<LaneNews>,
     pub(super) captured: Vec<u8>,
     pub(super) words: Vec<u64>,

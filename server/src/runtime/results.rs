@@ -51,6 +51,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             let landing = result.block.landing?;
             let (region, offset) = match result.place {
                 None => return Some(landing),
+                Some(Place::Carried { .. }) => return None,
                 Some(Place::Weights { chunk, buffer }) => {
                     (weights_key?, storage.weights(chunk, buffer).ok()?.offset())
                 }
@@ -64,9 +65,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.blocks.write(block, 0, &self.prefix[..bytes])?;
         let mut end = bytes as u64;
         for result in results {
-            match result.call {
-                Some(call) => self.write_reply(block, end, call, result.block.bytes)?,
-                None => {
+            match (result.place, result.call) {
+                (Some(Place::Carried { chunk, buffer }), _) => {
+                    let weights = self.storage.weights(chunk, buffer)?.slice(0, result.inline_bytes())?;
+                    self.blocks.copy(block, end, &weights)?;
+                }
+                (_, Some(call)) => self.write_reply(block, end, call, result.block.bytes)?,
+                (_, None) => {
                     for (at, rank) in (end..).step_by(4).zip(&result.missing) {
                         self.blocks.write(block, at, &rank.0.to_le_bytes())?;
                     }

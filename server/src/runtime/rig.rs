@@ -28,6 +28,7 @@ pub(super) fn lane_over<Q: CompletionQueue>(
         deterministic: true,
         inbox_slots,
         spill_blocks: 4,
+        carried_bytes_max: 0,
         worker_loss: WorkerLoss::Stop,
     };
     let config = LaneConfig { engine, rank: Rank(rank), chunk_bytes, space: Space::default() };

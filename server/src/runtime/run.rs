@@ -34,7 +34,7 @@ use proto_common::config::{DeadlineSettings, Settings};
 use proto_common::error::ExitCode;
 use proto_common::footprint::{self, Limit};
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
-use proto_common::limits::{PROTOCOL_VERSION, slot_bytes_for};
+use proto_common::limits::{CARRIED_BYTES_MAX, PROTOCOL_VERSION, slot_bytes_for};
 use proto_common::message::{ClusterShape, Coming, MemberReport, Register, Resume, Welcome};
 use proto_common::transport::{Driver, Offer};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -279,6 +279,7 @@ fn start_lanes(
             deterministic: shape.deterministic,
             inbox_slots,
             spill_blocks,
+            carried_bytes_max: CARRIED_BYTES_MAX,
             worker_loss: shape.worker_loss,
         };
         let config = LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes, space };

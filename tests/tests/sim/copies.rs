@@ -87,6 +87,7 @@ impl Rig {
                 worker_loss: WorkerLoss::Stop,
                 inbox_slots: 4,
                 spill_blocks: 4,
+                carried_bytes_max: 0,
             };
             let (rank, space) = (Rank(server as u32), Space::default());
             let config = LaneConfig { engine, rank, chunk_bytes: CHUNK_BYTES, space };

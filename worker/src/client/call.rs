@@ -181,8 +181,10 @@ impl Client {
             coded: Some(Coded { codec: 0, offset: 0, bytes: frame_bytes }),
         };
         let call = Some(Box::new(parts));
-        let buffers = OpBuffers { source: Some(frame), target, call, ..OpBuffers::default() };
-        let state = self.0.states.take(1, buffers);
+        let mut state = self.0.states.take(1);
+        let buffers = state.buffers();
+        (buffers.source, buffers.target, buffers.call) = (Some(frame), target, call);
+        let state = state.share();
         let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         let timeout = Duration::from_millis(u64::from(timeout_ms));
         let lane = self.call_lane(app);
@@ -207,8 +209,7 @@ impl Client {
         lane.submit(Submission { state: state.clone(), submit, parts, source, target });
         // The order is settled; starting takes no lock of the line's.
         drop(next);
-        lane.kick()?;
-        let started = Instant::now();
+        let started = lane.kick()?;
         let (states, lane) = (self.0.states.clone(), lane.clone());
         // The lane answers at the deadline plus its grace; this is the net under it.
         let deadline = started + timeout + Duration::from_secs(3);
@@ -413,7 +414,7 @@ impl CallHandle {
     /// Whether it has ended, successfully or not.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.state.poll().is_some()
+        self.state.is_told()
     }
 
     /// Registers a callback for its end. It is called on a data thread or in another thread's wait, or at once if the
@@ -440,14 +441,14 @@ impl CallHandle {
 
     /// Waits until it has ended, at its deadline at the latest. The error names handler and server.
     pub fn wait(self) -> Result<CallReply, ClientError> {
-        let told = || self.state.poll().is_some();
+        let told = || self.state.is_told();
         let lanes = || std::iter::once(&self.lane);
         self.lane.visit();
         if !told() {
             drive_until(lanes(), self.deadline, told);
         }
         let blocked = (!told()).then(|| Blocked::new(lanes()));
-        let result = self.state.wait(self.deadline);
+        let result = self.state.wait(self.deadline).then(|| self.state.poll()).flatten();
         drop(blocked);
         let Self { state, states, of, .. } = self;
         // `of` makes a fault of the call of it.

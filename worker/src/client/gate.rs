@@ -67,7 +67,7 @@ impl Passing {
         let mut numbers = self.tensor.numbers();
         numbers.waiting.open(self.op, change);
         while let Some(going) = numbers.waiting.take() {
-            used |= self.parts().submit(&going, &mut refused);
+            used |= self.parts().submit(going, &mut refused);
         }
         drop(numbers);
         // A callback of one that fails may start an operation on the tensor.

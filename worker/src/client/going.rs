@@ -60,24 +60,27 @@ impl<'a> Parts<'a> {
 
     /// Hands an operation over to its lanes, which are to be kicked then. Returns them, a bit each. `refused` gets the shares of lanes that
     /// have ended.
-    pub(super) fn submit(self, going: &Going, refused: &mut Vec<Refused>) -> u64 {
-        let Going { state, submit, source, target, refused: why } = going;
-        for (_, (lane, parts)) in self.by_lane() {
-            let parts = match source {
+    pub(super) fn submit(self, mut going: Going, refused: &mut Vec<Refused>) -> u64 {
+        let mut lanes = self.by_lane().peekable();
+        while let Some((_, (lane, parts))) = lanes.next() {
+            let parts = match &going.source {
                 Some(source) if self.dynamic => shortened(parts, source.len()),
                 _ => parts.clone(),
             };
-            let error = match why {
-                Some(error) => error.clone(),
-                None => {
-                    let (state, source, target) = (state.clone(), source.clone(), target.clone());
-                    if lane.submit(Submission { state, submit: *submit, parts, source, target }) {
-                        continue;
-                    }
-                    lane.ended().unwrap_or_else(|| OpError::Closed("its lane has ended".into()))
-                }
+            if let Some(error) = &going.refused {
+                refused.push(Refused(going.state.clone(), error.clone()));
+                continue;
+            }
+            let (state, submit) = (going.state.clone(), going.submit);
+            // The last lane gets the spans themselves: most operations have one lane, and each clone of a span counts its owners.
+            let (source, target) = match lanes.peek() {
+                Some(_) => (going.source.clone(), going.target.clone()),
+                None => (going.source.take(), going.target.take()),
             };
-            refused.push(Refused(state.clone(), error));
+            if !lane.submit(Submission { state, submit, parts, source, target }) {
+                let error = lane.ended().unwrap_or_else(|| OpError::Closed("its lane has ended".into()));
+                refused.push(Refused(going.state.clone(), error));
+            }
         }
         self.used()
     }

@@ -63,9 +63,8 @@ impl Handle {
         lanes: Arc<[LaneHandle]>,
         used: u64,
         (client, tensor, kind): (Weak<Inner>, Tensor, OpKind),
-        timeout: Duration,
+        (started, timeout): (Instant, Duration),
     ) -> Self {
-        let started = Instant::now();
         // The lane answers at the deadline plus its grace; this is the net under it.
         Self {
             state,
@@ -93,7 +92,7 @@ impl Handle {
     /// Whether it has ended, successfully or not.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.state.poll().is_some()
+        self.state.is_told()
     }
 
     /// Registers a callback for its end. It is called on a data thread or in another thread's [`Handle::wait`], or at
@@ -119,7 +118,7 @@ impl Handle {
             drive_until(self.lanes(), deadline, told);
         }
         let blocked = (!told()).then(|| Blocked::new(self.lanes()));
-        let ended = self.state.wait(deadline).is_some();
+        let ended = self.state.wait(deadline);
         drop(blocked);
         ended
     }

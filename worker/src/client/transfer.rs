@@ -7,10 +7,10 @@ use super::going::{Going, Parts, used_of};
 use super::registrations::Way;
 use super::tensor::{CodedTensor, Numbers};
 use super::{Client, Element, Ended, Handle, Source, Target, Tensor, TensorBuffer};
-use crate::engine::Submit;
+use crate::engine::{GATHER_BYTES_MAX, Submit};
 use crate::error::{ClientError, OpError};
 use crate::host::Host;
-use crate::runtime::OpBuffers;
+use crate::runtime::{LaneHandle, OpBuffers};
 use fabric::{Exclusive, Span, UserBuffer};
 use proto_common::batch::{Count, OpKind};
 use proto_common::ids::{Rank, Version};
@@ -18,7 +18,7 @@ use proto_common::plan::Placement;
 use proto_common::table::home_of;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 /// Servers that share this worker's memory reduce gradients in place in the pool. A buffer that the program allocated itself is copied
@@ -252,10 +252,10 @@ impl Client {
         tensor: &Tensor,
         source: Option<Source>,
         in_pool: bool,
-    ) -> Result<(Option<Span>, OpBuffers), ClientError> {
-        let mut buffers = OpBuffers::default();
+        buffers: &mut OpBuffers,
+    ) -> Result<Option<Span>, ClientError> {
         let span = match source {
-            None => return Ok((None, buffers)),
+            None => return Ok(None),
             Some(Source::Pool(buffer)) => buffers.source.insert(buffer.into_inner()).span(),
             Some(Source::Shared(buffer)) => {
                 let span = buffer.span();
@@ -281,18 +281,18 @@ impl Client {
                 }
             }
         };
-        Ok((Some(span), buffers))
+        Ok(Some(span))
     }
 
     /// As `source`, for a gradient that will be encoded: allocates memory for the encoded bytes.
-    pub(super) fn hold(
+    fn hold(
         &self,
         coded: &CodedTensor,
         source: Option<Source>,
-    ) -> Result<(Option<Span>, OpBuffers), ClientError> {
-        let mut buffers = OpBuffers::default();
+        buffers: &mut OpBuffers,
+    ) -> Result<Option<Span>, ClientError> {
         match source {
-            None => return Ok((None, buffers)),
+            None => return Ok(None),
             Some(Source::Pool(buffer)) => buffers.source = Some(buffer.into_inner()),
             Some(Source::User(user)) => buffers.user = Some(user),
             // Another thread may write it while it is encoded, so a copy is encoded.
@@ -302,8 +302,7 @@ impl Client {
                 buffers.source = Some(copy);
             }
         }
-        let span = buffers.encoded.insert(coded.spares.take(|| self.prepared(coded.bytes))?).span();
-        Ok((span, buffers))
+        Ok(buffers.encoded.insert(coded.spares.take(|| self.prepared(coded.bytes))?).span())
     }
 
     /// Servers read only from the pool. Payloads in other memory are sent to them.
@@ -328,13 +327,13 @@ impl Client {
         Ok(copy)
     }
 
-    /// Starts the operations that were submitted to these lanes (one bit per lane). Returns an error if one of the lanes has ended.
-    fn kick(&self, used: u64) -> Result<(), OpError> {
-        let mut kicked = Ok(());
-        for lane in used_of(&self.0.lanes, used) {
-            kicked = kicked.and(lane.kick());
-        }
-        kicked
+    /// Starts operations of so many bytes that were submitted to these lanes (one bit per lane), and returns the time. Returns an error
+    /// if one of the lanes has ended.
+    fn kick(&self, used: u64, bytes: u64) -> Result<Instant, OpError> {
+        let kick = if bytes <= GATHER_BYTES_MAX { LaneHandle::kick_small } else { LaneHandle::kick };
+        let kicked = used_of(&self.0.lanes, used).map(kick);
+        // Also the lanes after one that has ended.
+        kicked.reduce(|first, next| first.and_then(|_| next)).unwrap_or_else(|| Ok(Instant::now()))
     }
 
     /// Where the operation meets those of other workers of this host, if it does.
@@ -342,23 +341,25 @@ impl Client {
         self.0.host.get().filter(|_| kind.contributes() && tensor.spec().merges())
     }
 
-    /// The memory of an operation's payload, and the buffers that the operation owns.
+    /// The memory of an operation's payload. `buffers` gets those that the operation owns.
     fn source(
         &self,
         tensor: &Tensor,
         kind: OpKind,
         source: Option<Source>,
-    ) -> Result<(Option<Span>, OpBuffers), ClientError> {
+        buffers: &mut OpBuffers,
+    ) -> Result<Option<Span>, ClientError> {
         match (tensor.coded(kind), self.gate(tensor, kind)) {
-            (Some(coded), _) => self.hold(coded, source),
-            (None, None) => self.gather(tensor, source, false),
+            (Some(coded), _) => self.hold(coded, source, buffers),
+            (None, None) => self.gather(tensor, source, false, buffers),
             (None, Some(gate)) => {
-                let (span, mut buffers) = self.gather(tensor, source, !gate.is_head() && gate.is_on())?;
+                let in_pool = !gate.is_head() && gate.is_on();
+                let span = self.gather(tensor, source, in_pool, buffers)?;
                 if gate.is_head() && gate.is_on() {
                     // Without memory for a sum everybody of this host sends its own.
                     buffers.encoded = tensor.sums().take(|| self.prepared(tensor.bytes())).ok();
                 }
-                Ok((span, buffers))
+                Ok(span)
             }
         }
     }
@@ -370,21 +371,23 @@ impl Client {
             return Err(error.into());
         }
         let gate = self.gate(tensor, kind);
-        let (source, mut buffers) = self.source(tensor, kind, source)?;
-        let target = target.map(|target| buffers.keep_target(target));
         let tensor_lanes = tensor.coded(kind).map_or(tensor.lanes(), |coded| &coded.lanes);
+        let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
+        let mut state = self.0.states.take(lanes + u32::from(gate.is_some()));
+        let buffers = state.buffers();
+        let source = self.source(tensor, kind, source, buffers)?;
+        let target = target.map(|target| buffers.keep_target(target));
         let mut numbers = tensor.numbers();
         let ((operation, round), exact) = (numbers.next(kind, tensor.seen()), numbers.exactly(kind));
         let round = round + u64::from(probe.is_some());
-        tensor.begin_telling(&mut buffers);
-        numbers.encode(round, &mut buffers);
+        tensor.begin_telling(buffers);
+        numbers.encode(round, buffers);
         buffers.busy = Some(tensor.viewing().busy());
         let by_chunk = buffers.versions.is_some();
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         let sums = buffers.encoded.is_some();
         buffers.gate = gate.map(|gate| (gate.answering(), op));
-        let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
-        let state = self.0.states.take(lanes + u32::from(gate.is_some()), buffers);
+        let state = state.share();
         let reading = tensor.viewing().reading(operation);
         if view {
             state.will_show(tensor.begin_view(operation));
@@ -416,7 +419,7 @@ impl Client {
             }
             None if !numbers.waiting.is_empty() => numbers.waiting.push(going, false),
             // If a lane has ended, the kick returns the error.
-            None => kicked = parts.submit(&going, &mut Vec::new()),
+            None => kicked = parts.submit(going, &mut Vec::new()),
         }
         // All lanes have the operation, or it has a place at the gate. So its place among the tensor's operations is fixed, and
         // starting it needs no lock.
@@ -428,13 +431,13 @@ impl Client {
         if kind.contributes() && home_of(tensor.key()).is_none() {
             self.look_at_round(round);
         }
-        self.kick(kicked)?;
+        let started = self.kick(kicked, tensor.bytes())?;
         Ok(Handle::new(
             (state, self.0.states.clone()),
             self.0.lanes.clone(),
             used,
             (Arc::downgrade(&self.0), tensor.clone(), kind),
-            self.operation_ends(),
+            (started, self.operation_ends()),
         ))
     }
 }

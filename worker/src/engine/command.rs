@@ -27,8 +27,8 @@ pub enum Command {
     /// Write a part's payload into the buffer that the server granted, before anything that is sent after.
     Place {
         server: Rank,
-        /// The part.
-        part: PartBlock,
+        /// Which of [`Commands::parts`].
+        part: usize,
         /// The buffer.
         remote: Landing,
     },
@@ -71,6 +71,16 @@ pub enum Command {
         bytes: u64,
         /// Newest version among its parts.
         newest: u64,
+    },
+    /// A part's weights came in the payload of the results; the operation's end follows.
+    Carried {
+        op: u64,
+        /// Bytes before them in the tensor.
+        offset: u64,
+        /// Where they begin in the payload.
+        from: u64,
+        /// Their bytes.
+        bytes: u64,
     },
     /// A part has ended with this version; the operation's end follows.
     Version {

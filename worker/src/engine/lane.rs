@@ -35,8 +35,9 @@ use std::cmp::Reverse;
 
 /// Parts of at most this many bytes may wait for more of them, so that they share the cost of a batch. When this many wait,
 /// they are sent in any case: more would gain little.
-const GATHER_BYTES_MAX: u64 = 16 << 10;
-const GATHER_PARTS_MAX: usize = 32;
+pub const GATHER_BYTES_MAX: u64 = 16 << 10;
+/// See [`GATHER_BYTES_MAX`].
+pub const GATHER_PARTS_MAX: usize = 32;
 
 /// The configuration of the engine.
 #[derive(Clone, Copy, Debug)]

@@ -14,7 +14,7 @@ mod shown_by;
 mod stats;
 
 pub use command::{Command, Commands, PartBlock};
-pub use lane::{EngineConfig, LaneEngine, OldestOp, ResultContext};
+pub use lane::{EngineConfig, GATHER_BYTES_MAX, GATHER_PARTS_MAX, LaneEngine, OldestOp, ResultContext};
 pub use member::{Member, MemberCommand, MemberConfig};
 pub use part::{Coded, PartSpec, Submit};
 pub use stats::{LaneStats, Traffic};

@@ -469,7 +469,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                 self.flight.sent(server, parts);
                 self.send(server, slot, parts, grants, wanted, sequence)?;
             }
-            Command::Place { server, part, remote } => self.place(server, &part, remote)?,
+            Command::Place { server, part, remote } => self.place(server, &parts_of[part], remote)?,
             Command::Notice { server, notice } => {
                 if matches!(notice, Notice::Want(_)) {
                     self.flight.wants(server);
@@ -489,6 +489,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             Command::Version { op, offset, version } => {
                 self.tell(op, |state| state.chunk_version(offset, Version(version)));
             }
+            Command::Carried { op, offset, from, bytes } => self.carried(op, offset, from, bytes)?,
             Command::Late { op, chunks } => self.tell(op, |state| state.late(chunks)),
             Command::Replied { op, offset, bytes, landed } => self.replied(op, offset, bytes, landed),
             Command::Room { op, bytes } => self.make_room(op, bytes),

@@ -177,6 +177,22 @@ impl OpState {
         }
     }
 
+    /// The state of an operation whose end was seen and whose buffers were taken becomes that of a new one.
+    pub(super) fn renew(&mut self, lanes: u32) {
+        let Self { lanes_left, told, failed, landed_bytes, newest, late_chunks, progress, changed: _ } = self;
+        (*lanes_left.get_mut(), *late_chunks.get_mut()) = (lanes, 0);
+        (*told.get_mut(), *failed.get_mut()) = (lanes == 0, false);
+        (*landed_bytes.get_mut(), *newest.get_mut()) = (0, 0);
+        let Progress { version, error, ended, buffers: _, callback, waiters } =
+            progress.get_mut().unwrap_or_else(PoisonError::into_inner);
+        (*version, *error, *ended, *callback, *waiters) = (None, None, false, None, 0);
+    }
+
+    /// The buffers of an operation that no lane has yet.
+    pub(super) fn own_buffers(&mut self) -> &mut OpBuffers {
+        &mut self.progress.get_mut().unwrap_or_else(PoisonError::into_inner).buffers
+    }
+
     fn tell(&self, mut progress: MutexGuard<'_, Progress>) {
         let (waiters, result) = (progress.waiters > 0, outcome(&progress));
         let callback = progress.callback.take();
@@ -345,7 +361,7 @@ impl OpState {
     }
 
     /// Can the caller get the result?
-    pub(super) fn is_told(&self) -> bool {
+    pub(crate) fn is_told(&self) -> bool {
         self.told.load(Ordering::Acquire)
     }
 
@@ -371,22 +387,22 @@ impl OpState {
         work(&mut lock(&self.progress).buffers)
     }
 
-    /// Waits until the caller can get the result, at most until `deadline`.
-    pub(crate) fn wait(&self, deadline: Instant) -> Option<Result<Version, OpError>> {
+    /// Waits until the caller can get the result, at most until `deadline`. Returns whether it can.
+    pub(crate) fn wait(&self, deadline: Instant) -> bool {
         for _ in 0..SPINS {
-            if let Some(result) = self.poll() {
-                return Some(result);
+            if self.is_told() {
+                return true;
             }
             std::hint::spin_loop();
         }
         let mut progress = lock(&self.progress);
         loop {
             if self.is_told() {
-                return Some(outcome(&progress));
+                return true;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left == Duration::ZERO {
-                return None;
+                return false;
             }
             progress.waiters += 1;
             progress = self.changed.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -504,7 +520,7 @@ mod tests {
             }));
             fail(&state);
             assert!(state.has_failed() && !state.is_told(), "the other lane's server adds it up");
-            assert_eq!(state.wait(Instant::now()), None);
+            assert!(!state.wait(Instant::now()));
             state.lane_done(Ok(3), Fenced::answered());
             if !state.is_told() {
                 state.lane_done(Ok(3), Fenced::answered());
@@ -527,6 +543,6 @@ mod tests {
     #[test]
     fn waiting_ends_at_the_deadline() {
         let state = OpState::new(1);
-        assert_eq!(state.wait(Instant::now() + Duration::from_millis(5)), None);
+        assert!(!state.wait(Instant::now() + Duration::from_millis(5)));
     }
 }

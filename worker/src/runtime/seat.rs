@@ -6,10 +6,12 @@ use super::connections::Connections;
 use super::lane::LaneDriver;
 use super::message::LaneMessage;
 use super::op::Submission;
+use crate::engine::GATHER_PARTS_MAX;
 use crate::error::OpError;
 use fabric::seat::{Callbacks, Caller, Driven, Left, Seat};
 use fabric::{LaneQueue, Letters, Mailbox, Rest, oneshot};
 use proto_common::limits::LANES_MAX;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -32,11 +34,26 @@ pub(super) struct Core {
     /// How the data thread sleeps, and until when at most.
     pub(super) rest: Rest,
     pub(super) sleep_until_ms: u64,
-    /// Operations wait for the next turn, and the data thread has been woken for it.
-    gathering: bool,
+    glance: Arc<Glance>,
     start: Instant,
     now_ms: u64,
     turns: u32,
+}
+
+/// What callers see of the core without the seat.
+struct Glance {
+    /// Operations wait for the next turn, and somebody will do it. A caller that posts an operation and then sees this leaves the
+    /// operation to that turn: the turn's holder ends the gathering first, and takes what was posted after it.
+    is_gathering: AtomicBool,
+    start: Instant,
+    /// The last look at the clock, since `start`.
+    now_ns: AtomicU64,
+}
+
+impl Glance {
+    fn now(&self) -> Instant {
+        self.start + Duration::from_nanos(self.now_ns.load(Ordering::Relaxed))
+    }
 }
 
 impl Core {
@@ -46,6 +63,7 @@ impl Core {
         connections: Connections,
     ) -> Self {
         let (deferred, start) = (None, Instant::now());
+        let glance = Glance { is_gathering: AtomicBool::new(false), start, now_ns: AtomicU64::new(0) };
         Self {
             driver,
             receiver,
@@ -53,7 +71,7 @@ impl Core {
             connections,
             rest: Rest::Word,
             sleep_until_ms: 0,
-            gathering: false,
+            glance: Arc::new(glance),
             start,
             now_ms: 0,
             turns: 0,
@@ -68,7 +86,9 @@ impl Core {
     pub(super) fn look_at_clock(&mut self) {
         self.turns = 0;
         let now = Instant::now();
-        self.now_ms = now.saturating_duration_since(self.start).as_millis() as u64;
+        let since = now.saturating_duration_since(self.start);
+        self.now_ms = since.as_millis() as u64;
+        self.glance.now_ns.store(since.as_nanos() as u64, Ordering::Relaxed);
         self.driver.saw(now);
     }
 
@@ -91,9 +111,21 @@ impl Core {
         any
     }
 
+    /// In this order: whoever posts an operation and sees the flag afterwards wakes nobody.
+    fn end_gathering(&mut self) {
+        if self.glance.is_gathering.swap(false, Ordering::SeqCst) {
+            self.take_submissions();
+        }
+    }
+
+    /// The lane has ended: whoever posts an operation is to find that out.
+    pub(super) fn gathers_no_more(&self) {
+        self.glance.is_gathering.store(false, Ordering::SeqCst);
+    }
+
     /// One turn of the lane. True when something had happened.
     pub(super) fn step(&mut self) -> bool {
-        self.gathering = false;
+        self.end_gathering();
         self.turns += 1;
         if self.turns >= TURNS_PER_CLOCK {
             self.look_at_clock();
@@ -119,7 +151,7 @@ impl Core {
             self.step();
             return self.settle();
         }
-        self.gathering = false;
+        self.end_gathering();
         self.driver.post(self.now_ms);
         if self.deferred.is_none() && self.rearm() { self.armed() } else { self.leave() }
     }
@@ -127,7 +159,7 @@ impl Core {
     /// Leaves small operations to the next turn while earlier ones are on their way: then many go as one batch. The data
     /// thread is rung once, because a caller need not come back.
     fn gather(&mut self) -> Left {
-        if std::mem::replace(&mut self.gathering, true) {
+        if self.glance.is_gathering.swap(true, Ordering::SeqCst) {
             // The data thread has been woken already, and the lane stays disarmed. If the lane were armed again, a data thread
             // that was woken just before it sleeps would sleep nevertheless.
             return Left::Nothing;
@@ -201,6 +233,7 @@ pub(super) struct Lane {
     callbacks: Callbacks,
     /// The error of what is submitted after the end. Set before the mailbox is closed.
     pub(super) ended: OnceLock<OpError>,
+    glance: Arc<Glance>,
     spin: Duration,
 }
 
@@ -222,8 +255,10 @@ impl LaneHandle {
     pub(super) fn new(mut driver: LaneDriver<LaneQueue>, connections: Connections, spin: Duration) -> Self {
         let bell = driver.queue_mut().waker();
         let (mailbox, receiver) = Mailbox::new(bell.clone());
-        let seat = Seat::new(Core::new(driver, receiver, connections), bell);
-        let lane = Lane { seat, callbacks: Callbacks::default(), ended: OnceLock::new(), spin };
+        let core = Core::new(driver, receiver, connections);
+        let glance = core.glance.clone();
+        let seat = Seat::new(core, bell);
+        let lane = Lane { seat, callbacks: Callbacks::default(), ended: OnceLock::new(), glance, spin };
         Self { lane: Arc::new(lane), mailbox }
     }
 
@@ -274,19 +309,29 @@ impl LaneHandle {
         self.lane.seat.visit();
     }
 
-    /// Starts what was submitted: here where the seat is free, else whoever has it does. Calls no callbacks.
-    /// An error when the lane has ended: why.
-    pub(crate) fn kick(&self) -> Result<(), OpError> {
+    /// Starts what was submitted: here where the seat is free, else whoever has it does. Calls no callbacks. Returns the time, which
+    /// whoever takes the seat reads anyway. An error when the lane has ended: why.
+    pub(crate) fn kick(&self) -> Result<Instant, OpError> {
         let Some(mut held) = self.lane.seat.try_take() else {
             self.mailbox.wake();
             // If the submission was refused, then the error is there.
-            return self.lane.ended.get().map_or(Ok(()), |error| Err(error.clone()));
+            return self.lane.ended.get().map_or_else(|| Ok(Instant::now()), |error| Err(error.clone()));
         };
+        let now = held.glance.now();
         let submitting = self.lane.callbacks.submitting();
         let left = held.kick(submitting.may_end());
         drop(submitting);
         held.give_back(left);
-        Ok(())
+        Ok(now)
+    }
+
+    /// As [`LaneHandle::kick`], for an operation that may be gathered with others: if some are gathered now, it is left to the next turn.
+    pub(crate) fn kick_small(&self) -> Result<Instant, OpError> {
+        let glance = &self.lane.glance;
+        if glance.is_gathering.load(Ordering::SeqCst) && self.mailbox.waiting() < GATHER_PARTS_MAX {
+            return Ok(glance.now());
+        }
+        self.kick()
     }
 
     /// From here on an operation has a callback, until [`LaneHandle::forget_callback`].

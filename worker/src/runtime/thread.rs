@@ -86,6 +86,7 @@ fn end(lane: &Lane, why: &str) {
     // Set once: a lane has one data thread.
     let _ = lane.ended.set(error.clone());
     let Some(mut core) = lane.seat.end() else { return };
+    core.gathers_no_more();
     core.look_at_clock();
     core.driver.end(&error, core.now_ms());
     // What is submitted after this is refused, and finds the error.
@@ -241,7 +242,8 @@ mod tests {
         }
         let third = submit(&lane, 3);
         lane.send(LaneMessage::Fail(OpError::Closed("a test".into())));
-        let told = third.wait(Instant::now() + PATIENCE).expect("it hangs").unwrap_err().to_string();
+        let told = third.wait(Instant::now() + PATIENCE).then(|| third.poll()).flatten();
+        let told = told.expect("it hangs").unwrap_err().to_string();
         assert!(told.contains("the data thread of lane 3 panicked"), "{told}");
         thread.join().unwrap();
         let told = lane.kick().unwrap_err().to_string();
@@ -283,7 +285,7 @@ mod tests {
         go.send(()).unwrap();
         let _ = thread.join();
         for state in [second, third] {
-            let ended = state.wait(Instant::now() + Duration::from_secs(20));
+            let ended = state.wait(Instant::now() + Duration::from_secs(20)).then(|| state.poll()).flatten();
             assert!(matches!(ended, Some(Err(OpError::Closed(_)))), "{ended:?}");
         }
     }

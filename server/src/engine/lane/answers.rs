@@ -28,8 +28,9 @@ impl LaneEngine {
 
     /// Answers the operations that wait for a version that is published now.
     pub(super) fn answer(&mut self, index: u32, out: &mut Commands) {
-        let Self { chunks, peers, stats, roster, .. } = self;
+        let Self { chunks, peers, stats, roster, config, .. } = self;
         let chunk = &mut chunks[index as usize];
+        let is_carried = !chunk.spec.dynamic && chunk.spec.bytes <= config.carried_bytes_max;
         if chunk.is_silent() {
             return;
         }
@@ -46,15 +47,20 @@ impl LaneEngine {
                 None => (Status::VersionGone, (0, 0)),
             };
             let bad = status == Status::BadValue;
+            let version = rounds.version_for(waiter, status);
+            let mut block = answer_block(spec, waiter, status, version);
+            stats.answers += 1;
             // A version without elements has nothing to write.
             if let Some(landing) = waiter.landing.filter(|_| bytes > 0 && !bad) {
                 rounds.size(index, bytes, out);
                 weights.views.land(waiter.rank, buffer);
+                if is_carried && matches!(status, Status::Done | Status::Late) {
+                    block.landing = Some(Landing { bytes, ..landing });
+                    peers.carry(waiter.rank, block, (index, buffer));
+                    return None;
+                }
                 out.push(Command::Land { peer: waiter.rank, chunk: index, buffer, landing });
             }
-            let version = rounds.version_for(waiter, status);
-            let mut block = answer_block(spec, waiter, status, version);
-            stats.answers += 1;
             if waiter.view && !bad {
                 weights.views.show(waiter.rank, waiter.operation, buffer);
                 stats.views += 1;

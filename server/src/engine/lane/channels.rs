@@ -106,6 +106,18 @@ impl LaneEngine {
             self.free_retired(out);
         }
         self.calls.report_gone(out);
-        self.peers.send(batches, out);
+        let mut left = batches;
+        loop {
+            left = self.peers.send(left, out);
+            let mut is_over = true;
+            // The weights of what is sent are in the batches. Rounds that waited for a buffer may end, and have results to send.
+            while let Some((rank, chunk, buffer)) = self.peers.next_carried() {
+                self.landed(rank, chunk, buffer, out);
+                is_over = false;
+            }
+            if is_over {
+                return;
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 mod beside;
 mod calls;
+mod carried;
 mod coded;
 mod comings;
 mod copies;
@@ -60,6 +61,7 @@ fn config(workers: u32) -> EngineConfig {
         deterministic: true,
         inbox_slots: 16,
         spill_blocks: 8,
+        carried_bytes_max: 0,
         worker_loss: WorkerLoss::Stop,
     }
 }

@@ -32,7 +32,7 @@ impl Rig {
         assert_eq!(result.landing.map(|landing| landing.bytes), place.map(|_| BYTES));
         place.map(|place| match place {
             Place::Spill(spill) => spill,
-            Place::Weights { .. } => panic!("{place:?}"),
+            Place::Weights { .. } | Place::Carried { .. } => panic!("{place:?}"),
         })
     }
 }

@@ -15,6 +15,7 @@ use gradwire_worker::engine::EngineConfig as WorkerEngine;
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank};
+use proto_common::limits::CARRIED_BYTES_MAX;
 use proto_common::plan::Placement;
 use proto_common::shard_map::{MapUpdate, ShardMap, assign};
 use std::collections::{BTreeSet, VecDeque};
@@ -258,6 +259,8 @@ fn server(net: &SimNet, shape: &Shape, map: &ShardMap, rank: u32) -> Server {
         deterministic: shape.deterministic,
         inbox_slots: shape.inbox_slots,
         spill_blocks: shape.spill_blocks,
+        // Every second server writes small weights, too.
+        carried_bytes_max: if rank.is_multiple_of(2) { CARRIED_BYTES_MAX } else { 0 },
         worker_loss: WorkerLoss::Stop,
     };
     let config = ServerConfig { engine, rank: Rank(rank), chunk_bytes: CHUNK_BYTES, space: Space::default() };

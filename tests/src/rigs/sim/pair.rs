@@ -12,6 +12,7 @@ use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank};
+use proto_common::limits::CARRIED_BYTES_MAX;
 use proto_common::message::InboxGrant;
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
@@ -33,6 +34,7 @@ pub fn server<Q: CompletionQueue>(queue: Q, chunk_bytes: u64, chunks: &[u64]) ->
         deterministic: true,
         inbox_slots: 4,
         spill_blocks: 4,
+        carried_bytes_max: CARRIED_BYTES_MAX,
         worker_loss: WorkerLoss::Stop,
     };
     let config = ServerConfig { engine, rank: Rank(0), chunk_bytes, space: Space::default() };

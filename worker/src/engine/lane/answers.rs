@@ -106,7 +106,9 @@ impl LaneEngine {
         out: &mut Commands,
     ) {
         let failure = self.failure(server, &part, block, payload);
-        if failure.is_none() && !self.shown(server, &part, block, out) {
+        if failure.is_none()
+            && !(self.shown(server, &part, block, out) && self.carried(server, &part, block, out))
+        {
             return;
         }
         if let Some(op) = self.ops.get_mut(part.op) {
@@ -165,6 +167,26 @@ impl LaneEngine {
         self.chunks[part.chunk].shown_by.note(server, submit.operation, block.count.round());
         out.list.push(Command::Shown { op: submit.op, server, offset: part.spec.offset, at });
         true
+    }
+
+    /// Passes on weights that came with the answer. False if they are not the part's: the channel is then closed.
+    fn carried(&mut self, server: Rank, part: &Part, block: &Block, out: &mut Commands) -> bool {
+        let Some(submit) = self.ops.get(part.op).map(|op| &op.submit).filter(|_| block.bytes > 0) else {
+            return true;
+        };
+        let (PartSpec { offset, bytes, .. }, op) = (part.spec, submit.op);
+        match block.data {
+            BlockData::Inline { offset: from }
+                if submit.kind.lands() && !submit.view && block.bytes == bytes =>
+            {
+                out.list.push(Command::Carried { op, offset, from, bytes });
+                true
+            }
+            _ => {
+                out.close(server, "its answer carries weights of another size, or that nobody asked for");
+                false
+            }
+        }
     }
 
     /// Stores the ranks that the server waits for before it can take a part. The error of an operation at its deadline names them.
@@ -298,8 +320,11 @@ impl LaneEngine {
     }
 }
 
-/// The ranks that a result lists, up to the maximum.
+/// The ranks that a result lists, up to the maximum. The payload of a success is weights.
 fn listed(block: &Block, payload: &[u8]) -> Vec<Rank> {
+    if matches!(block.status, Status::Done | Status::Late) {
+        return Vec::new();
+    }
     let BlockData::Inline { offset } = block.data else { return Vec::new() };
     let end = offset.saturating_add(block.bytes);
     let range = usize::try_from(offset).unwrap_or(usize::MAX)..usize::try_from(end).unwrap_or(usize::MAX);

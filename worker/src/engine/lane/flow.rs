@@ -53,7 +53,7 @@ impl LaneEngine {
             if data == BlockData::Placed
                 && let Some(remote) = self.links[at].buffers.occupy(block.block.id)
             {
-                out.list.push(Command::Place { server, part: block, remote });
+                out.list.push(Command::Place { server, part: out.parts.len() - 1, remote });
             }
             if matches!(data, BlockData::ByReference { .. }) {
                 referenced_bytes += block.block.bytes;

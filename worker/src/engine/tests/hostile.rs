@@ -204,7 +204,10 @@ proptest! {
                     Command::Close { server, .. } => rig.engine.server_down(*server),
                     Command::Notice { .. } | Command::Place { .. } => {}
                     Command::Landed { op, .. } => prop_assert!(!ended.contains(op), "landed after its end"),
-                    Command::Version { op, .. } | Command::Late { op, .. } | Command::Waits { op, .. } => {
+                    Command::Version { op, .. }
+                    | Command::Late { op, .. }
+                    | Command::Waits { op, .. }
+                    | Command::Carried { op, .. } => {
                         prop_assert!(!ended.contains(op), "told of after its end");
                     }
                     Command::Replied { .. } | Command::Room { .. } => {

@@ -2,6 +2,7 @@
 
 mod batches;
 mod calls;
+mod carried;
 mod credits;
 mod ends;
 mod hostile;
@@ -79,6 +80,8 @@ impl Sent {
 struct Happened {
     sent: Vec<Sent>,
     rest: Vec<Command>,
+    /// What `Place` commands write.
+    placed: Vec<PartBlock>,
 }
 
 struct Rig {
@@ -141,10 +144,10 @@ impl Rig {
                     });
                 }
                 other => {
-                    written.extend(match other {
-                        Command::Place { part, .. } => Some(*part),
-                        _ => None,
-                    });
+                    if let Command::Place { part, .. } = other {
+                        written.push(out.parts[*part]);
+                        happened.placed.push(out.parts[*part]);
+                    }
                     happened.rest.push(other.clone());
                 }
             }

@@ -17,8 +17,8 @@ impl Rig {
         let [block] = sent.blocks[..] else { panic!("one block: {sent:?}") };
         let written = match &happened.rest[..] {
             [] => None,
-            [Command::Place { server: Rank(0), part, remote }] => {
-                assert_eq!((part.block, part.offset), (block, 128));
+            [Command::Place { server: Rank(0), remote, .. }] => {
+                assert_eq!(happened.placed, [PartBlock { op: happened.placed[0].op, offset: 128, block }]);
                 Some(*remote)
             }
             other => panic!("{other:?}"),

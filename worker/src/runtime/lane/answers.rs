@@ -70,6 +70,15 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         self.failed(op, OpError::Broken { server, reason });
     }
 
+    /// Writes weights that came with a result into the operation's memory.
+    pub(super) fn carried(&mut self, op: u64, offset: u64, from: u64, bytes: u64) -> Result<(), LaneError> {
+        let Some(target) = self.live.get(&op).and_then(|live| live.target.as_ref()) else { return Ok(()) };
+        // Within the payload: the reader checked it.
+        let weights =
+            self.payload.get(from as usize..from.saturating_add(bytes) as usize).unwrap_or_default();
+        Ok(target.receive(offset, weights)?)
+    }
+
     /// Hands a call what came with its result.
     pub(super) fn replied(&mut self, op: u64, offset: u64, bytes: u64, landed: Option<u64>) {
         let range = offset as usize..offset.saturating_add(bytes) as usize;

@@ -31,23 +31,27 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
         let (Some(inbox), Some(block)) = (&link.inbox, self.blocks.take()) else { return Ok(()) };
         self.gather.clear();
+        // The prefix, with its length once that is known.
+        self.gather.push(self.blocks.span(block, 0)?);
         let mut lent = Ok(());
         let bytes = {
             let Ok(mut writer) = BatchWriter::new(&mut self.prefix, inbox.slot_bytes) else { return Ok(()) };
             for part in parts {
-                let live = self.live.get(&part.op);
-                if let Some(live) = live {
+                let mut live = self.live.get_mut(&part.op);
+                let block = link.addressed(part, live.as_deref());
+                if let Some(live) = &mut live {
                     self.flight.part_sent(&live.about);
+                    live.granted |=
+                        block.landing.is_some() || matches!(block.data, BlockData::ByReference { .. });
                 }
-                let block = link.addressed(part, live);
-                if (block.landing.is_some() || matches!(block.data, BlockData::ByReference { .. }))
-                    && let Some(live) = self.live.get_mut(&part.op)
+                if let Some(source) = live.as_ref().and_then(|live| live.source.as_ref())
+                    && part.inline_bytes() > 0
                 {
-                    live.granted = true;
+                    self.gather.push(source.slice(part.offset, part.block.bytes)?);
                 }
                 lent = lent.and(lend(&mut self.queue, link.channel, &self.landing, (part.op, &block))?);
                 if block.op == OpKind::Call {
-                    let pieces = self.live.get(&part.op).map_or_else(Vec::new, |live| live.state.lent());
+                    let pieces = live.map_or_else(Vec::new, |live| live.state.lent());
                     let channel = link.channel;
                     lent = pieces.iter().fold(lent, |lent, piece| {
                         lent.and(self.queue.lend(channel, piece, Access::Read, part.op))
@@ -63,12 +67,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             writer.finish(header)
         };
         self.blocks.write(block, 0, &self.prefix[..bytes])?;
-        self.gather.push(self.blocks.span(block, bytes as u64)?);
-        for part in parts.iter().filter(|part| part.inline_bytes() > 0) {
-            if let Some(source) = self.live.get(&part.op).and_then(|live| live.source.as_ref()) {
-                self.gather.push(source.slice(part.offset, part.block.bytes)?);
-            }
-        }
+        self.gather[0] = self.blocks.span(block, bytes as u64)?;
         // The place in the server's inbox is checked by the driver when it is written.
         let offset = inbox.offset.saturating_add(u64::from(slot.slot).saturating_mul(inbox.slot_bytes));
         let remote = RemoteSpan { key: RemoteKey(inbox.region), offset };

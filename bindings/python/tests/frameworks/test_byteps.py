@@ -15,6 +15,7 @@ from torch import nn
 import gradwire
 import gradwire.torch as bps
 from conftest import PATIENCE_S
+from gradwire import _place
 from gradwire.client import Client
 from gradwire.launching import program
 from gradwire.torch import _process
@@ -289,14 +290,14 @@ def test_the_process_s_client_comes_and_goes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_places_are_those_of_workers_or_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [*sum(_process._PLACES, ()), *_process._OF_TASKS, *_process._TASKS, "SLURM_LOCALID"]
+    names = [*sum(_place.PLACES, ()), *_place.OF_TASKS, *_place.TASKS, "SLURM_LOCALID"]
 
     def place(workers: int, **told: int) -> tuple[int, int] | None:
         for name in names:
             monkeypatch.delenv(name, raising=False)
         for name, value in told.items():
             monkeypatch.setenv(name, str(value))
-        return _process._place(workers)
+        return _place.place(workers)
 
     ours = {"BYTEPS_LOCAL_RANK": 1, "BYTEPS_LOCAL_SIZE": 2}
     mpi = {"OMPI_COMM_WORLD_SIZE": 4, "OMPI_COMM_WORLD_LOCAL_RANK": 3, "OMPI_COMM_WORLD_LOCAL_SIZE": 4}

@@ -4,33 +4,16 @@ client pass it as `client=…` and do not need this module."""
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
+from .._place import Place, known, place
 from ..client import Client, connect
-from ..errors import InputError, SettingError
+from ..errors import InputError
 from . import _torchrun
-from ._torchrun import number
-
-
-class _Local(NamedTuple):
-    """The position of this worker among the workers of its machine."""
-
-    rank: int
-    size: int
-
-
-# Launchers set these variables to the position of a worker on its machine.
-_PLACES = (("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-# Open MPI counts all of its tasks, so that this is a worker's place only where every task is a worker.
-_OF_TASKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
-# How many tasks there are, as Open MPI, other MPIs and Slurm tell each.
-_TASKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-# Of a configuration that is wrong.
-_EXIT_CONFIG = 78
 
 _lock = threading.Lock()
 _client: Client | None = None
-_local: _Local | None = None
+_local: Place | None = None
 
 
 def init(lazy: bool = True, **settings: Any) -> None:
@@ -41,7 +24,7 @@ def init(lazy: bool = True, **settings: Any) -> None:
     with _lock:
         if _client is None:
             _client = connect(**{**_torchrun.settings(settings), **settings})
-            _local = _place(_client.workers)
+            _local = place(_client.workers)
 
 
 def shutdown() -> None:
@@ -93,25 +76,6 @@ def local_size() -> int:
     return _known_place().size
 
 
-def _known_place() -> _Local:
+def _known_place() -> Place:
     client_or_default()
-    if _local is None:
-        raise SettingError(
-            "cannot determine local_rank: set BYTEPS_LOCAL_RANK and BYTEPS_LOCAL_SIZE, start workers with `gradwire launch` "
-            "or `torchrun`, or place consecutive tasks on each machine (mpirun --map-by slot)",
-            "unknown_place",
-            _EXIT_CONFIG,
-        )
-    return _local
-
-
-def _place(workers: int) -> _Local | None:
-    """The position from the environment, or None if it cannot be determined. If it were guessed wrongly, two workers would
-    share a device without notice."""
-    tasks = [count for count in map(number, _TASKS) if count is not None]
-    of_tasks = [_OF_TASKS] if number("OMPI_COMM_WORLD_SIZE") == workers else []
-    for rank_name, size_name in [*_PLACES, *of_tasks]:
-        place, count = number(rank_name), number(size_name)
-        if place is not None:
-            return _Local(place, place + 1 if count is None else count)
-    return None if workers > 1 and any(count > 1 for count in tasks) else _Local(0, 1)
+    return known(_local)

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed
 
 from .. import client as clients
+from .._place import number
 from ..errors import LaunchError
 from ..launching import Cluster, launch
 
@@ -36,12 +37,6 @@ _NOTE_S = 30.0
 # How often this process has looked for a cluster.
 _turn = 0
 _started: Cluster | None = None
-
-
-def number(name: str) -> int | None:
-    """The number in an environment variable, if it has one."""
-    text = os.environ.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`python -m gradwire.run script.py ARGS`: runs an unchanged script with Gradwire instead of MXNet's distributed key-value
-stores ("dist_sync", "dist_async" and similar names) and instead of the module `byteps.torch`.
+stores ("dist_sync", "dist_async" and similar names), instead of the modules `byteps.torch`, `byteps.tensorflow` and
+`byteps.keras`, and instead of `horovod.tensorflow`, `horovod.tensorflow.keras` and `horovod.keras`.
 
 With `DMLC_ROLE=server` or `DMLC_ROLE=scheduler` it runs Gradwire's program for that role instead, so that launchers which
 start the same command for all roles need no change.
@@ -18,7 +19,7 @@ from .launching import program
 
 _PROGRAMS = {"server": "gradwire-server", "scheduler": "gradwire-scheduler"}
 
-# The package `byteps`, whose modules are ours. A folder in the path, which processes that scripts start inherit.
+# The packages `byteps` and `horovod`, whose modules are ours. A folder in the path, which processes that scripts start inherit.
 _STAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_stand")
 
 

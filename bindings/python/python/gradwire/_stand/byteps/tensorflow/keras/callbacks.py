@@ -1,0 +1,3 @@
+"""Replaces `byteps.tensorflow.keras.callbacks`."""
+
+from gradwire.tensorflow.keras.callbacks import *  # noqa: F403

@@ -1,0 +1,14 @@
+"""Replaces `horovod.tensorflow`: everything comes from `gradwire.tensorflow`."""
+
+from gradwire.tensorflow import *  # noqa: F403
+from gradwire.tensorflow._names import (
+    Average,
+    DistributedGradientTape,
+    DistributedOptimizer,
+    Sum,
+    allreduce,
+    cross_rank,
+    is_initialized,
+)
+
+from . import keras

@@ -1,0 +1,3 @@
+"""Replaces `horovod.tensorflow.keras.callbacks`."""
+
+from gradwire.tensorflow.keras.callbacks import *  # noqa: F403

@@ -1,0 +1,53 @@
+"""Gradwire for TensorFlow 2 and Keras 3: an optimizer and a gradient tape that average gradients, named tensors, broadcasts, and callbacks
+for Keras (`gradwire.tensorflow.keras.callbacks`).
+
+    import gradwire.tensorflow as gw
+
+    gw.init()
+    model.compile(optimizer=gw.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    model.fit(data, callbacks=[gw.keras.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+Servers average the gradients of all workers. This is the Python way: each tensor is copied once into registered memory and once out of
+it, and Python functions in the graph start operations and wait for them. There are no native operations, so a function that uses them
+cannot be compiled by XLA (`jit_compile=True`).
+
+Eager operations raise `tf.errors` with Gradwire's text. Inside a tf.function TensorFlow itself makes an error of an exception in Python:
+InvalidArgumentError for wrong arguments, ResourceExhaustedError for memory, and else UnknownError, all with Gradwire's text.
+
+Every function also accepts a client of your own: `client=gradwire.connect()`.
+"""
+
+from __future__ import annotations
+
+try:
+    import keras as _keras  # noqa: F401
+    import tensorflow as _tensorflow  # noqa: F401
+except ImportError as _error:
+    raise ImportError(f"gradwire.tensorflow needs TensorFlow 2.16 or newer with Keras 3: pip install 'gradwire[tensorflow]' ({_error})") from _error
+
+from . import keras
+from ._compression import Compression
+from ._ops import broadcast, broadcast_variables, pull, push, push_pull, push_pull_all
+from ._optimizer import DistributedOptimizer
+from ._process import init, initialized, local_rank, local_size, rank, shutdown, size
+from ._tape import DistributedGradientTape
+
+__all__ = [
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "broadcast",
+    "broadcast_variables",
+    "init",
+    "initialized",
+    "keras",
+    "local_rank",
+    "local_size",
+    "pull",
+    "push",
+    "push_pull",
+    "push_pull_all",
+    "rank",
+    "shutdown",
+    "size",
+]

@@ -1,0 +1,109 @@
+"""Functions of Horovod and BytePS whose arguments differ from ours. Scripts get them under `python -m gradwire.run`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import InputError
+from . import _ops
+from ._compression import Compression
+from ._errors import as_tensorflow_errors
+from ._optimizer import DistributedOptimizer as _distributed
+from ._process import client_or_default, initialized
+from ._tape import DistributedGradientTape as _Tape
+
+
+class _Reduction:
+    """How values of workers become one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+Average = _Reduction("Average")
+Sum = _Reduction("Sum")
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called."""
+    return initialized()
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> Any:
+    """The average (or sum) over all workers, as `push_pull`."""
+    scaled = tensor if prescale_factor == 1.0 else tensor * prescale_factor
+    result = _ops.push_pull(scaled, name, is_average(average, op), compression=compression)
+    return result if postscale_factor == 1.0 else result * postscale_factor
+
+
+def push_pull(
+    tensor: Any,
+    scope: str = "",
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: Any = None,
+    enable_async: bool = False,
+    name: str | None = None,
+) -> Any:
+    """The average (or sum) over all workers. `scope` is a part of the name; `enable_async` is refused."""
+    with as_tensorflow_errors():
+        if enable_async:
+            raise InputError("push_pull does not support enable_async=True: leave it out", "mode")
+    if name is not None and scope:
+        name = f"{scope}/{name}"
+    return _ops.push_pull(tensor, name, is_average(average, op), compression=compression)
+
+
+def DistributedOptimizer(optimizer: Any, *words: Any, op: Any = None, average: bool | None = None, **named: Any) -> Any:
+    """As ours, with `op`."""
+    return _distributed(optimizer, *words, average=is_average(average, op), **_known(named))
+
+
+def DistributedGradientTape(gradtape: Any, *words: Any, op: Any = None, average: bool | None = None, **named: Any) -> Any:
+    """As ours, with `op`."""
+    return _Tape(gradtape, *words, average=is_average(average, op), **_known(named))
+
+
+def cross_rank() -> int:
+    """The number of this worker's machine, if all machines have as many workers, and ranks follow each other on each."""
+    from ._process import local_size
+
+    return client_or_default().rank // local_size()
+
+
+def is_average(average: bool | None, op: Any) -> bool:
+    """What `average` and `op` of a script ask for; the default is the average."""
+    with as_tensorflow_errors():
+        if op is not None and op not in (Average, Sum):
+            raise InputError(f"unsupported reduction {op!r}: use Average or Sum", "reduction")
+        if op is not None and average is not None and average != (op is Average):
+            raise InputError(f"average={average} contradicts op={op!r}: leave one out", "reduction")
+    return op is not Sum if average is None else average
+
+
+def _known(named: dict[str, Any]) -> dict[str, Any]:
+    """Refuses an argument that would change values and is not supported."""
+    with as_tensorflow_errors():
+        if named.pop("gradient_predivide_factor", 1.0) != 1.0:
+            raise InputError("gradient_predivide_factor is not supported: leave it out, means are computed by servers", "argument")
+        if named.pop("average_aggregated_gradients", False) and named.get("backward_passes_per_step", 1) != 1:
+            raise InputError("average_aggregated_gradients is not supported: pass gradient_accumulation_steps to the optimizer", "argument")
+        if named.pop("process_set", None) is not None or named.pop("groups", None) is not None:
+            raise InputError("process_set and groups are not supported: leave them out", "argument")
+    named.pop("num_groups", None)
+    return named

@@ -21,6 +21,13 @@ AGAIN = """`bindings/reference.py` writes this page from the docstrings of `bind
 MODULES = {
     "gradwire": None,
     "gradwire.torch": None,
+    "gradwire.tensorflow": None,
+    "gradwire.tensorflow.keras": ["load_model"],
+    "gradwire.tensorflow.keras.callbacks": [
+        "BroadcastGlobalVariablesCallback",
+        "LearningRateWarmupCallback",
+        "MetricAverageCallback",
+    ],
     "gradwire.jax": ["Tree", "push_pull"],
 }
 
@@ -150,10 +157,10 @@ def of_class(name, nodes):
 
 def python_page():
     lines = ["# Python reference", "", AGAIN]
-    lines += ["[Python](python.md), [torch](torch.md) and [Embedding tables](tables.md) explain how to use these names.", ""]
+    lines += ["[Python](python.md), [torch](torch.md), [TensorFlow](tensorflow.md) and [Embedding tables](tables.md) explain how to use these names.", ""]
     everything = sources(PACKAGE)
     for module, shown in MODULES.items():
-        place = PACKAGE / module.removeprefix("gradwire").strip(".")
+        place = PACKAGE / module.removeprefix("gradwire").strip(".").replace(".", "/")
         directory = place if place.is_dir() else PACKAGE
         found = everything if module == "gradwire" else sources(place) if place.is_dir() else {}
         if not place.is_dir():

@@ -4,6 +4,7 @@
 #   bindings/python/test.sh            numpy, asyncio, bad input, forks, kills, stubs
 #   bindings/python/test.sh torch      torch, Debian's
 #   bindings/python/test.sh frameworks torch and JAX, the newest (5 GB from PyPI at the first run)
+#   bindings/python/test.sh tensorflow TensorFlow and Keras for the CPU, the newest (1.6 GB from PyPI at the first run)
 #   bindings/python/test.sh mxnet      MXNet 1.9.1
 #   bindings/python/test.sh mxnet2     MXNet 2.0.0b1
 #   bindings/python/test.sh wheel      the wheel with the programs in it, installed into an empty environment
@@ -12,13 +13,14 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 which=core
-case ${1:-} in torch | frameworks | mxnet | mxnet2 | wheel) which=$1; shift ;; esac
+case ${1:-} in torch | frameworks | tensorflow | mxnet | mxnet2 | wheel) which=$1; shift ;; esac
 deploy/bootstrap.sh "$([ "$which" = torch ] && echo torch || echo python)"
 built=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 venv=$built/python/$which
 needs=('numpy>=1.22' 'pytest>=8')
 case $which in
     core) needs+=("mypy>=1.10" "ml_dtypes>=0.4" "safetensors>=0.4") tests=(--ignore="$PWD/bindings/python/tests/frameworks" "$PWD/bindings/python/tests") ;;
+    tensorflow) needs+=("tensorflow-cpu>=2.16" "scikit-learn>=1") tests=("$PWD/bindings/python/tests_tensorflow") ;;
     # With the last numpy that has what these releases use of it.
     mxnet) needs+=("numpy==1.23.5" "mxnet==1.9.1") tests=("$PWD/bindings/python/tests_mxnet") ;;
     wheel) needs=('pytest>=8' 'twine>=6') tests=("$PWD/bindings/python/tests_wheel") ;;

@@ -23,15 +23,28 @@ from gradwire.client import Client
 from gradwire.launching import program
 
 SCRIPT = Path(__file__).parent / "horovod_script.py"
+PAGE = Path(__file__).resolve().parents[3] / "examples" / "readme" / "tensorflow_model.py"
 STEPS, BATCH = 6, 8
 
 
-def run_script(where: Path, transport: str, script: Path = SCRIPT) -> list[Any]:
+def test_the_page_s_model_is_the_same_on_both_workers() -> None:
+    launch = [program("gradwire"), "launch", "--workers", "2", "--servers", "1", "--"]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([*launch, sys.executable, str(PAGE)], capture_output=True, text=True, timeout=PATIENCE_S, env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = sorted(line[line.index("rank ") :] for line in (done.stdout + done.stderr).splitlines() if ": loss " in line)
+    assert [line.split(":")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"], done.stderr
+    first, second = [line.split("loss ")[1] for line in lines]
+    # A guess costs ln 10 = 2.3.
+    assert first == second and float(first.split(",")[0]) < 1.0
+
+
+def run_script(where: Path, transport: str, script: Path = SCRIPT, path: str = "") -> list[Any]:
     """What its two workers left, started by `gradwire launch`."""
     command = [program("gradwire"), "launch", "--workers", "2", "--servers", "1", "--transport", transport]
     done = subprocess.run(
         [*command, "--", sys.executable, "-m", "gradwire.run", str(script), str(where)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(one for one in [*sys.path, path] if one)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -92,7 +105,9 @@ import byteps.keras, byteps.keras.callbacks, byteps.tensorflow.keras.callbacks
 import horovod.keras, horovod.keras.callbacks, horovod.tensorflow.keras.callbacks
 import byteps.tensorflow as bps
 import horovod.tensorflow as hvd
+import horovod.other
 
+assert horovod.other.IS_INSTALLED
 hvd.init()
 assert hvd.is_initialized()
 mine = tf.constant([1.0, 2.0]) * (hvd.rank() + 1)
@@ -124,8 +139,13 @@ bps.shutdown()
 def test_modules_and_arguments_of_horovod_and_byteps(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(MODULES)
+    # An installed Horovod, with a module that is not replaced.
+    installed = tmp_path / "installed" / "horovod"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    (installed / "other.py").write_text("IS_INSTALLED = True\n")
     mean, total = [1.5, 3.0], [3.0, 6.0]
-    for one in run_script(tmp_path, "shm", script):
+    for one in run_script(tmp_path, "shm", script, str(installed.parent)):
         assert one["results"].tolist() == [mean, total, mean, mean, total, [2.0, 4.0], total]
 
 

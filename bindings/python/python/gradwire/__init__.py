@@ -1,4 +1,4 @@
-"""Gradwire: a parameter server for numpy, torch and JAX.
+"""Gradwire: a parameter server for numpy, torch, TensorFlow and JAX.
 
     import gradwire, numpy as np
 
@@ -7,8 +7,8 @@
         client.init(weights, np.zeros((784, 10), np.float32))
         new = client.push_pull(weights, gradient).wait()
 
-`gradwire.torch`, `gradwire.jax` and `gradwire.mxnet` integrate these frameworks. `gradwire.launch` starts a cluster on
-this machine.
+`gradwire.torch`, `gradwire.tensorflow`, `gradwire.jax` and `gradwire.mxnet` integrate these frameworks. `gradwire.launch`
+starts a cluster on this machine.
 """
 
 from __future__ import annotations

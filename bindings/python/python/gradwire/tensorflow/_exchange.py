@@ -147,8 +147,9 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
 
 def _words(array: Array) -> Array:
     """The bits of a contiguous array as integers: a sum of floats with zeros would lose the sign of zeros."""
-    flat = array.reshape(-1).view(np.uint8)
-    return flat.view(np.int32) if flat.size % 4 == 0 else flat
+    flat: Array = array.reshape(-1).view(np.uint8)
+    words: Array = flat.view(np.int32) if flat.size % 4 == 0 else flat
+    return words
 
 
 @dataclass

@@ -106,7 +106,6 @@ def _attached(tensor: Any, result: Any, request: Request) -> Any:
     if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
         return result
 
-    @tf.custom_gradient
     def attach(_: Any, result: Any) -> Any:
         def gradient(upstream: Any) -> tuple[Any, None]:
             mean = push_pull(
@@ -116,7 +115,7 @@ def _attached(tensor: Any, result: Any, request: Request) -> Any:
 
         return tf.identity(result), gradient
 
-    return attach(tensor, result)
+    return tf.custom_gradient(attach)(tensor, result)
 
 
 def _unnamed(what: str, tensor: Any) -> str:

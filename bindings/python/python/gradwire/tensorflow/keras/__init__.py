@@ -30,9 +30,9 @@ __all__ = [
 ]
 
 
-def load_model(filepath: Any, custom_objects: Any = None, compression: Any = Compression.none) -> Any:
+def load_model(filepath: Any, custom_objects: Any = None, compression: Any = Compression.none, sparse_as_dense: bool = False) -> Any:
     """Loads a model of Keras, whose optimizer then averages gradients over all workers, with the state that was saved."""
     model = _keras.models.load_model(filepath, custom_objects=custom_objects)
     if model.optimizer is not None:
-        DistributedOptimizer(model.optimizer, compression=compression)
+        DistributedOptimizer(model.optimizer, compression=compression, sparse_as_dense=sparse_as_dense)
     return model

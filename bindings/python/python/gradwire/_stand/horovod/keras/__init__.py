@@ -1,6 +1,6 @@
 """Replaces `horovod.keras`: everything comes from `gradwire.tensorflow.keras`."""
 
-from gradwire.tensorflow._names import Average, DistributedOptimizer, Sum, allreduce, cross_rank, is_initialized
+from gradwire.tensorflow._unchanged import Average, DistributedOptimizer, Sum, allreduce, cross_rank, is_initialized
 from gradwire.tensorflow.keras import (
     Compression,
     broadcast,

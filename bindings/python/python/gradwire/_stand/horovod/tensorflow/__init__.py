@@ -1,7 +1,7 @@
 """Replaces `horovod.tensorflow`: everything comes from `gradwire.tensorflow`."""
 
 from gradwire.tensorflow import *  # noqa: F403
-from gradwire.tensorflow._names import (
+from gradwire.tensorflow._unchanged import (
     Average,
     DistributedGradientTape,
     DistributedOptimizer,

@@ -1,6 +1,6 @@
 """Replaces `byteps.tensorflow.keras`: everything comes from `gradwire.tensorflow.keras`."""
 
-from gradwire.tensorflow._names import Average, DistributedOptimizer, Sum, is_initialized, push_pull
+from gradwire.tensorflow._unchanged import Average, DistributedOptimizer, Sum, is_initialized, push_pull
 from gradwire.tensorflow.keras import (
     Compression,
     broadcast,

@@ -1,4 +1,4 @@
-"""Functions of Horovod and BytePS whose arguments differ from ours. Scripts get them under `python -m gradwire.run`."""
+"""Functions of Horovod and BytePS whose arguments differ from ours. Unchanged scripts get them under `python -m gradwire.run`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import _ops
 from ._compression import Compression
 from ._errors import as_tensorflow_errors
 from ._optimizer import DistributedOptimizer as _distributed
-from ._process import client_or_default, initialized
+from ._process import client_or_default, initialized, local_size
 from ._tape import DistributedGradientTape as _Tape
 
 
@@ -69,20 +69,41 @@ def push_pull(
     return _ops.push_pull(tensor, name, is_average(average, op), compression=compression)
 
 
-def DistributedOptimizer(optimizer: Any, *words: Any, op: Any = None, average: bool | None = None, **named: Any) -> Any:
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    *,
+    op: Any = None,
+    average: bool | None = None,
+    **named: Any,
+) -> Any:
     """As ours, with `op`."""
-    return _distributed(optimizer, *words, average=is_average(average, op), **_known(named))
+    given = (optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, is_average(average, op))
+    return _distributed(*given, **_known(named))
 
 
-def DistributedGradientTape(gradtape: Any, *words: Any, op: Any = None, average: bool | None = None, **named: Any) -> Any:
+def DistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    *,
+    op: Any = None,
+    average: bool | None = None,
+    **named: Any,
+) -> Any:
     """As ours, with `op`."""
-    return _Tape(gradtape, *words, average=is_average(average, op), **_known(named))
+    given = (gradtape, device_dense, device_sparse, compression, sparse_as_dense, is_average(average, op))
+    return _Tape(*given, **_known(named))
 
 
 def cross_rank() -> int:
     """The number of this worker's machine, if all machines have as many workers, and ranks follow each other on each."""
-    from ._process import local_size
-
     return client_or_default().rank // local_size()
 
 

@@ -218,29 +218,44 @@ def test_each_error_is_one_of_tensorflow_s_with_the_same_text() -> None:
         assert type(error.value) is theirs and type(error.value.__cause__) is ours
 
 
-def failing_worker(client: Client, where: str, way: str) -> None:
-    """Rank 1 is killed in its third step; rank 0 writes what it gets."""
+def failing_worker(client: Client, where: str, way: str, end: str) -> None:
+    """Rank 1 fails in its third step; rank 0 writes what it gets."""
     mine = tf.ones(1000)
     step = tf.function(lambda one: gw.push_pull(one, "a", client=client)) if way == "graph" else None
     try:
         for turn in range(5):
             if client.rank == 1 and turn == 2:
-                os.kill(os.getpid(), signal.SIGKILL)
+                if end == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                mine = tf.constant(["no number"])
             begun = time.monotonic()
             step(mine) if step is not None else gw.push_pull(mine, "a", client=client)
     except tf.errors.OpError as error:
+        if client.rank == 1:
+            raise
         Path(where).write_text(f"{type(error).__name__}|{time.monotonic() - begun}|{error.message}")
 
 
+@pytest.mark.parametrize("end", ["killed", "wrong dtype"])
 @pytest.mark.parametrize("way", ["eager", "graph"])
-def test_a_killed_worker_reaches_the_other_one_at_once(way: str, transport: str, tmp_path: Path) -> None:
+def test_a_failed_worker_reaches_the_other_one_at_once(way: str, end: str, transport: str, tmp_path: Path) -> None:
     where = tmp_path / "error"
     with pytest.raises(gradwire.LaunchError, match="worker 1"):
-        in_processes(failing_worker, str(where), way, transport=transport, deadlines__operation_ms=60_000)
+        in_processes(failing_worker, str(where), way, end, transport=transport, deadlines__operation_ms=60_000)
     kind, seconds, text = where.read_text().split("|", 2)
     # TensorFlow itself makes an UnknownError of an exception of Python's in a graph.
     assert kind == {"eager": "UnavailableError", "graph": "UnknownError"}[way]
     assert "worker 1" in text and float(seconds) < 30
+    assert ("unsupported dtype string" in text) == (end == "wrong dtype")
+
+
+def test_a_root_that_has_left_is_an_error() -> None:
+    def work(client: Client) -> None:
+        if client.rank == 0:
+            with pytest.raises(tf.errors.AbortedError, match="broadcast of tensor 'a' from rank 1 failed: worker 1 has left"):
+                gw.broadcast(tf.ones(3), 1, "a", client=client)
+
+    on_each(work)
 
 
 def test_a_forked_process_is_refused() -> None:

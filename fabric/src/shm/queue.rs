@@ -20,7 +20,7 @@ const LINKS_EVERY: Duration = Duration::from_millis(20);
 /// It looks at the clock once in so many polls.
 const POLLS_PER_CLOCK: u32 = 32;
 /// A thread asleep on the word wakes this often to look at the links: a peer that was killed rings nobody.
-const LINKS_ASLEEP_EVERY: Duration = Duration::from_millis(100);
+const LINKS_ASLEEP_EVERY: Duration = Duration::from_secs(1);
 /// Longest sleep while a fence is pending: a peer that was stopped in mid-copy may end without ringing.
 const FENCES_EVERY: Duration = Duration::from_millis(5);
 /// Links looked at in one go.

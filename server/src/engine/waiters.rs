@@ -202,6 +202,11 @@ impl Deadlines {
         }
     }
 
+    /// Is there no deadline, not even one that counts no more?
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Chunks that operations may wait for, each once.
     pub(super) fn chunks(&self) -> Vec<u32> {
         let mut chunks: Vec<u32> = self.entries.iter().map(|Reverse((_, chunk))| *chunk).collect();

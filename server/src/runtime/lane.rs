@@ -190,6 +190,15 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.expelled
     }
 
+    /// Is there nothing to do before something comes?
+    pub(super) fn is_idle(&self) -> bool {
+        let has_fences = !self.fencing.is_empty() || !self.gone.is_empty();
+        !has_fences
+            && self.replicas.channels.is_empty()
+            && self.saves.begun.is_none()
+            && self.engine.is_idle()
+    }
+
     /// Has the worker a channel here?
     #[must_use]
     pub fn connected(&self, rank: Rank) -> bool {

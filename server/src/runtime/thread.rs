@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Longest sleep: bounds how late deadlines and lost peers are noticed.
 const SLEEP: Duration = Duration::from_millis(100);
+/// The same while no operation is in progress, and there are no replicas. The scheduler reports lost peers, too.
+const IDLE_SLEEP: Duration = Duration::from_secs(1);
 /// The same while a complete round waits for workers.
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
 /// It offers its core to others once in so many spins.
@@ -144,7 +146,11 @@ impl Loop {
                 }
                 continue;
             }
-            let sleep = if self.lane.engine().is_stuck() { SHORT_SLEEP } else { SLEEP };
+            let sleep = match self.lane.engine().is_stuck() {
+                true => SHORT_SLEEP,
+                false if self.lane.is_idle() => IDLE_SLEEP,
+                false => SLEEP,
+            };
             self.lane.queue_mut().wait(sleep);
             // Woken for nothing, it sleeps again at once: only work is worth spinning after.
         }

@@ -17,6 +17,7 @@ use proto_common::batch::{Block, BlockData, Count, Landing, Notice, OpKind, Slot
 use proto_common::codec::{Codec, Compression};
 use proto_common::element::Dtype;
 use proto_common::ids::ChunkId;
+use proto_common::limits::CARRIED_BYTES_MAX;
 use proto_common::message::{FromServer, Hello, ToServer};
 use proto_common::transport::Driver;
 use std::time::Duration;
@@ -27,7 +28,9 @@ const ATTACKED: u64 = 2;
 /// Contributions to it are encoded: the four largest of its elements.
 const CODED: u64 = 3;
 const FOUR: Codec = Codec::TopK { share: 0.25 };
-const ELEMENTS: u64 = 16;
+const CODED_ELEMENTS: u64 = 16;
+/// More than travel in a result: these weights are written.
+const ELEMENTS: u64 = CARRIED_BYTES_MAX / 4 + 1;
 const BYTES: u64 = 4 * ELEMENTS;
 /// A channel must be closed within this.
 const SOON: Duration = Duration::from_secs(5);
@@ -56,7 +59,7 @@ fn scene(driver: Driver, scheduler: &[&str]) -> Scene {
     });
     rogue.await_roster();
     let honest = honest.remove(0);
-    let coded = job::summed(CODED, ELEMENTS).compressed(Compression::of(FOUR));
+    let coded = job::summed(CODED, CODED_ELEMENTS).compressed(Compression::of(FOUR));
     honest.declare(&[job::summed(HONEST, ELEMENTS), job::summed(ATTACKED, ELEMENTS), coded]).unwrap();
     Scene { cluster, honest, rogue, driver, rounds: 0, operations: 0 }
 }
@@ -374,7 +377,7 @@ fn encoded_contributions_that_no_codec_makes() {
     for driver in [Driver::Shm, Driver::Tcp] {
         let mut scene = scene(driver, &[]);
         let mut channel = scene.open();
-        let (bytes, half) = (FOUR.encoded_bytes(ELEMENTS as usize) as u64, 0.5f32.to_bits());
+        let (bytes, half) = (FOUR.encoded_bytes(CODED_ELEMENTS as usize) as u64, 0.5f32.to_bits());
         let mut push = |number: u64, words: [u32; 8]| {
             let block = Block { codec: FOUR.wire_id(), ..operation(OpKind::Push, CODED, number, 1, bytes) };
             let mut batch = channel.batch(&[block], 0.0);
@@ -393,9 +396,10 @@ fn encoded_contributions_that_no_codec_makes() {
         ];
         let good = push(5, [0, 1, 2, 15, half, half, half, half]);
         let tensor = scene.honest.tensor(CODED).unwrap();
-        let (mut weights, mut expected) = ([0.0f32; ELEMENTS as usize], [0.0f32; ELEMENTS as usize]);
+        let (mut weights, mut expected) =
+            ([0.0f32; CODED_ELEMENTS as usize], [0.0f32; CODED_ELEMENTS as usize]);
         // Of equal ones the first four.
-        scene.honest.push_pull_slice(&tensor, &[1.0; ELEMENTS as usize], &mut weights).unwrap();
+        scene.honest.push_pull_slice(&tensor, &[1.0; CODED_ELEMENTS as usize], &mut weights).unwrap();
         expected[..4].copy_from_slice(&[1.5, 1.5, 1.5, 1.0]);
         expected[15] = 0.5;
         assert_eq!(weights, expected);

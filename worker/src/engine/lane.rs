@@ -127,6 +127,12 @@ impl LaneEngine {
         self.ops.iter().filter(|(_, op)| !op.is_over()).count()
     }
 
+    /// Is nothing to be done at any time? No operation has a deadline, and no credit is to be given back.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.ops.is_empty() && self.links.iter().all(Link::is_idle)
+    }
+
     /// May the next batch wait for more operations? Yes if only small parts are queued, and each of their servers still has
     /// something to answer: the answer starts the next turn.
     #[must_use]

@@ -185,6 +185,11 @@ impl Link {
         waits
     }
 
+    /// Does it hold no credits, which are to be given back some time?
+    pub(super) fn is_idle(&self) -> bool {
+        self.credits.is_empty()
+    }
+
     /// Gives back credits that were not used for a long time.
     pub(super) fn give_back(&mut self, server: Rank, now_ms: u64, out: &mut Commands) {
         if self.up && now_ms >= self.last_use_ms + IDLE_MS && !self.credits.is_empty() {

@@ -222,6 +222,10 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.len() == self.free.len()
+    }
+
     /// Removes all.
     pub(super) fn take_all(&mut self) -> Vec<T> {
         (0..self.entries.len()).filter_map(|index| self.remove(index as u32)).collect()

@@ -150,6 +150,11 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         &self.engine
     }
 
+    /// Is there nothing to do before something comes?
+    pub(super) fn is_idle(&self) -> bool {
+        self.live.is_empty() && self.fences.pending.is_empty() && self.engine.is_idle()
+    }
+
     /// Is there a channel to this server?
     #[must_use]
     pub fn connected(&self, server: Rank) -> bool {

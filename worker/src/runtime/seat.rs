@@ -23,6 +23,8 @@ const TURNS_PER_CLOCK: u32 = 16;
 const PAUSES_MAX: u32 = 16;
 /// Longest sleep: bounds how late deadlines and lost peers are noticed.
 const SLEEP_MS: u64 = 100;
+/// The same while no operation is in progress. The scheduler reports lost peers, too.
+const IDLE_SLEEP_MS: u64 = 1_000;
 
 /// What the holder of the seat drives.
 pub(super) struct Core {
@@ -168,10 +170,11 @@ impl Core {
         Left::Gathered
     }
 
-    /// How long the engine has nothing to do by itself, at most [`SLEEP_MS`].
+    /// How long the engine has nothing to do by itself, at most [`SLEEP_MS`] or [`IDLE_SLEEP_MS`].
     pub(super) fn idle_ms(&self) -> u64 {
+        let most_ms = if self.driver.is_idle() { IDLE_SLEEP_MS } else { SLEEP_MS };
         let due = self.driver.engine().next_retry_ms();
-        due.map_or(SLEEP_MS, |due| due.saturating_sub(self.now_ms).max(1)).min(SLEEP_MS)
+        due.map_or(most_ms, |due| due.saturating_sub(self.now_ms).max(1)).min(most_ms)
     }
 
     /// A caller sleeps in the data thread's place: until something came, or until the time is over.

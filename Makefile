@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo install-c wheel quick test test-all check check-aarch64 fix bench bench-rdma bench-scale book pictures reference fuzz fuzz-keep lab package clean help
+.PHONY: demo install-c wheel quick test test-all check check-aarch64 fix bench bench-doors bench-rdma bench-scale book pictures reference fuzz fuzz-keep lab package clean help
 
 # make demo
 TRANSPORT ?= shm
@@ -17,6 +17,8 @@ JSON ?=
 PEER ?=
 BENCH ?=
 export PEER
+# make bench-doors
+DOORS ?=
 # make bench-rdma
 RDMA ?=
 # make bench-scale
@@ -113,6 +115,16 @@ bench:
 	@deploy/bootstrap.sh bench
 	@cargo build --profile measured --locked --bins $(PROGRAMS) -p gradwire-benches
 	@$(BUILT)/measured/gradwire-bench $(if $(JSON),--json $(JSON)) $(if $(PEER),--peer "$$PEER") $(BENCH)
+
+## bench-doors  ps-lite's API, torch beside gloo, torch between two hosts with a slow link [DOORS='--only torch']
+bench-doors:
+	@deploy/bootstrap.sh torch
+	@cargo build --release --locked --bins --lib $(PROGRAMS) -p gradwire-python
+	@$(MAKE) --no-print-directory install-c PREFIX=$(abspath $(BUILT))/doors/c > /dev/null
+	@rm -rf $(BUILT)/doors/wheel && bindings/python/wheel.sh --bare $(RELEASE) $(BUILT)/doors/wheel > /dev/null
+	@test -x $(BUILT)/doors/venv/bin/python || /usr/bin/python3 -m venv --system-site-packages $(BUILT)/doors/venv
+	@$(BUILT)/doors/venv/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/doors/wheel/*.whl
+	@benches/doors.py --programs $(RELEASE) --library $(BUILT)/doors/c/lib/libgradwire.so --python $(BUILT)/doors/venv/bin/python $(DOORS)
 
 ## bench-rdma  Gradwire over an RDMA device beside perftest, in a guest with a software one [JSON=FILE RDMA='--quick']
 bench-rdma:

@@ -139,7 +139,7 @@ def test_metadata_is_complete_and_strictly_valid() -> None:
     fields = metadata()
     for field in ("Summary", "Author-email", "License-Expression", "Keywords", "Requires-Python", "Description-Content-Type"):
         assert fields[field], field
-    assert set(fields.get_all("Provides-Extra", [])) == {"test", "torch", "jax", "mxnet"}
+    assert set(fields.get_all("Provides-Extra", [])) == {"test", "torch", "tensorflow", "jax", "mxnet"}
     assert len(fields.get_all("Project-URL", [])) >= 4 and len(fields.get_all("Classifier", [])) >= 8
     assert len(fields.get_all("License-File", [])) == 2
     assert "gradwire launch" in str(fields.get_payload())

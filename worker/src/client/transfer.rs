@@ -372,8 +372,9 @@ impl Client {
         }
         let gate = self.gate(tensor, kind);
         let tensor_lanes = tensor.coded(kind).map_or(tensor.lanes(), |coded| &coded.lanes);
-        let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
-        let mut state = self.0.states.take(lanes + u32::from(gate.is_some()));
+        let parts = Parts { lanes: &self.0.lanes, of_lanes: tensor_lanes, dynamic: tensor.spec().dynamic };
+        let used = parts.used();
+        let mut state = self.0.states.take(used.count_ones() + u32::from(gate.is_some()));
         let buffers = state.buffers();
         let source = self.source(tensor, kind, source, buffers)?;
         let target = target.map(|target| buffers.keep_target(target));
@@ -387,11 +388,9 @@ impl Client {
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         let sums = buffers.encoded.is_some();
         buffers.gate = gate.map(|gate| (gate.answering(), op));
-        let state = state.share();
         let reading = tensor.viewing().reading(operation);
-        if view {
-            state.will_show(tensor.begin_view(operation));
-        }
+        buffers.shown = view.then(|| tensor.begin_view(operation));
+        let state = state.share();
         let submit = Submit {
             op,
             kind,
@@ -408,9 +407,8 @@ impl Client {
             busy_ms: if probe.is_some() { 0 } else { self.busy_ms() },
             by_chunk,
         };
-        let parts = Parts { lanes: &self.0.lanes, of_lanes: tensor_lanes, dynamic: tensor.spec().dynamic };
         let going = Going { state: state.clone(), submit, source, target, refused: None };
-        let (used, mut kicked, mut passes) = (parts.used(), 0, None);
+        let (mut kicked, mut passes) = (0, None);
         match gate {
             Some(gate) => {
                 let passing = Passing::new(tensor, &self.0.lanes, &going);

@@ -232,11 +232,6 @@ impl OpState {
         }
     }
 
-    /// The operation reads weights as a view. Called before any lane has it.
-    pub(crate) fn will_show(&self, shown: Shown) {
-        lock(&self.progress).buffers.shown = Some(shown);
-    }
-
     /// A lane reports where a part's weights can be read, before it ends its part.
     pub(crate) fn shown(&self, offset: u64, view: View) {
         if let Some(shown) = &mut lock(&self.progress).buffers.shown {

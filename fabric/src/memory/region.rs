@@ -537,8 +537,7 @@ impl Span {
         Ok(Self { region: self.region.clone(), offset: self.offset + offset, bytes })
     }
 
-    /// Copies bytes in, so many bytes after its beginning, as a read that lands in it does: nobody has a reference into memory that peers
-    /// write.
+    /// Copies bytes to this offset in it. As for a read that lands here, the caller sees to it that nobody has a reference into the span.
     pub fn receive(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
         OutOfBounds::unless_within(offset, from.len() as u64, self.bytes)?;
         self.region.write(self.offset + offset, from)

@@ -35,8 +35,8 @@
 //! 1. The lane thread does not park while it is summoned. Whoever summons it rings the bell, and unparks it if it is
 //!    parked. The flags are in one word, so that either the summons finds it parked, or it finds the summons.
 //!    If they were not, then both could miss each other, and callers would leave the core alone for ever.
-//! 2. A caller that gives the core back with work left over summons the lane thread unless that is parked SHORT: then
-//!    it comes by itself, and a wake for each caller that passes by would cost more than the work. If the caller
+//! 2. A caller that gives the core back with work left over summons the lane thread, or rings for it where the work is gathered,
+//!    unless that is parked SHORT: then it comes by itself, and a wake for each caller that passes by would cost more than the work. If the caller
 //!    relied on a bell sleep, then nobody would ring, because the work is in the core already.
 //! 3. A caller that has given the core back looks whether a summons came meanwhile. That summons may have rung while the
 //!    core was disarmed, so that it woke nobody, and the caller may have taken the wake for its own.
@@ -44,7 +44,9 @@
 //!    ring a bell that nobody sleeps on, until the end of the park.
 //! 5. The lane thread does not park while callers are blocked and none drives. Whoever changes that, the last caller that
 //!    drives or the first that blocks, unparks it. If not, each blocked caller would wait for the end of a park.
-//! 6. A holder that panics marks the core as broken and summons the lane thread, which ends the lane. If it did not,
+//! 6. A caller may post work without taking the core: it posts, and then finds that work is gathered. Whoever drives ends the
+//!    gathering, and then takes what was posted. In the other order, what is posted in between would lie until the next caller comes.
+//! 7. A holder that panics marks the core as broken and summons the lane thread, which ends the lane. If it did not,
 //!    then the lane thread would sleep on a bell that the holder had disarmed.
 
 mod away;

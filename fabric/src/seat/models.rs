@@ -126,7 +126,7 @@ impl Core {
     }
 
     fn step(&mut self) -> bool {
-        // In this order: who posts and sees the flag does not see to its message.
+        // In this order: a caller that posts, and then finds the flag set, wakes nobody.
         if self.world.is_gathering.swap(false, Ordering::SeqCst) {
             self.take_submissions();
         }
@@ -262,6 +262,7 @@ impl<const TIMERS: bool> Lane<TIMERS> {
 
     fn end(&self) {
         let Some(core) = self.seat.end() else { return };
+        self.world.is_gathering.store(false, Ordering::SeqCst);
         let mail = self.world.mail.swap(CLOSED, Ordering::AcqRel);
         core.in_flight.into_iter().chain(submitted(mail)).for_each(|op| self.world.ops[op].end());
     }
@@ -473,7 +474,7 @@ fn a_holder_that_fails_ends_the_lane() {
             Some(held) => drop(held),
             None => lane.send(STOP),
         });
-        if lane.submit(1, Kick::Turn) {
+        if lane.submit(1, Kick::Gather) {
             lane.world.ops[1].wait();
         }
         lane.world.ops[0].wait();
@@ -488,13 +489,13 @@ fn a_submission_meets_the_end_of_the_lane_or_is_refused() {
         let lane = Lane::<false>::new([], [false, false]);
         let lane_thread = lane.spawn(Lane::run);
         let submitter = lane.spawn(|lane| {
-            if lane.submit(0, Kick::Turn) {
+            if lane.submit(0, Kick::Gather) {
                 lane.world.ops[0].wait();
             }
         });
         lane.stop(lane_thread);
         submitter.join().unwrap();
-        assert!(!lane.submit(1, Kick::Turn));
+        assert!(!lane.submit(1, Kick::Gather));
     });
 }
 

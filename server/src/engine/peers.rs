@@ -171,7 +171,7 @@ pub(super) struct Peers {
     wanting: VecDeque<Rank>,
     /// Workers that something is to be sent to.
     dirty: Vec<Rank>,
-    /// Results that carry weights, and are sent now or never.
+    /// Buffers whose weights no queued result carries any more.
     carried: Vec<Carried>,
 }
 
@@ -401,7 +401,12 @@ impl Peers {
         self.push(rank, ResultBlock { block, place, missing: Vec::new(), call: None });
     }
 
-    /// The next buffer that no result carries weights of any more, because the batch has them or its worker has no channel.
+    /// Has a worker to be told something?
+    pub(super) fn has_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// The next buffer whose weights no queued result carries any more, because the batch has them or the worker has no channel.
     pub(super) fn next_carried(&mut self) -> Option<Carried> {
         self.carried.pop()
     }

@@ -84,11 +84,16 @@ impl Views {
         if let Some(spill) = self.moved_landed(rank, buffer) {
             return Landed::Moved(spill);
         }
+        self.carried(rank, buffer);
+        Landed::Read
+    }
+
+    /// A result that carries weights of a buffer is on its way to this worker. It is never moved, and may be told before a landing that is.
+    pub(super) fn carried(&mut self, rank: Rank, buffer: u8) {
         let readers = &mut self.readers[usize::from(buffer)];
         if let Some(at) = readers.iter().position(|reader| *reader == rank) {
             readers.swap_remove(at);
         }
-        Landed::Read
     }
 
     fn moved_landed(&mut self, rank: Rank, buffer: u8) -> Option<Option<u32>> {
@@ -164,6 +169,18 @@ mod tests {
             "the moved ones end first"
         );
         assert!(!views.is_read(0));
+    }
+
+    /// The weights of a round are moved out of the way, and the next round in their buffer is told with its result.
+    #[test]
+    fn what_is_carried_ends_nothing_that_was_moved() {
+        let mut views = Views::default();
+        views.land(Rank(0), 1);
+        assert!(views.move_away(1, 7, &[Rank(0)]));
+        views.land(Rank(0), 1);
+        views.carried(Rank(0), 1);
+        assert!(!views.is_read(1));
+        assert_eq!(views.landed(Rank(0), 1), Landed::Moved(Some(7)), "it reads the spill block still");
     }
 
     #[test]

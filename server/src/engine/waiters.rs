@@ -202,7 +202,7 @@ impl Deadlines {
         }
     }
 
-    /// Is there no deadline, not even one that counts no more?
+    /// Is there no entry, not even one of an operation that was answered?
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

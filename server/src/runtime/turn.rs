@@ -69,11 +69,17 @@ impl<Q: CompletionQueue> DataLane<Q> {
     pub(super) fn send(&mut self) -> Result<(), LaneError> {
         self.retry_backlogs()?;
         self.retry_servers()?;
-        self.engine.flush(self.blocks.free(), &mut self.commands);
-        // Before the results are sent: they may grant a block that is free again to the same worker.
-        self.take_key_buffers()?;
-        self.execute();
-        self.check()?;
+        loop {
+            self.engine.flush(self.blocks.free(), &mut self.commands);
+            // Before the results are sent: they may grant a block that is free again to the same worker.
+            self.take_key_buffers()?;
+            self.execute();
+            self.check()?;
+            // Executing may have ended a round.
+            if !self.engine.has_to_tell() || self.blocks.free() == 0 {
+                break;
+            }
+        }
         self.end_reads();
         self.queue.flush();
         Ok(())

@@ -127,7 +127,7 @@ impl LaneEngine {
         self.ops.iter().filter(|(_, op)| !op.is_over()).count()
     }
 
-    /// Is nothing to be done at any time? No operation has a deadline, and no credit is to be given back.
+    /// Does nothing depend on the time? No operation is in progress, and no credit is to be given back.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.ops.is_empty() && self.links.iter().all(Link::is_idle)

@@ -185,7 +185,7 @@ impl Link {
         waits
     }
 
-    /// Does it hold no credits, which are to be given back some time?
+    /// Does it hold no credits? They are given back after some time.
     pub(super) fn is_idle(&self) -> bool {
         self.credits.is_empty()
     }

@@ -183,8 +183,9 @@ impl OpState {
         (*lanes_left.get_mut(), *late_chunks.get_mut()) = (lanes, 0);
         (*told.get_mut(), *failed.get_mut()) = (lanes == 0, false);
         (*landed_bytes.get_mut(), *newest.get_mut()) = (0, 0);
-        let Progress { version, error, ended, buffers: _, callback, waiters } =
+        let Progress { version, error, ended, buffers, callback, waiters } =
             progress.get_mut().unwrap_or_else(PoisonError::into_inner);
+        debug_assert!(buffers.source.is_none() && buffers.landed.is_none() && buffers.busy.is_none());
         (*version, *error, *ended, *callback, *waiters) = (None, None, false, None, 0);
     }
 

@@ -113,7 +113,7 @@ impl Core {
         any
     }
 
-    /// In this order: whoever posts an operation and sees the flag afterwards wakes nobody.
+    /// In this order: a caller that posts an operation, and then finds the flag set, wakes nobody.
     fn end_gathering(&mut self) {
         if self.glance.is_gathering.swap(false, Ordering::SeqCst) {
             self.take_submissions();
@@ -192,9 +192,10 @@ impl Core {
 
     /// What is left in an armed lane.
     fn armed(&self) -> Left {
-        // Something may be due before the time until which the data thread sleeps.
-        let sooner = self.driver.engine().next_retry_ms().is_some_and(|due| due < self.sleep_until_ms);
-        if sooner { Left::Work } else { Left::Nothing }
+        // Something may be due before the time until which the data thread sleeps. It may have lain down when nothing was in progress.
+        let retries = self.driver.engine().next_retry_ms().is_some_and(|due| due < self.sleep_until_ms);
+        let sleeps_idly = self.sleep_until_ms > self.now_ms + SLEEP_MS && !self.driver.is_idle();
+        if retries || sleeps_idly { Left::Work } else { Left::Nothing }
     }
 
     /// Arms a lane that has something to do.

@@ -101,23 +101,32 @@ impl LaneEngine {
     /// of events.
     pub fn flush(&mut self, batches: usize, out: &mut Commands) {
         self.peers.hand_out();
-        self.pump(out);
         if !self.places.retired().is_empty() {
             self.free_retired(out);
         }
         self.calls.report_gone(out);
         let mut left = batches;
         loop {
+            self.pump(out);
             left = self.peers.send(left, out);
             let mut is_over = true;
-            // The weights of what is sent are in the batches. Rounds that waited for a buffer may end, and have results to send.
+            // Their weights are in the batches now. Rounds that waited for a buffer may end, and have records and results to send.
             while let Some((rank, chunk, buffer)) = self.peers.next_carried() {
-                self.landed(rank, chunk, buffer, out);
+                if let Some(state) = self.chunks.get_mut(chunk as usize) {
+                    state.weights.views.carried(rank, buffer & 1);
+                    self.finish_late(chunk, out);
+                }
                 is_over = false;
             }
             if is_over {
                 return;
             }
         }
+    }
+
+    /// Have results come since the last flush?
+    #[must_use]
+    pub fn has_to_tell(&self) -> bool {
+        self.peers.has_dirty()
     }
 }

@@ -19,11 +19,14 @@ pub(crate) const KERNELS: &[Kernel] = &[
 /// Bytes of each buffer: no cache of this class of machine holds two of them.
 pub(crate) const COPY_BYTES: usize = 256 << 20;
 
+/// The name of two copies at the same time.
+const TWO_AT_ONCE: &str = "two_at_once";
+
 /// Timed passes of each kernel.
 const PASSES: usize = 7;
 
 /// What one kernel reached.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct CopySpeed {
     /// The kernel's name.
     pub(crate) kernel: &'static str,
@@ -40,6 +43,8 @@ pub(crate) struct Calibration {
     pub(crate) speeds: Vec<CopySpeed>,
     /// Bytes of each buffer.
     pub(crate) bytes: usize,
+    /// What two threads reach together that copy at the same time, each with the fastest kernel and buffers of its own.
+    pub(crate) two: CopySpeed,
 }
 
 impl Calibration {
@@ -86,7 +91,28 @@ pub(crate) fn calibrate(kernels: &[Kernel], bytes: usize) -> anyhow::Result<Cali
         })
         .collect();
     speeds.sort_by(|a, b| b.gb_per_s.total_cmp(&a.gb_per_s));
-    Ok(Calibration { speeds, bytes })
+    let best = kernels.iter().find(|(kernel, _)| speeds.first().is_some_and(|speed| speed.kernel == *kernel));
+    let two = two_at_once(best.map_or(kernels[0].1, |(_, copy)| *copy), (&src, dst));
+    Ok(Calibration { speeds, bytes, two })
+}
+
+/// Times two threads that copy at the same time.
+fn two_at_once(copy: fn(&mut [u8], &[u8]), (src, mut dst): (&[u8], Vec<u8>)) -> CopySpeed {
+    let (other_src, mut other_dst) = (src.to_vec(), dst.clone());
+    let mut pass = || {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| copy(&mut other_dst, &other_src));
+            copy(&mut dst, src);
+        });
+        2.0 * src.len() as f64 / start.elapsed().as_secs_f64() / 1e9
+    };
+    let speeds: Vec<f64> = (0..=PASSES).map(|_| pass()).skip(1).collect();
+    CopySpeed {
+        kernel: TWO_AT_ONCE,
+        gb_per_s: stats::median(speeds.iter().copied()).unwrap_or(f64::NAN),
+        spread: stats::spread(speeds.iter().copied()).unwrap_or(f64::NAN),
+    }
 }
 
 #[cfg(test)]

@@ -59,6 +59,9 @@ pub(crate) struct Row {
     /// Throughput over that of the best single-thread copy of the same run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_copy: Option<f64>,
+    /// Throughput over what memory allows: a copy's speed, over the bytes that the work moves for each byte (`suite/bounds.rs`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_bound: Option<f64>,
     /// Throughput over that of the gRPC baseline, pair by pair.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_grpc: Option<f64>,
@@ -142,6 +145,7 @@ impl Row {
             &mut self.p99_us,
             &mut self.cpu_s_per_gb,
             &mut self.ratio_to_copy,
+            &mut self.ratio_to_bound,
             &mut self.ratio_to_grpc,
             &mut self.ratio_to_store_and_forward,
             &mut self.ratio_to_plain_receive,
@@ -186,7 +190,7 @@ pub(crate) fn write_json(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-const HEADINGS: [&str; 33] = [
+const HEADINGS: [&str; 34] = [
     "name",
     "transport",
     "bytes",
@@ -202,6 +206,7 @@ const HEADINGS: [&str; 33] = [
     "p99 us",
     "CPU s/GB",
     "x copy",
+    "x bound",
     "x grpc",
     "x store+forward",
     "x plain receive",
@@ -248,6 +253,7 @@ fn cells(row: &Row) -> [String; HEADINGS.len()] {
         figure(row.p99_us),
         figure(row.cpu_s_per_gb),
         figure(row.ratio_to_copy),
+        figure(row.ratio_to_bound),
         figure(row.ratio_to_grpc),
         figure(row.ratio_to_store_and_forward),
         figure(row.ratio_to_plain_receive),
@@ -370,6 +376,7 @@ mod tests {
             "p99_us",
             "pairs",
             "ratio_to_copy",
+            "ratio_to_bound",
             "ratio_to_grpc",
             "ratio_to_ib_write_bw",
             "ratio_to_ib_write_lat",

@@ -3,6 +3,7 @@
 //! [`parts`] says what each part measures, [`compare`] how rows are made of it. This file must not know how a subject
 //! does its work.
 
+mod bounds;
 mod compare;
 mod parts;
 mod plan;
@@ -63,12 +64,14 @@ pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
         }
     }
     if args.only.as_deref() != Some(COPY) {
-        let again = copy::calibrate(copy::KERNELS, copy::COPY_BYTES)?.best_gb_per_s();
-        let start = plan.copy.best_gb_per_s();
+        let end = copy::calibrate(copy::KERNELS, copy::COPY_BYTES)?;
+        let (start, again) = (plan.copy.best_gb_per_s(), end.best_gb_per_s());
         notes.push(format!(
             "best copy at the start {start:.1} GB/s, at the end {again:.1}: ratios are to the faster"
         ));
         beside_copy(&mut rows, start.max(again));
+        let two = plan.copy.two.gb_per_s.max(end.two.gb_per_s);
+        bounds::beside_bounds(&mut rows, (start.max(again), two));
     }
     let without =
         rows.iter().filter_map(|row| Some((row.transport.as_ref()?, &row.name, row.failed.as_ref()?)));
@@ -104,7 +107,7 @@ fn copy_rows(copy: &Calibration) -> Vec<Row> {
         spread: Some(speed.spread),
         ..Row::default()
     };
-    copy.speeds.iter().map(row).collect()
+    copy.speeds.iter().chain([&copy.two]).map(row).collect()
 }
 
 #[cfg(test)]

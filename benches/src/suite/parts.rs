@@ -194,7 +194,7 @@ fn all_models(plan: &Plan, rows: &mut Vec<Row>, notes: &mut Vec<String>) -> anyh
 
 /// More workers and servers than one each, at a megabyte.
 fn shapes(plan: &Plan, rows: &mut Vec<Row>, notes: &mut Vec<String>) -> anyhow::Result<()> {
-    const SHAPES: [(u32, u32); 6] = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)];
+    const SHAPES: [(u32, u32); 7] = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1)];
     for (workers, servers) in SHAPES {
         let is_quick = (workers, servers) == (2, 2);
         if !plan.wants("shapes", "shapes", is_quick) {

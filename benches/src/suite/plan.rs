@@ -125,6 +125,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::copy::CopySpeed;
 
     fn plan(quick: bool, only: Option<&str>) -> Plan {
         let args = SuiteArgs {
@@ -140,7 +141,7 @@ mod tests {
             servers: 1,
             seconds: None,
         };
-        Plan::new(&args, Calibration { speeds: Vec::new(), bytes: 1 })
+        Plan::new(&args, Calibration { speeds: Vec::new(), bytes: 1, two: CopySpeed::default() })
     }
 
     #[test]

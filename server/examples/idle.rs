@@ -29,6 +29,7 @@ fn main() {
         deterministic: false,
         inbox_slots: 4096,
         spill_blocks: 64,
+        carried_bytes_max: 0,
         worker_loss: WorkerLoss::Stop,
     });
     let specs: Vec<ChunkSpec> = (0..chunks)

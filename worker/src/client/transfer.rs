@@ -333,7 +333,7 @@ impl Client {
         let kick = if bytes <= GATHER_BYTES_MAX { LaneHandle::kick_small } else { LaneHandle::kick };
         let kicked = used_of(&self.0.lanes, used).map(kick);
         // Also the lanes after one that has ended.
-        kicked.reduce(|first, next| first.and_then(|_| next)).unwrap_or_else(|| Ok(Instant::now()))
+        kicked.reduce(Result::and).unwrap_or_else(|| Ok(Instant::now()))
     }
 
     /// Where the operation meets those of other workers of this host, if it does.

@@ -19,8 +19,11 @@ pub(crate) struct NewState(Arc<OpState>);
 
 impl NewState {
     pub(crate) fn buffers(&mut self) -> &mut OpBuffers {
-        // Invariant: it was made or found without another owner, and `share` consumes it.
-        Arc::get_mut(&mut self.0).expect("a new state has one owner").own_buffers()
+        match Arc::get_mut(&mut self.0) {
+            Some(state) => state.own_buffers(),
+            // Invariant: it was made or found without another owner, and `share` consumes it.
+            None => unreachable!("a new state has one owner"),
+        }
     }
 
     /// From now on lanes may have it, too.

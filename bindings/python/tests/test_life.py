@@ -86,7 +86,12 @@ def _declared_or_told(cluster: gradwire.Cluster) -> Union[Client, gradwire.Membe
 
 @pytest.mark.parametrize(
     "end",
-    ["raise ValueError('diverged')", "with client:\n    raise ValueError('diverged')", "client.fail('ValueError: diverged')"],
+    [
+        "raise ValueError('diverged')",
+        "raise TypeError('in user code: ' + 'line, ' * 1000 + 'ValueError: diverged')",
+        "with client:\n    raise ValueError('diverged')",
+        "client.fail('ValueError: diverged')",
+    ],
 )
 def test_others_are_told_why_a_program_failed(end: str) -> None:
     with gradwire.launch(workers=2) as cluster:

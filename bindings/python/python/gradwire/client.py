@@ -284,7 +284,10 @@ def _mode(mode: str | int | None, dynamic: bool) -> Any:
 
 
 def _why(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}"[:1024]
+    """What the other members are told of an exception. Of a long text the beginning and the end: TensorFlow puts the lines of the script
+    before the reason."""
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= 1024 else f"{text[:200]} ... {text[-800:]}"
 
 
 # Clients that were not dropped when the interpreter ends: their threads must have ended before it does.

@@ -171,7 +171,7 @@ mod tests {
         assert!(!views.is_read(0));
     }
 
-    /// The weights of a round are moved out of the way, and the next round in their buffer is told with its result.
+    /// The server moves the weights of a round to a spill block. The result of the next round in the same buffer carries its weights.
     #[test]
     fn what_is_carried_ends_nothing_that_was_moved() {
         let mut views = Views::default();

@@ -1,17 +1,5 @@
-"""Replaces `byteps.keras`: everything comes from `gradwire.tensorflow.keras`."""
+"""Replaces `byteps.keras`, which has the names of `byteps.tensorflow.keras`."""
 
-from gradwire.tensorflow._unchanged import Average, DistributedOptimizer, Sum, is_initialized, push_pull
-from gradwire.tensorflow.keras import (
-    Compression,
-    broadcast,
-    broadcast_variables,
-    init,
-    load_model,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
+from byteps.tensorflow.keras import *  # noqa: F403
 
 from . import callbacks

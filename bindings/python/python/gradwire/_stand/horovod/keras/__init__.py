@@ -1,17 +1,5 @@
-"""Replaces `horovod.keras`: everything comes from `gradwire.tensorflow.keras`."""
+"""Replaces `horovod.keras`, which has the names of `horovod.tensorflow.keras`."""
 
-from gradwire.tensorflow._unchanged import Average, DistributedOptimizer, Sum, allreduce, cross_rank, is_initialized
-from gradwire.tensorflow.keras import (
-    Compression,
-    broadcast,
-    broadcast_variables,
-    init,
-    load_model,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
+from horovod.tensorflow.keras import *  # noqa: F403
 
 from . import callbacks

@@ -207,6 +207,14 @@ pub struct ResultBlock {
 }
 
 impl ResultBlock {
+    /// The chunk and the buffer whose weights it carries.
+    pub(super) fn carried(&self) -> Option<(u32, u8)> {
+        match self.place {
+            Some(Place::Carried { chunk, buffer }) => Some((chunk, buffer)),
+            _ => None,
+        }
+    }
+
     /// Bytes that travel in the batch.
     #[must_use]
     pub fn inline_bytes(&self) -> u64 {

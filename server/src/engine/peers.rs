@@ -102,7 +102,7 @@ impl Peer {
         let is_all = self.pack(rank, left, carried, out);
         // What is not sent now may wait for long, and would keep its buffer from the next rounds. A write can be moved out of their way.
         for result in self.results.iter_mut().filter(|_| self.carrying > 0) {
-            if let Some(Place::Carried { chunk, buffer }) = result.place
+            if let Some((chunk, buffer)) = result.carried()
                 && let Some(landing) = result.block.landing.take()
             {
                 result.place = None;
@@ -132,7 +132,7 @@ impl Peer {
                 if !room.take(result.inline_bytes()) {
                     break;
                 }
-                if let Some(Place::Carried { chunk, buffer }) = result.place {
+                if let Some((chunk, buffer)) = result.carried() {
                     carried.push((rank, chunk, buffer));
                     self.carrying -= 1;
                 }
@@ -214,11 +214,8 @@ impl Peers {
     /// A worker's channel is closed. Returns the slots that it may be writing still: they are nobody's until [`Peers::free_slots`].
     pub(super) fn down(&mut self, rank: Rank) -> Vec<u32> {
         if let Some(peer) = self.places.get_mut(rank.0 as usize).and_then(Option::take) {
-            let carried = |result: &ResultBlock| match result.place {
-                Some(Place::Carried { chunk, buffer }) => Some((rank, chunk, buffer)),
-                _ => None,
-            };
-            self.carried.extend(peer.results.iter().filter_map(carried));
+            let carried = peer.results.iter().filter_map(ResultBlock::carried);
+            self.carried.extend(carried.map(|(chunk, buffer)| (rank, chunk, buffer)));
         }
         self.wanting.retain(|other| *other != rank);
         self.dirty.retain(|other| *other != rank);

@@ -15,6 +15,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 TORCH_GLOO = HERE.parent / "bindings/python/benches/torch_gloo.py"
@@ -54,9 +55,16 @@ def spread(values):
     return {"median": statistics.median(values), "low": low, "high": high}
 
 
-def load(include, library, work, memory, seconds, **environment):
+def compiled(folder, name, include, library):
+    """The load program for headers and a library, and this library."""
+    program = pathlib.Path(folder, name)
+    run(["c++", "-std=c++11", "-O3", "-pthread", "-I", include, HERE / "ps/load.cc", library, "-o", program])
+    return program, library
+
+
+def load(program, library, work, memory, seconds, **environment):
     """GB/s and microseconds of a round of the load program."""
-    text = run([HERE / "ps/run.sh", include, library, work, memory, seconds], **environment)
+    text = run([HERE / "ps/run.sh", program, library, work, memory, seconds], **environment)
     found = re.search(r": ([\d.]+) GB/s, p50 ([\d.]+) us", text)
     if found is None:
         raise LeftOut(f"the load program printed {text!r}")
@@ -64,18 +72,24 @@ def load(include, library, work, memory, seconds, **environment):
 
 
 def ps_rows(args):
-    ours = (HERE.parent / "bindings/c/include", args.library)
-    for work in PS_WORKS:
+    with tempfile.TemporaryDirectory() as folder:
+        ours = compiled(folder, "ours", HERE.parent / "bindings/c/include", args.library)
+        theirs = compiled(folder, "theirs", *args.ps_lite) if args.ps_lite else None
+        yield from rows_of_load(args, ours, theirs)
+
+
+def rows_of_load(args, ours, theirs):
+    for work in args.works:
         for memory, transport in PS_WAYS:
             over = {"GRADWIRE_TRANSPORT__SHM": "off"} if transport == "tcp" else {}
             pairs = []
             for _ in range(args.pairs):
                 own = load(*ours, work, memory, args.seconds, **over)
-                peer = load(*args.ps_lite, work, memory, args.seconds, **KEEP_MEMORY) if args.ps_lite else None
+                peer = load(*theirs, work, memory, args.seconds, **KEEP_MEMORY) if theirs else None
                 pairs.append((own, peer))
             row = {"door": "ps-lite", "work": work, "memory": memory, "transport": transport, "pairs": args.pairs}
             row |= {"gb_per_s": spread([own[0] for own, _ in pairs]), "p50_us": spread([own[1] for own, _ in pairs])}
-            if args.ps_lite:
+            if theirs:
                 row["ps_lite_gb_per_s"] = spread([peer[0] for _, peer in pairs])
                 row["ps_lite_p50_us"] = spread([peer[1] for _, peer in pairs])
                 row["time_ratio"] = spread([peer[1] / own[1] for own, peer in pairs])
@@ -131,6 +145,7 @@ def main():
     parser.add_argument("--library", type=pathlib.Path, required=True, help="libgradwire.so")
     parser.add_argument("--python", default=sys.executable, help="a Python with the package gradwire, and torch")
     parser.add_argument("--ps-lite", nargs=2, metavar=("INCLUDE", "LIBRARY"), help="ps-lite, built elsewhere, to compare with")
+    parser.add_argument("--works", choices=PS_WORKS, nargs="*", default=PS_WORKS, help="works of the load program (default: all)")
     parser.add_argument("--pairs", type=int, default=7, help="runs of each (default 7)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of one run of the load program (default 1)")
     parser.add_argument("--json", type=pathlib.Path, help="also write the rows to this file")

@@ -249,7 +249,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.calls.landing(call);
             self.moves(peer).into_iter().for_each(|moves| moves.writing.push_back(bytes));
             let landing = Landing { region: remote.key.0, offset: remote.offset, bytes };
+            let is_flood = self.moves(peer).is_some_and(|moves| moves.is_flood());
+            if is_flood {
+                self.queue.stream_writes(true);
+            }
             self.post(peer, Post::CallLand { call, at, landing })?;
+            if is_flood {
+                self.note_stored();
+            }
             if is_last {
                 self.engine.call_landed(call, true, &mut self.commands);
             }

@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 const PIECE_BYTES: u64 = 1 << 20;
 /// Under way at once on a channel, each way: a piece begins where less is.
 const WINDOW_BYTES: u64 = 4 << 20;
+/// If at least so much waits to be written, what is written first is in no cache any more when the worker reads it.
+const FLOOD_BYTES: u64 = 16 << 20;
 
 /// A stretch of a worker's memory, or of ours, that is not moved yet.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +46,15 @@ pub(super) struct Moves {
 }
 
 impl Moves {
+    /// Do more bytes of replies wait than caches hold?
+    pub(super) fn is_flood(&self) -> bool {
+        let mut sums = self.writes.iter().scan(0, |sum: &mut u64, one| {
+            *sum = sum.saturating_add(one.left);
+            Some(*sum)
+        });
+        sums.any(|sum| sum >= FLOOD_BYTES)
+    }
+
     /// The next piece of what waits, where one may begin; `wanted` says of which calls. And: was it the last?
     pub(super) fn next(
         waiting: &mut VecDeque<Move>,
@@ -75,6 +86,16 @@ mod tests {
 
     fn whole(call: u64, bytes: u64) -> Move {
         Move { call, at: 0, remote: RemoteSpan { key: RemoteKey(1), offset: 64 }, left: bytes }
+    }
+
+    #[test]
+    fn a_flood_is_what_caches_do_not_hold() {
+        let of = |sizes: &[u64]| Moves {
+            writes: sizes.iter().map(|bytes| whole(1, *bytes)).collect(),
+            ..Moves::default()
+        };
+        assert!(!of(&[]).is_flood() && !of(&[FLOOD_BYTES / 2, FLOOD_BYTES / 2 - 1]).is_flood());
+        assert!(of(&[FLOOD_BYTES / 2, 1, FLOOD_BYTES / 2]).is_flood() && of(&[u64::MAX, 1]).is_flood());
     }
 
     #[test]

@@ -3,7 +3,8 @@
 import mxnet as mx
 import numpy as np
 from cases_optimizers import IS_2
-from cases_values import new
+from cases_values import new, raises
+from gradwire.mxnet import resume
 
 FEATURES, CLASSES, BATCH, STEPS = 12, 3, 16, 12
 
@@ -150,3 +151,23 @@ if not IS_2:
         fresh.pull("w", out=out)
         assert (out.asnumpy() == rows).all(), "all workers have the same"
         assert (rows[7] < rows[2] - 2).all() or (rows[7] < rows[4] - 4).all()
+
+
+def case_resume_begins_at_the_first_step_and_says_what_it_needs():
+    kv = new()
+    kv.init(0, mx.nd.ones((3,)))
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+    assert resume(kv) == 0
+    kv.push(0, mx.nd.ones((3,)))
+    raises("before the first step", lambda: resume(kv))
+    raises("needs a store of Gradwire", lambda: resume(3))
+    raises("synchronous store", lambda: resume(new("gradwire_async")))
+    options = {"learning_rate": 0.5}
+    parameters = net_of().collect_params()
+    raises("needs the batch size", lambda: resume(mx.gluon.Trainer(parameters, "sgd", options, kvstore=new())))
+    updates_itself = mx.gluon.Trainer(parameters, "sgd", options, kvstore=new(), update_on_kvstore=False)
+    raises("update_on_kvstore=True", lambda: resume(updates_itself, BATCH))
+    net = mx.gluon.nn.Dense(2)
+    net.initialize()
+    deferred = mx.gluon.Trainer(net.collect_params(), "sgd", options, kvstore=new())
+    raises("run a forward pass", lambda: resume(deferred, BATCH))

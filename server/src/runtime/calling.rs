@@ -249,7 +249,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.calls.landing(call);
             self.moves(peer).into_iter().for_each(|moves| moves.writing.push_back(bytes));
             let landing = Landing { region: remote.key.0, offset: remote.offset, bytes };
-            let is_flood = self.moves(peer).is_some_and(|moves| moves.is_flood());
+            let is_flood = self.moves(peer).is_some_and(|moves| moves.is_flood(bytes));
             if is_flood {
                 self.queue.stream_writes(true);
             }

@@ -10,6 +10,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 const WINDOW_BYTES: u64 = 4 << 20;
 /// If at least so much waits to be written, what is written first is in no cache any more when the worker reads it.
 const FLOOD_BYTES: u64 = 16 << 20;
+/// Smaller pieces are written through the cache in any case.
+const LARGE_BYTES: u64 = 128 << 10;
 
 /// A stretch of a worker's memory, or of ours, that is not moved yet.
 #[derive(Clone, Copy, Debug)]
@@ -46,13 +48,13 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// Do more bytes of replies wait than caches hold?
-    pub(super) fn is_flood(&self) -> bool {
+    /// Is a large piece of so many bytes to be written while more waits behind it than caches hold?
+    pub(super) fn is_flood(&self, bytes: u64) -> bool {
         let mut sums = self.writes.iter().scan(0, |sum: &mut u64, one| {
             *sum = sum.saturating_add(one.left);
             Some(*sum)
         });
-        sums.any(|sum| sum >= FLOOD_BYTES)
+        bytes >= LARGE_BYTES && sums.any(|sum| sum >= FLOOD_BYTES)
     }
 
     /// The next piece of what waits, where one may begin; `wanted` says of which calls. And: was it the last?
@@ -90,12 +92,13 @@ mod tests {
 
     #[test]
     fn a_flood_is_what_caches_do_not_hold() {
-        let of = |sizes: &[u64]| Moves {
-            writes: sizes.iter().map(|bytes| whole(1, *bytes)).collect(),
-            ..Moves::default()
+        let is_flood = |sizes: &[u64], bytes| {
+            let writes = sizes.iter().map(|bytes| whole(1, *bytes)).collect();
+            Moves { writes, ..Moves::default() }.is_flood(bytes)
         };
-        assert!(!of(&[]).is_flood() && !of(&[FLOOD_BYTES / 2, FLOOD_BYTES / 2 - 1]).is_flood());
-        assert!(of(&[FLOOD_BYTES / 2, 1, FLOOD_BYTES / 2]).is_flood() && of(&[u64::MAX, 1]).is_flood());
+        assert!(!is_flood(&[], LARGE_BYTES) && !is_flood(&[FLOOD_BYTES / 2, FLOOD_BYTES / 2 - 1], LARGE_BYTES));
+        assert!(is_flood(&[FLOOD_BYTES / 2, 1, FLOOD_BYTES / 2], LARGE_BYTES));
+        assert!(is_flood(&[u64::MAX, 1], LARGE_BYTES) && !is_flood(&[u64::MAX, 1], LARGE_BYTES - 1));
     }
 
     #[test]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from mxnet.kvstore import KVStoreBase
 
+from ._resume import resume
 from ._store import Store
 
-__all__ = ["Store", "redirect", "register"]
+__all__ = ["Store", "redirect", "register", "resume"]
 
 #: Names of MXNet's own distributed stores, and whether each contribution counts by itself.
 OF_MXNET = {

@@ -55,13 +55,24 @@ class Rates:
             self._write((float(self._update), *now))
             self._is_new = True
 
-    def _write(self, row: tuple[float, ...]) -> None:
-        shape = (self._client.workers, len(row))
+    def go_on(self, update: int) -> None:
+        """So many updates of the first key are over."""
+        self._update = update
+        tensor = self._declared()
+        # What the process before this one has written stays.
+        self._client.resume([tensor])
+        self._row = tuple(float(value) for value in self._client.pull(tensor).wait()[self._client.rank])
+
+    def _declared(self) -> Any:
         if self._tensor is None:
+            shape = (self._client.workers, 1 + len(_NAMES))
             self._tensor = self._client.declare(self._name, shape, "float64", optimizer=gradwire.Sum(), mode="async")
-        changes = np.zeros(shape)
+        return self._tensor
+
+    def _write(self, row: tuple[float, ...]) -> None:
+        changes = np.zeros((self._client.workers, len(row)))
         changes[self._client.rank] = np.subtract(row, self._row)
-        self._client.push(self._tensor, changes).wait()
+        self._client.push(self._declared(), changes).wait()
         self._row = row
 
     def _compare(self, effect: str) -> None:

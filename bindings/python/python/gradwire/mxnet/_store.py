@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import mxnet as mx
+import numpy as np
 from mxnet.base import MXNetError
 from mxnet.kvstore import KVStore, KVStoreBase
 
@@ -33,7 +34,7 @@ _log = logging.getLogger("gradwire.mxnet")
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
-def _as_mxnet(call: _Call) -> _Call:
+def as_mxnet(call: _Call) -> _Call:
     """Raises errors of Gradwire as MXNetError, as scripts expect, with the original error as the cause."""
 
     @functools.wraps(call)
@@ -58,7 +59,7 @@ class Store(KVStore):  # type: ignore[misc]
     is_async = False
     type_name = "gradwire_dist_sync"
 
-    @_as_mxnet
+    @as_mxnet
     def __init__(self) -> None:  # pylint: disable=super-init-not-called
         self._connection = _connection.get()
         self._client = self._connection.client
@@ -73,6 +74,11 @@ class Store(KVStore):  # type: ignore[misc]
         self._rows_updater: Any = None
         # It is a function of the script's, which calls keys as the script does; optimizers number them.
         self._is_scripts = False
+        # In a worker that replaces a failed one, until `resume`.
+        self._is_behind = bool(self._client._has_rejoined)
+        # What each key was pulled into before the first step, which `resume` fills again.
+        self._filled: dict[Any, list[Any]] = {}
+        self._has_begun = False
         self.handle = None
 
     def __del__(self) -> None:
@@ -112,7 +118,7 @@ class Store(KVStore):  # type: ignore[misc]
 
     # Keys.
 
-    @_as_mxnet
+    @as_mxnet
     def init(self, key: Any, value: Any) -> None:
         """Declares keys with their initial values. The values of rank 0 are used. Every worker must call it with the same keys."""
         for one, values in pairs(key, value):
@@ -130,7 +136,9 @@ class Store(KVStore):  # type: ignore[misc]
         mode = "async" if self.is_async else "sync"
         name = f"mxnet/{self._number}/{key}"
         new = Key(self._connection, name, index, value, rule, self._codec, mode)
-        new.set_initial(value)
+        # The others may have trained it already.
+        if not self._is_behind or not self._client.resume([new.tensor]):
+            new.set_initial(value)
         self._keys[key] = new
         if self._updater is not None:
             new.hold()
@@ -153,19 +161,20 @@ class Store(KVStore):  # type: ignore[misc]
 
     # Moving.
 
-    @_as_mxnet
+    @as_mxnet
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Calls `init`, and then pulls the value of rank 0 into `out`."""
         self.init(key, value)
         self.pull(key, out, priority)
 
-    @_as_mxnet
+    @as_mxnet
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Contributes gradients. Their memory may be reused once the engine has copied them."""
         for one, arrays in pairs(key, value):
             self._push(one, arrays, priority)
 
     def _push(self, name: Any, arrays: list[Any], priority: int) -> None:
+        self._begin()
         key = self._key(name)
         called = name if self._is_scripts else key.index
         self._look_at_rates(key)
@@ -207,11 +216,13 @@ class Store(KVStore):  # type: ignore[misc]
         self._sum_only(key)
         return self._rows_updater
 
-    @_as_mxnet
+    @as_mxnet
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Fetches the weights of the last round that this worker contributed to."""
         for one, arrays in pairs(key, out):
             self._pull(self._key(one), arrays, priority, ignore_sparse)
+            if not self._has_begun:
+                self._filled[one] = arrays
 
     def _pull(self, key: Key, arrays: list[Any], priority: int, ignore_sparse: bool) -> None:
         dense = [array for array in arrays if not _arrays.is_sparse(array)]
@@ -224,7 +235,7 @@ class Store(KVStore):  # type: ignore[misc]
         else:
             key.pull(dense, priority)
 
-    @_as_mxnet
+    @as_mxnet
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Contributes gradients, and fetches the weights (or the sum of the gradients) into `out`, or into the gradients."""
         # Nothing is converted twice: the engine must see one array where there is one.
@@ -235,6 +246,7 @@ class Store(KVStore):  # type: ignore[misc]
             found, targets = self._key(one), outs[one]
             whole = found.stored is None and not any(map(_arrays.is_sparse, arrays + targets))
             if whole:
+                self._begin()
                 self._look_at_rates(found)
                 self._advance(found)
                 found.push_pull(arrays, targets, priority)
@@ -242,7 +254,7 @@ class Store(KVStore):  # type: ignore[misc]
                 self._push(one, arrays, priority)
                 self._pull(found, targets, priority, True)
 
-    @_as_mxnet
+    @as_mxnet
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Fetches rows of weights as row-sparse arrays."""
         ids = flat_list(row_ids)
@@ -254,7 +266,7 @@ class Store(KVStore):  # type: ignore[misc]
 
     # Updating.
 
-    @_as_mxnet
+    @as_mxnet
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
         """Compresses the gradients of keys that are initialised later: {"type": "2bit", "threshold": 0.5}, or "1bit"."""
         params = dict(compression_params)
@@ -268,7 +280,7 @@ class Store(KVStore):  # type: ignore[misc]
         else:
             raise MXNetError(f"gradwire: unknown compression {kind!r}: use 2bit or 1bit")
 
-    @_as_mxnet
+    @as_mxnet
     def set_optimizer(self, optimizer: Any) -> None:
         """Sets the optimizer that updates the weights: on servers if they have its rule, else identically on every worker.
         Later changes of its learning rate apply on servers as well. With MXNET_GRADWIRE_UPDATE=workers it always runs on workers."""
@@ -363,9 +375,63 @@ class Store(KVStore):  # type: ignore[misc]
         """Sets a function of key, gradient and weights, which runs on every worker."""
         self._update_here(updater, "the script has its own updater", is_scripts=True)
 
+    # After a failure.
+
+    def _begin(self) -> None:
+        """A step begins. Raises an error in a worker that would repeat all steps from the first one on, which count for nothing."""
+        if self._is_behind:
+            raise MXNetError(
+                "gradwire: this worker replaces one that failed, and does not know which step the others are in: call "
+                "gradwire.mxnet.resume before the first step on every worker, and begin with the step that it returns"
+            )
+        if not self._has_begun:
+            self._has_begun = True
+            self._filled.clear()
+
+    def resume(self) -> int:
+        """See `gradwire.mxnet.resume`."""
+        if self._has_begun:
+            raise MXNetError("gradwire: call resume before the first step")
+        if self.is_async or self._updater is not None or any(key.is_by_rows for key in self._keys.values()):
+            raise MXNetError(
+                "gradwire: resume needs a synchronous store and an optimizer that runs on the servers, because they keep weights and state "
+                "when a worker fails"
+            )
+        if self._is_behind and not self._client._is_awaited:
+            raise MXNetError('gradwire: resume cannot continue a training with cluster.worker_loss "continue": set "wait"')
+        self._is_behind = False
+        rounds = self._client.resume([key.tensor for key in self._keys.values()])
+        if not rounds:
+            return 0
+        for name, key in self._keys.items():
+            # The first pull brings the weights after this step, even if the others have finished one more.
+            arrays = [array for array in self._filled.get(name, []) if not _arrays.is_sparse(array)]
+            key.pull(arrays or [mx.nd.empty(key.shape, mx.cpu(), dtype=key.dtype)], 0)
+        return self._go_on(int(rounds) - self._rounds_of_saves())
+
+    def _go_on(self, steps: int) -> int:
+        """The optimizer continues after so many steps."""
+        if self._optimizer is not None:
+            self._optimizer._index_update_count.update((key.index, steps) for key in self._keys.values())
+            self._optimizer.num_update = max(self._optimizer.num_update, steps)
+            self._rates.go_on(steps)
+            for key in self._keys.values():
+                # Servers may have the rate of another step than the first.
+                key.rule = None
+                self._follow(key)
+        return steps
+
+    def _saves(self) -> Any:
+        """A tensor with a round for each time that servers have sent the optimizer's state, which takes rounds of all keys."""
+        return self._client.declare(f"mxnet/{self._number}/(saves)", (1,), "float32", optimizer=gradwire.Assign(), mode="sync")
+
+    def _rounds_of_saves(self) -> int:
+        kept = max((_rules.kept_by(key.rule) or 0 for key in self._keys.values()), default=0)
+        return 2 * kept * int(self._client.resume([self._saves()])) if kept else 0
+
     # The rest.
 
-    @_as_mxnet
+    @as_mxnet
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Saves the state of the optimizer, which is the same on every worker. If servers hold the state, they send it in
         additional rounds: every worker must call this. File names may differ."""
@@ -386,6 +452,7 @@ class Store(KVStore):  # type: ignore[misc]
                 f"{UPDATE_VARIABLE}=workers for this training"
             )
         self._meet_to_save()
+        self._client.push(self._saves(), np.zeros(1, "float32")).wait()
         updater = mx.optimizer.get_updater(self._optimizer)
         for name, key in self._keys.items():
             if key.is_by_rows:
@@ -425,7 +492,7 @@ class Store(KVStore):  # type: ignore[misc]
                     "one worker's call is enough. Training can continue"
                 )
 
-    @_as_mxnet
+    @as_mxnet
     def load_optimizer_states(self, fname: str) -> None:
         """Loads states that `save_optimizer_states` saved, on every worker; the workers update the weights from now on. The file
         is a pickle: load only files that you trust."""
@@ -437,7 +504,7 @@ class Store(KVStore):  # type: ignore[misc]
             self._updater.set_states(file.read())
         self._optimizer = self._updater.optimizer
 
-    @_as_mxnet
+    @as_mxnet
     def _barrier(self) -> None:
         self._client.barrier()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ directory = Path(sys.argv[1])
 
 def once(what):
     path = directory / what
-    is_first = directory != Path("undisturbed") and not path.exists()
+    is_first = not path.exists()
     if is_first:
         path.touch()
     return is_first
@@ -81,7 +84,7 @@ for step in range(begin, 12):
     optimizer.zero_grad()
     inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(100 * step + rank))
     model(inputs).pow(2).mean().backward()
-    if (rank, step) == (0, 5) and not (directory / "late").exists() and directory != Path("undisturbed"):
+    if (rank, step) == (0, 5) and not (directory / "late").exists():
         # A worker is in the roll after its gradients: rank 1 has contributed all of this step.
         while optimizer.client._missing(roll.declared, 0.1) != [0]:
             pass
@@ -95,6 +98,37 @@ for step in range(begin, 12):
     optimizer.step()
     rates.step()
 bits = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+print("rank", rank, "from", begin, "rate", rates.get_last_lr()[0], bits, flush=True)
+"""
+
+
+# Rank 1 fails before a forward, and in a backward; rank 0 when its buffers have gone to all and before its step; then a server.
+MODEL_SCRIPT = SCRIPT[: SCRIPT.index("gw.init()")] + """
+gw.init()
+rank = gw.rank()
+torch.manual_seed(rank)
+net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+model = gw.DistributedDataParallel(net)
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+rates = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+begin = gw.resume(model, optimizer, rates)
+for step in range(begin, 12):
+    if (rank, step) == (1, 3) and once("before"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+    outputs = model(inputs)
+    if (rank, step) == (1, 5) and once("within"):
+        # The last layer's gradients are on their way by then.
+        net[0].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    outputs.pow(2).mean().backward()
+    if (rank, step) == (0, 8) and once("after"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (rank, step) == (0, 10) and once("server"):
+        kill_a_server()
+    optimizer.step()
+    rates.step()
+bits = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in net.state_dict().values())).hexdigest()
 print("rank", rank, "from", begin, "rate", rates.get_last_lr()[0], bits, flush=True)
 """
 
@@ -120,14 +154,68 @@ def run(script: Path, directory: str) -> list[list[str]]:
     return sorted(line[line.index("rank ") :].split() for line in lines if " from " in line and " rate " in line)
 
 
-def test_workers_that_are_restarted_train_as_if_they_had_not_failed(tmp_path: Path) -> None:
+def undisturbed(initial: nn.Module, wrap: Callable[[nn.Module, Client], tuple[Any, ...]]) -> set[str]:
+    """The bits of a training of both workers without a failure."""
+
+    def work(client: Client) -> str:
+        net = copy.deepcopy(initial)
+        forward, optimizer, *state = wrap(net, client)
+        rates = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+        for step in range(gt.resume(*state, rates), 12):
+            optimizer.zero_grad()
+            inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(100 * step + client.rank))
+            forward(inputs).pow(2).mean().backward()
+            optimizer.step()
+            rates.step()
+        return hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in net.state_dict().values())).hexdigest()
+
+    return set(on_each(work))
+
+
+def check(tmp_path: Path, text: str, marks: list[str], begins: list[str], expected: set[str]) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     (tmp_path / "marks").mkdir()
-    undisturbed, disturbed = run(script, "undisturbed"), run(script, str(tmp_path / "marks"))
-    assert sorted(one.name for one in (tmp_path / "marks").iterdir()) == ["after", "again", "before", "late", "server", "within"]
-    assert [line[3] for line in undisturbed] == ["0", "0"] and [line[3] for line in disturbed] == ["8", "6"]
-    assert len({tuple(line[4:]) for line in undisturbed + disturbed}) == 1, disturbed
+    disturbed = run(script, str(tmp_path / "marks"))
+    assert sorted(one.name for one in (tmp_path / "marks").iterdir()) == marks
+    assert [line[3] for line in disturbed] == begins and {line[5] for line in disturbed} == {"0.0125"}, disturbed
+    assert {line[6] for line in disturbed} == expected and len(expected) == 1, disturbed
+
+
+def test_workers_that_are_restarted_train_as_if_they_had_not_failed(tmp_path: Path) -> None:
+    def wrap(net: nn.Module, client: Client) -> tuple[Any, ...]:
+        optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=client)
+        return net, optimizer, optimizer, net
+
+    torch.manual_seed(0)
+    expected = undisturbed(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), wrap)
+    check(tmp_path, SCRIPT, ["after", "again", "before", "late", "server", "within"], ["8", "6"], expected)
+
+
+def test_wrapped_models_go_on_with_their_buffers(tmp_path: Path) -> None:
+    def wrap(net: nn.Module, client: Client) -> tuple[Any, ...]:
+        wrapped = gt.DistributedDataParallel(net, client=client)
+        optimizer = sgd(wrapped.parameters())
+        return wrapped, optimizer, wrapped, optimizer
+
+    torch.manual_seed(0)
+    expected = undisturbed(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)), wrap)
+    check(tmp_path, MODEL_SCRIPT, ["after", "before", "server", "within"], ["9", "5"], expected)
+
+
+def test_buffers_are_those_of_rank_0_after_each_backward() -> None:
+    def work(client: Client) -> tuple[torch.Tensor, torch.Tensor]:
+        wrapped = gt.DistributedDataParallel(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), client=client)
+        assert gt.resume(wrapped, sgd(wrapped.parameters())) == 0
+        mean = wrapped.module[1].running_mean
+        outputs = wrapped(torch.full((4, 6), float(client.rank)) + torch.arange(4.0)[:, None])
+        mine = mean.clone()
+        outputs.sum().backward()
+        return mine, mean.clone()
+
+    (first, after), (other, also) = on_each(work)
+    assert not torch.equal(first, other)
+    assert torch.equal(after, first) and torch.equal(also, first)
 
 
 def test_a_worker_is_in_the_roll_of_a_round_after_its_gradients() -> None:
@@ -188,18 +276,20 @@ def test_it_needs_an_optimizer_that_averages(one: Client) -> None:
         gt.resume(optimizer, net)
 
 
-def test_a_script_with_a_wrapped_model_is_refused(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapped_model_beside_another_wrapper_is_refused(one: Client) -> None:
     net = model()
-    optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=one)
     wrapped = gt.DistributedDataParallel(model(), client=one)
-    calls = [(sgd(net.parameters()), wrapped), (wrapped,), (optimizer, wrapped), (optimizer, net)]
-    for words in calls:
-        with pytest.raises(gradwire.InputError, match="does not support gradwire.torch.DistributedDataParallel: pass the model itself"):
+    optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=one)
+    for words in [(wrapped, sgd(wrapped.parameters())), (optimizer, wrapped), (optimizer, net)]:
+        with pytest.raises(gradwire.InputError, match="supports no other wrapper beside it"):
             gt.resume(*words)  # type: ignore[arg-type]
-    # In a worker that was restarted, before the broadcasts of the constructor, in which no other worker takes part.
+
+
+def test_a_wrapped_model_of_a_restarted_worker_has_to_resume(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Client, "_has_rejoined", True)
-    with pytest.raises(gradwire.InputError, match="this worker replaces one that failed, and DistributedDataParallel cannot continue"):
-        gt.DistributedDataParallel(model(), client=one)
+    wrapped = gt.DistributedDataParallel(model(), client=one)
+    with pytest.raises(gradwire.InputError, match="this worker replaces one that failed, and does not have the state of training"):
+        wrapped(torch.zeros(2, 6))
 
 
 def test_it_is_called_once(one: Client) -> None:

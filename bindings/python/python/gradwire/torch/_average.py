@@ -17,6 +17,7 @@ from ..client import Client, Declaration
 from ..codecs import Codec
 from ..errors import InputError, OperationError
 from ..optimizers import Assign
+from ._along import Along
 from ._exchange import MEAN, Exchange, Named, Taken, plain, unique
 from ._roll import ABSENT, Absence, Called, Roll, refuse_absent
 
@@ -87,6 +88,8 @@ class Averager:
         self.steps = 0
         # Copies the state of training from a worker to those that need it; this one, if the second argument is true.
         self.transfer: Callable[[int, bool], None] | None = None
+        # The buffers of the model, if they travel with its gradients.
+        self.along: Along | None = None
         # Whether the optimizer is within a step, where its state is none that another worker could continue with.
         self.is_within_step = False
         self.is_on = True
@@ -177,6 +180,8 @@ class Averager:
         for (parameter, exchange), users in zip(self._exchanges.items(), used):
             if users:
                 self._take(parameter, exchange)
+        if self.along is not None:
+            self.along.take()
         self._again()
         self.steps += 1
         self.is_synchronized = True
@@ -184,7 +189,11 @@ class Averager:
     def tensors(self) -> list[Declared]:
         """All that a round consists of."""
         assert self._roll is not None
-        return [self._roll.declared, *(exchange.declared for exchange in self._exchanges.values())]
+        return [self._roll.declared, *(exchange.declared for exchange in self._exchanges.values()), *self.absence.along]
+
+    def carry(self, along: Along) -> None:
+        """The buffers of the model travel with its gradients from now on. All workers call it, before the first round."""
+        self.along, self.absence.along = along, along.tensors()
 
     def receive(self) -> None:
         """In a worker that was restarted: ends the round that the others wait in, without contributing to it, and gets the state that they
@@ -195,9 +204,15 @@ class Averager:
         while NEEDS_STATE not in codes:
             for exchange in self._exchanges.values():
                 exchange.begin(None)
+            if self.along is not None:
+                self.along.begin(False)
             self._roll.begin(NEEDS_STATE, [0] * len(self._exchanges))
             codes = self._ended().codes
+        # As the others have it, who take the buffers of the first of them.
+        self.contributors = [rank for rank, one in enumerate(codes) if one]
         self._pass_on(codes, True)
+        if self.along is not None:
+            self.along.keep()
 
     def _ended(self) -> Called:
         """Waits for a round; raises InputError if a worker cannot take part."""
@@ -205,6 +220,8 @@ class Averager:
         called = self._roll.end()
         for exchange in self._exchanges.values():
             exchange.wait()
+        if self.along is not None:
+            self.along.wait()
         self.absence.sent.clear()
         if ABSENT in called.codes:
             self._again()
@@ -237,21 +254,21 @@ class Averager:
         """Contributes what was not sent yet, waits, and returns how many workers have a gradient of each parameter. If a worker sends
         gradients again, all do: what was sent first is discarded."""
         assert self._roll is not None
-        if self._client._has_rejoined and self.transfer is None:
-            raise InputError(
-                "this worker replaces one that failed, and does not have the state of training: call "
-                "gradwire.torch.resume(optimizer, model) before the first step, with a DistributedOptimizer",
-                "not_resumed",
-            )
+        self.refuse_unresumed()
         while True:
             for parameter, exchange in self._exchanges.items():
                 if exchange.handle is None:
                     self._begin(exchange, gradients.get(parameter))
+            if self.along is not None:
+                self.along.begin(self._client.rank == self.contributors[0])
+                self.absence.sent.update(one.key for one in self.absence.along)
             if self.transfer is not None:
                 # If this worker were in the roll and failed before its last gradient was sent, the others would take the zeros of the
                 # process that replaces it for that gradient.
                 for exchange in self._exchanges.values():
                     exchange.wait()
+                if self.along is not None:
+                    self.along.wait()
             self._roll.begin(code, (gradients.get(p) is not None for p in self._exchanges))
             codes, present, used = self._ended()
             self.contributors = [rank for rank, one in enumerate(codes) if one] or self.contributors
@@ -263,6 +280,15 @@ class Averager:
                 self._is_over = not any(codes)
                 return used
             code = PRESENT if code == SENDS_AGAIN else code
+
+    def refuse_unresumed(self) -> None:
+        """Raises InputError in a worker that was restarted and has not called `resume`."""
+        if self._client._has_rejoined and self.transfer is None:
+            raise InputError(
+                "this worker replaces one that failed, and does not have the state of training: call "
+                "gradwire.torch.resume(optimizer, model) before the first step, with a DistributedOptimizer or a DistributedDataParallel",
+                "not_resumed",
+            )
 
     def _take(self, parameter: torch.Tensor, exchange: Exchange) -> None:
         gradient = parameter.grad

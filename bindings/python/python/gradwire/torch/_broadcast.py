@@ -49,19 +49,16 @@ def broadcast(
     declarations, memories = [], []
     for name, one in named:
         refuse_shard(name, one)
-        # Bits travel, as integers: sums of floats would lose the sign of zeros. Tensors of one name may have several sizes, as those of
-        # two models.
-        plain = one.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-        if plain.numel() % 4 == 0:
-            plain = plain.view(torch.int32)
+        plain = bits_of(one)
         memories.append(plain.clone())
+        # Tensors of one name may have several sizes, as those of two models.
         full = f"{name}.{plain.numel() * plain.element_size()}"
         declarations.append(Declaration(full, plain.numel(), plain.dtype, Assign(), mode="sync", backup_workers=0))
     # What was declared stays so, and an initial value, once set: a repeated broadcast is a round, to which the others
     # contribute zeros.
     known = state_of(client).broadcasts
     # Of its own: threads may broadcast at the same time, each from another root.
-    roots = Declaration(f"{named[0][0]}.roots", 1, "int32", Assign(), mode="sync", backup_workers=0)
+    roots = _roots(named)
     new = [one for one in [*declarations, roots] if one not in known]
     known.update(zip(new, client.declare_all(new)))
     # The first broadcast of a worker that was restarted need not be that of the others, who then have had rounds of `roots`.
@@ -82,7 +79,28 @@ def broadcast(
         check()
     with torch.no_grad():
         for (_, one), memory in zip(named, memories):
-            one.copy_(memory.view(torch.uint8).view(one.dtype).view(one.shape))
+            one.copy_(from_bits(memory, one))
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of a tensor, as integers in the memory of the CPU: sums of floats would lose the sign of zeros."""
+    plain = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    return plain.view(torch.int32) if plain.numel() % 4 == 0 else plain
+
+
+def from_bits(bits: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The tensor that has these bits."""
+    return bits.view(torch.uint8).view(like.dtype).view(like.shape)
+
+
+def is_over(named: list[tuple[str, torch.Tensor]], client: Client) -> bool:
+    """In a worker that was restarted: whether the others have had the first broadcast of these tensors."""
+    return bool(named) and client.resume([client.declare_all([_roots(named)])[0]]) > 0
+
+
+def _roots(named: list[tuple[str, torch.Tensor]]) -> Declaration:
+    """Counts the roots of a broadcast."""
+    return Declaration(f"{named[0][0]}.roots", 1, "int32", Assign(), mode="sync", backup_workers=0)
 
 
 def _check_root(client: Client, root: int, roots: Declared) -> None:

@@ -18,7 +18,8 @@ from ..client import Client
 from ..codecs import Codec
 from ..errors import InputError
 from ._average import Averager
-from ._broadcast import broadcast, broadcast_parameters, tensors_in
+from ._along import Along
+from ._broadcast import broadcast, is_over, tensors_in
 from ._compression import codec_of
 from ._join import Join, Uneven
 from ._process import client_or_default
@@ -53,19 +54,16 @@ class DistributedDataParallel(nn.Module, Uneven):
         super().__init__()
         self.module, self.device_ids = module, device_ids
         client, self.broadcast_buffers = client_or_default(client), broadcast_buffers
-        if client._has_rejoined:
-            raise InputError(
-                "this worker replaces one that failed, and DistributedDataParallel cannot continue its training: use DistributedOptimizer with "
-                'gradwire.torch.resume(optimizer, model), or cluster.worker_loss = "stop"',
-                "not_resumed",
-            )
         averager = Averager(module.named_parameters(), client, prefix + "gradient.", codec_of(compression, codec), 1)
         averager.on_begin = self._at_end_of_backward
         self._averager, self._is_told = averager, False
         state = state_of(client)
         self._order = state.order = state.order or Order(client)
         self._number, self._shared = self._order.add(self, averager.absence), _Buffers(module, client, averager.prefix)
-        broadcast_parameters(module.state_dict(), prefix=prefix + "state.", client=client)
+        named = tensors_in(module.state_dict(), prefix + "state.")
+        # A worker that was restarted gets the values when it resumes.
+        if not (client._has_rejoined and is_over(named, client)):
+            broadcast(named, client, 0)
         self.enroll(client, averager.absence, self._order.shadow, *([self._shared.absent] if broadcast_buffers else []))
 
     def forward(self, *inputs: Any, **words: Any) -> Any:
@@ -86,8 +84,9 @@ class DistributedDataParallel(nn.Module, Uneven):
         if not (self._averager.is_on and torch.is_grad_enabled()):
             return
         Join.notify_join_context(self)
+        self._averager.refuse_unresumed()
         self._averager.adopt()
-        if self.broadcast_buffers and self.training:
+        if self.broadcast_buffers and self.training and self._averager.along is None:
             self._shared.broadcast(self.module)
 
     @contextmanager
@@ -98,6 +97,12 @@ class DistributedDataParallel(nn.Module, Uneven):
             yield
         finally:
             self._averager.is_on = before
+
+    def carry_buffers(self) -> Averager:
+        """For `resume`: buffers are those of one worker after each backward, instead of before each forward. Returns the averager."""
+        if self.broadcast_buffers and self._averager.along is None:
+            self._averager.carry(Along(self.module, self._client, self._averager.prefix))
+        return self._averager
 
     def synchronize(self) -> None:
         """Waits until all gradients are the mean over all workers. backward calls this itself."""

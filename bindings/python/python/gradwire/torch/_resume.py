@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from ..client import Client
 from ..errors import InputError
 from ._average import Averager
 from ._broadcast import broadcast, broadcast_value, tensors_in
@@ -17,45 +19,51 @@ from ._optimizer import DistributedOptimizer
 from ._state import state_of
 
 
-def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
-    """Gives all workers the same state, and returns the number of the first step. All workers call it once, before the first step. `state`:
-    the model, and other objects with `state_dict` and `load_state_dict`, such as learning rate schedulers and a GradScaler.
+def resume(trained: DistributedOptimizer | DistributedDataParallel, *state: Any) -> int:
+    """Gives all workers the same state, and returns the number of the first step. All workers call it once, before the first step. `trained`
+    and `state`: the wrapper of the script, the model, and other objects with `state_dict` and `load_state_dict`, such as the optimizer of a
+    DistributedDataParallel, learning rate schedulers and a GradScaler.
 
     In a new job all get the state of rank 0, and the result is 0. A worker that was restarted (`cluster.worker_loss` "wait") gets the state
-    that another worker has before the step that it is in, and the result is the number of calls of `synchronize` that were before it;
-    `step` calls it once. The others repeat this step with the new worker, so that the weights are those of an undisturbed training.
-    A script with a DistributedDataParallel cannot be resumed, and gets an InputError.
+    that another worker has before the step that it is in, and the result is the number of steps that were before it: for a
+    DistributedOptimizer the calls of `synchronize`, which `step` calls once; for a DistributedDataParallel the backward passes that have
+    averaged gradients. The others repeat this step with the new worker, so that the weights are those of an undisturbed training. With a
+    DistributedDataParallel, buffers are those of rank 0 after each backward instead of before each forward.
 
         optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
         for step in range(gw.resume(optimizer, model), steps):
             ...
+
+        model = gw.DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(gw.resume(model, optimizer), steps):
+            ...
     """
-    averager = _averager_of(optimizer, state)
-    client, prefix = optimizer.client, f"{averager.prefix}state."
-    kept = state_of(client)
+    parts = (trained, *state)
+    averager, client = _averager_of(parts)
+    prefix, kept = f"{averager.prefix}state.", state_of(client)
     if kept.resumes:
-        # A worker that was restarted would wait in the first optimizer's round, and the others in that of another one.
-        raise InputError("resume was called before: call it once, with the one DistributedOptimizer of the script", "resume")
+        # A worker that was restarted would wait in the first wrapper's round, and the others in that of another one.
+        raise InputError("resume was called before: call it once, with the one wrapper of the script", "resume")
     if client._has_rejoined and not client._is_awaited:
         # It counts from a round on that may be another one for each tensor, and a step needs the same round of all of them.
         raise InputError('resume cannot continue a training with cluster.worker_loss "continue": set "wait"', "resume")
     kept.resumes = True
-    modules = {at: one for at, one in enumerate(state) if isinstance(one, nn.Module)}
-    others = [one for one in state if not isinstance(one, nn.Module)]
+    modules = {at: one for at, one in enumerate(parts) if isinstance(one, nn.Module)}
+    others = [one for one in parts if not isinstance(one, nn.Module)]
+    for one in others:
+        _watch(one, averager)
 
     def copy(root: int, takes: bool, initial: bool = False) -> None:
         of_modules = [(f"{at}.{name}", one) for at, module in modules.items() for name, one in module.state_dict(keep_vars=True).items()]
         seen = {id(one) for _, one in of_modules}
         named = [*of_modules, *((name, p) for name, p in averager.names.items() if id(p) not in seen)]
         # Autograd has seen the tensors of a worker that has the state already.
-        broadcast([(name, one if takes else one.detach().clone()) for name, one in tensors_in(named, prefix)], client, root, initial)
-        mine = None
-        if client.rank == root:
-            mine = [averager.steps, optimizer.state_dict(), [one.state_dict() for one in others]]
+        broadcast([(name, one if takes else _before(one, averager)) for name, one in tensors_in(named, prefix)], client, root, initial)
+        mine = [averager.steps, [one.state_dict() for one in others]] if client.rank == root else None
         got = broadcast_value(mine, root, f"{prefix}value.", client, "the state of training", initial)
         if takes and client.rank != root:
-            averager.steps, of_optimizer, of_others = got
-            optimizer.load_state_dict(of_optimizer)
+            averager.steps, of_others = got
             for one, values in zip(others, of_others):
                 one.load_state_dict(values)
 
@@ -68,21 +76,45 @@ def resume(optimizer: DistributedOptimizer, *state: Any) -> int:
         averager.receive()
     else:
         copy(0, True, True)
+        if averager.along is not None:
+            averager.along.keep()
     return averager.steps
 
 
-def _averager_of(optimizer: Any, state: Sequence[Any]) -> Averager:
-    """Raises InputError for what cannot be resumed."""
-    is_wrapper = isinstance(optimizer, DistributedOptimizer)
-    wrappers = [one.wrapper() for one in state_of(optimizer.client).uneven.values()] if is_wrapper else []
-    if any(isinstance(one, DistributedDataParallel) for one in (optimizer, *state, *wrappers)):
-        # A worker that was restarted would also have to find the round of the buffers that the others wait in.
+def _averager_of(parts: Sequence[Any]) -> tuple[Averager, Client]:
+    """The averager of the one wrapper. Raises InputError for what cannot be resumed."""
+    model = next((one for one in parts if isinstance(one, DistributedDataParallel)), None)
+    optimizer = next((one for one in parts if isinstance(one, DistributedOptimizer)), None)
+    found = optimizer if model is None else model
+    client = None if found is None else found._client
+    wrappers = [] if client is None else [one for one in (enrolled.wrapper() for enrolled in state_of(client).uneven.values()) if one is not None]
+    if any(isinstance(one, DistributedDataParallel) for one in wrappers) and (model is None or len(wrappers) > 1):
+        # A worker that was restarted would have to find out in whose round the others wait.
         raise InputError(
-            "resume does not support gradwire.torch.DistributedDataParallel: pass the model itself, and average its gradients with "
-            "DistributedOptimizer(optimizer, model.named_parameters())",
+            "resume of a DistributedDataParallel supports no other wrapper beside it: make one DistributedDataParallel and no "
+            "DistributedOptimizer, and pass it",
             "resume",
         )
-    averager: Averager | None = optimizer._averager if is_wrapper else None
-    if averager is None:
-        raise InputError("resume needs a DistributedOptimizer in mode sync", "resume")
-    return averager
+    averager: Averager | None = model.carry_buffers() if model is not None else None if optimizer is None else optimizer._averager
+    if averager is None or client is None:
+        raise InputError("resume needs a DistributedOptimizer in mode sync, or a DistributedDataParallel", "resume")
+    return averager, client
+
+
+def _watch(optimizer: Any, averager: Averager) -> None:
+    """While an optimizer of torch is in a step with a closure, which calls backward, its state is none that another worker could continue
+    with."""
+    is_wrapper = isinstance(optimizer, DistributedOptimizer)
+    if is_wrapper or not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(optimizer, "register_step_pre_hook"):
+        return
+
+    def within(is_within: bool) -> None:
+        averager.is_within_step = is_within
+
+    optimizer.register_step_pre_hook(lambda *_: within(True))
+    optimizer.register_step_post_hook(lambda *_: within(False))
+
+
+def _before(tensor: torch.Tensor, averager: Averager) -> torch.Tensor:
+    """A copy of a tensor of the model, as it was before the step."""
+    return (tensor if averager.along is None else averager.along.before(tensor)).detach().clone()

@@ -72,13 +72,15 @@ class Absence:
         self._client, self.prefix = client, prefix
         self.roll: Roll | None = None
         self.gradients: list[Declared] = []
+        # What travels with them.
+        self.along: list[Declared] = []
         # The keys of those to whose round this worker has already contributed, as after a backward without a step.
         self.sent: set[int] = set()
 
     def take_part(self) -> bool:
         """Takes part in one round as absent, and returns False: there is no other one."""
         assert self.roll is not None
-        missing = [one for one in self.gradients if one.key not in self.sent]
+        missing = [one for one in [*self.gradients, *self.along] if one.key not in self.sent]
         handles = [self._client.push(one, self._client.empty(one.size, one.element)) for one in missing]
         self.roll.begin(ABSENT, [0] * len(self.gradients))
         refuse_absent(self.roll.end(), self.prefix)

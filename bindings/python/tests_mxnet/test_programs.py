@@ -93,8 +93,10 @@ out = mx.nd.zeros((4,))
 try:
     # Whichever call is under way when the word comes is the one that tells it.
     kv._barrier()
-    if kv.rank == 1:
+    if kv.rank == 1 and sys.argv[1] == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
+    if kv.rank == 1:
+        raise ValueError("bad batch 17")
     kv.push("w", mx.nd.ones((4,)))
     kv.pull("w", out=out)
     out.wait_to_read()
@@ -105,13 +107,14 @@ print("DEAD", kv.num_dead_node)
 """
 
 
-def test_a_worker_that_is_gone_is_told(tmp_path):
+@pytest.mark.parametrize("how, code, cause", [("dies", -signal.SIGKILL, "worker 1"), ("raises", 1, "ValueError: bad batch 17")])
+def test_a_worker_that_is_gone_is_told(tmp_path, how, code, cause):
     script = tmp_path / "script.py"
     script.write_text(ONE_DIES)
     with gradwire.launch(servers=1, workers=3, deadlines__operation_ms=20_000) as cluster:
         processes = [
             subprocess.Popen(
-                [sys.executable, script],
+                [sys.executable, script, how],
                 env={**cluster.environ(rank), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -119,6 +122,6 @@ def test_a_worker_that_is_gone_is_told(tmp_path):
             for rank in range(3)
         ]
         outs = [process.communicate(timeout=conftest.WITHIN_S)[0] for process in processes]
-    assert processes[1].returncode == -signal.SIGKILL
+    assert processes[1].returncode == code
     for out in (outs[0], outs[2]):
-        assert "worker 1" in out and "DEAD 1" in out, outs
+        assert "worker 1" in out and cause in out and "DEAD 1" in out, outs

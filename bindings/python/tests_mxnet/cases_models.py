@@ -154,14 +154,9 @@ if not IS_2:
 
 
 def case_resume_begins_at_the_first_step_and_says_what_it_needs():
-    kv = new()
-    kv.init(0, mx.nd.ones((3,)))
-    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
-    assert resume(kv) == 0
-    kv.push(0, mx.nd.ones((3,)))
-    raises("before the first step", lambda: resume(kv))
     raises("needs a store of Gradwire", lambda: resume(3))
     raises("synchronous store", lambda: resume(new("gradwire_async")))
+    raises("call set_optimizer before it", lambda: resume(new()))
     options = {"learning_rate": 0.5}
     parameters = net_of().collect_params()
     raises("needs the batch size", lambda: resume(mx.gluon.Trainer(parameters, "sgd", options, kvstore=new())))
@@ -171,3 +166,20 @@ def case_resume_begins_at_the_first_step_and_says_what_it_needs():
     net.initialize()
     deferred = mx.gluon.Trainer(net.collect_params(), "sgd", options, kvstore=new())
     raises("run a forward pass", lambda: resume(deferred, BATCH))
+    kv = new()
+    kv.init(["dense", "rows"], [mx.nd.ones((3,)), mx.nd.ones((3, 2))])
+    kv.set_optimizer(mx.optimizer.Adam())
+    try:
+        assert resume(kv) == 0
+        kv.push("dense", mx.nd.ones((3,)))
+        raises("before the first step", lambda: resume(kv))
+        raises("called resume", lambda: kv.save_optimizer_states("nowhere"))
+        rows = mx.nd.sparse.row_sparse_array((mx.nd.ones((1, 2)), [1]), shape=(3, 2))
+        raises("do not call resume", lambda: kv.push("rows", rows))
+        other = new()
+        other.init(0, mx.nd.ones((3,)))
+        other.set_optimizer(mx.optimizer.SGD())
+        raises("resume was called before", lambda: resume(other))
+    finally:
+        # For the cases after this one.
+        kv._connection.has_resumed = False

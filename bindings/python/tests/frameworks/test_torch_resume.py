@@ -192,7 +192,7 @@ def test_workers_that_are_restarted_train_as_if_they_had_not_failed(tmp_path: Pa
     check(tmp_path, SCRIPT, ["after", "again", "before", "late", "server", "within"], ["8", "6"], expected)
 
 
-def test_wrapped_models_go_on_with_their_buffers(tmp_path: Path) -> None:
+def test_wrapped_models_continue_with_their_buffers(tmp_path: Path) -> None:
     def wrap(net: nn.Module, client: Client) -> tuple[Any, ...]:
         wrapped = gt.DistributedDataParallel(net, client=client)
         optimizer = sgd(wrapped.parameters())
@@ -280,9 +280,33 @@ def test_a_wrapped_model_beside_another_wrapper_is_refused(one: Client) -> None:
     net = model()
     wrapped = gt.DistributedDataParallel(model(), client=one)
     optimizer = gt.DistributedOptimizer(sgd(net.parameters()), net.named_parameters(), client=one)
+    with pytest.raises(gradwire.InputError, match="as its first argument"):
+        gt.resume(sgd(wrapped.parameters()), wrapped)  # type: ignore[arg-type]
     for words in [(wrapped, sgd(wrapped.parameters())), (optimizer, wrapped), (optimizer, net)]:
         with pytest.raises(gradwire.InputError, match="supports no other wrapper beside it"):
             gt.resume(*words)  # type: ignore[arg-type]
+
+
+def test_what_a_wrapped_model_cannot_resume_with_is_named(one: Client) -> None:
+    wrapped = gt.DistributedDataParallel(model(), client=one)
+    with pytest.raises(gradwire.InputError, match="resume does not support LBFGS"):
+        gt.resume(wrapped, torch.optim.LBFGS(wrapped.parameters()))
+    loss_of(wrapped, 0, 0).backward()
+    with pytest.raises(gradwire.InputError, match="call resume before the first step"):
+        gt.resume(wrapped, sgd(wrapped.parameters()))
+
+
+def test_a_join_after_resume_keeps_the_newest_buffers() -> None:
+    def work(client: Client) -> tuple[int, torch.Tensor]:
+        wrapped = gt.DistributedDataParallel(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), client=client)
+        assert gt.resume(wrapped, sgd(wrapped.parameters())) == 0
+        for step in range(2 if client.rank == 0 else 6):
+            wrapped(torch.full((4, 6), float(step)) + torch.arange(4.0)[:, None]).sum().backward()
+        assert gt.join(client=client) == 1
+        return int(wrapped.module[1].num_batches_tracked), wrapped.module[1].running_mean.clone()
+
+    (steps, mean), (others_steps, others_mean) = on_each(work)
+    assert steps == others_steps == 6 and torch.equal(mean, others_mean)
 
 
 def test_a_wrapped_model_of_a_restarted_worker_has_to_resume(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:

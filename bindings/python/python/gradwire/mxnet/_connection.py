@@ -57,6 +57,8 @@ class Connection:
         self.client = gradwire.connect()
         self.engine = start(self.client)
         self._stores = 0
+        #: Whether a store has resumed.
+        self.has_resumed = False
 
     def number_store(self) -> int:
         """Stores are numbered as they are made, which is in one order on every worker: their keys are apart."""

@@ -37,6 +37,8 @@ class Key:
         # And where gradients are rows: which of them a round has, as a key of its own.
         self._marks: Key | None = None
         self._marked: Any = None
+        #: Servers are told the rule at the next update in any case: they may have that of another step.
+        self.is_told_again = False
         # Whether an updater has updated row-sparse weights.
         self._is_tried = False
 

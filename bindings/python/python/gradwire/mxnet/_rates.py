@@ -56,10 +56,10 @@ class Rates:
             self._is_new = True
 
     def go_on(self, update: int) -> None:
-        """So many updates of the first key are over."""
+        """A worker that was restarted has this number of complete updates of the first key."""
         self._update = update
         tensor = self._declared()
-        # What the process before this one has written stays.
+        # The tensor still has the row that the failed process wrote, and the next change is a difference to it.
         self._client.resume([tensor])
         self._row = tuple(float(value) for value in self._client.pull(tensor).wait()[self._client.rank])
 

@@ -16,17 +16,18 @@ def resume(trainer: Any, batch_size: float | None = None) -> int:
     """Returns the number of the first step. All workers call it once, before the first step, with gluon's `Trainer` and the batch size
     that they pass to `step`, or with a store whose keys are initialised and whose optimizer is set.
 
-    In a new job the result is 0. In a worker that was restarted (`cluster.worker_loss` "wait") it is the number of steps that are
-    complete, and arrays that the store has filled (those of a Trainer are the parameters) get the weights after that step. What the
-    failed process has contributed to the next step counts once, so that the weights are those of an undisturbed training. Parameters
-    must have their shapes: with deferred initialisation run a forward pass first. The script sets a learning rate that it changes by
-    itself.
+    In a new job the result is 0. In a worker that was restarted (`cluster.worker_loss` "wait") it is the number of complete steps, and
+    arrays that the store has filled (those of a Trainer are the parameters) get the weights after the last of them. What the failed
+    process had contributed to the next step counts once. Parameters must have their shapes: with deferred initialisation run a forward
+    pass first. If the script changes the learning rate by itself, it must set it again after `resume`.
 
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="dist_sync")
         for step in range(gradwire.mxnet.resume(trainer, batch_size), steps):
             ...
     """
-    return _store_of(trainer, batch_size).resume()
+    store = _store_of(trainer, batch_size)
+    parameters = enumerate(trainer._params) if isinstance(trainer, Trainer) else ()
+    return store.resume(frozenset(index for index, one in parameters if one.grad_req == "null"))
 
 
 def _store_of(trainer: Any, batch_size: float | None) -> Store:

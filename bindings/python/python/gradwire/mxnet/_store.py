@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import mxnet as mx
-import numpy as np
 from mxnet.base import MXNetError
 from mxnet.kvstore import KVStore, KVStoreBase
 
@@ -74,11 +73,13 @@ class Store(KVStore):  # type: ignore[misc]
         self._rows_updater: Any = None
         # It is a function of the script's, which calls keys as the script does; optimizers number them.
         self._is_scripts = False
-        # In a worker that replaces a failed one, until `resume`.
-        self._is_behind = bool(self._client._has_rejoined)
+        # In a worker that replaces a failed one and that rounds wait for, until `resume`. Without that, a worker takes part from the next
+        # round on, whatever its step.
+        self._is_behind = bool(self._client._is_awaited) and not self.is_async
         # What each key was pulled into before the first step, which `resume` fills again.
         self._filled: dict[Any, list[Any]] = {}
         self._has_begun = False
+        self._has_resumed = False
         self.handle = None
 
     def __del__(self) -> None:
@@ -199,6 +200,11 @@ class Store(KVStore):  # type: ignore[misc]
                 f"row-sparse gradients: push one kind on every worker{_advice(optimizer)}"
             )
         has_rows = kinds.pop()
+        if has_rows and self._has_resumed:
+            raise MXNetError(
+                f"gradwire: key {name!r} has row-sparse gradients, and this optimizer updates their rows on the workers, whose weights a "
+                f"restarted worker could not get: do not call resume, or push dense gradients{_advice(optimizer)}"
+            )
         if has_rows and self.is_async:
             raise MXNetError(
                 f"gradwire: key {name!r} has row-sparse gradients and an optimizer that updates only their rows, but servers of "
@@ -365,11 +371,21 @@ class Store(KVStore):  # type: ignore[misc]
 
     def _follow(self, key: Key) -> None:
         rule = self._rule(key.index)
-        if rule is None or rule == key.rule:
+        if rule is None or (rule == key.rule and not key.is_told_again):
             return
-        if self.rank == 0:
+        # Before `resume` it is not known from which step on this would be.
+        if self.rank == 0 and not self._is_behind:
+            self._tell_rule(key, rule)
+        key.rule, key.is_told_again = rule, False
+
+    @staticmethod
+    def _tell_rule(key: Key, rule: Any) -> None:
+        try:
             key.change_rule(rule)
-        key.rule = rule
+        except gradwire.DeclareError:
+            # The step is repeated. If the failed process had contributed to it, the round may be over, with the rule that process told.
+            if not key.is_told_again:
+                raise
 
     def _set_updater(self, updater: Any) -> None:
         """Sets a function of key, gradient and weights, which runs on every worker."""
@@ -378,7 +394,7 @@ class Store(KVStore):  # type: ignore[misc]
     # After a failure.
 
     def _begin(self) -> None:
-        """A step begins. Raises an error in a worker that would repeat all steps from the first one on, which count for nothing."""
+        """A step begins. Raises an error in a worker that would repeat all steps from the first one on, which servers ignore."""
         if self._is_behind:
             raise MXNetError(
                 "gradwire: this worker replaces one that failed, and does not know which step the others are in: call "
@@ -388,46 +404,44 @@ class Store(KVStore):  # type: ignore[misc]
             self._has_begun = True
             self._filled.clear()
 
-    def resume(self) -> int:
-        """See `gradwire.mxnet.resume`."""
-        if self._has_begun:
-            raise MXNetError("gradwire: call resume before the first step")
-        if self.is_async or self._updater is not None or any(key.is_by_rows for key in self._keys.values()):
-            raise MXNetError(
-                "gradwire: resume needs a synchronous store and an optimizer that runs on the servers, because they keep weights and state "
-                "when a worker fails"
-            )
-        if self._is_behind and not self._client._is_awaited:
-            raise MXNetError('gradwire: resume cannot continue a training with cluster.worker_loss "continue": set "wait"')
-        self._is_behind = False
-        rounds = self._client.resume([key.tensor for key in self._keys.values()])
-        if not rounds:
+    def resume(self, frozen: frozenset[Any] = frozenset()) -> int:
+        """See `gradwire.mxnet.resume`. `frozen`: keys without gradients."""
+        self._check_resume()
+        is_behind, self._is_behind = self._is_behind, False
+        self._connection.has_resumed = self._has_resumed = True
+        for key in self._keys.values():
+            # A pull that the engine has not begun yet would be the first one after `Client.resume`.
+            key.settle()
+        trained = {name: key for name, key in self._keys.items() if name not in frozen}
+        steps = int(self._client.resume([key.tensor for key in trained.values()]))
+        if not steps and not is_behind:
             return 0
-        for name, key in self._keys.items():
+        for name, key in trained.items():
             # The first pull brings the weights after this step, even if the others have finished one more.
-            arrays = [array for array in self._filled.get(name, []) if not _arrays.is_sparse(array)]
-            key.pull(arrays or [mx.nd.empty(key.shape, mx.cpu(), dtype=key.dtype)], 0)
-        return self._go_on(int(rounds) - self._rounds_of_saves())
-
-    def _go_on(self, steps: int) -> int:
-        """The optimizer continues after so many steps."""
-        if self._optimizer is not None:
+            key.pull(self._filled.get(name) or [mx.nd.empty(key.shape, mx.cpu(), dtype=key.dtype)], 0)
+        if steps:
             self._optimizer._index_update_count.update((key.index, steps) for key in self._keys.values())
             self._optimizer.num_update = max(self._optimizer.num_update, steps)
             self._rates.go_on(steps)
-            for key in self._keys.values():
-                # Servers may have the rate of another step than the first.
-                key.rule = None
-                self._follow(key)
+            for key in trained.values():
+                key.is_told_again = True
         return steps
 
-    def _saves(self) -> Any:
-        """A tensor with a round for each time that servers have sent the optimizer's state, which takes rounds of all keys."""
-        return self._client.declare(f"mxnet/{self._number}/(saves)", (1,), "float32", optimizer=gradwire.Assign(), mode="sync")
-
-    def _rounds_of_saves(self) -> int:
-        kept = max((_rules.kept_by(key.rule) or 0 for key in self._keys.values()), default=0)
-        return 2 * kept * int(self._client.resume([self._saves()])) if kept else 0
+    def _check_resume(self) -> None:
+        if self._has_begun:
+            raise MXNetError("gradwire: call resume before the first step")
+        if self._connection.has_resumed:
+            raise MXNetError("gradwire: resume was called before: it continues a training with one Trainer or store, and can be called once")
+        if self._client._has_rejoined and not self._client._is_awaited:
+            raise MXNetError('gradwire: resume cannot continue a training with cluster.worker_loss "continue": set "wait"')
+        if self.is_async:
+            raise MXNetError("gradwire: resume needs a synchronous store: an asynchronous one has no steps that workers share")
+        if self._updater is not None:
+            raise MXNetError("gradwire: resume needs an optimizer that runs on the servers, but this one runs on the workers (see the log for why)")
+        if self._optimizer is None:
+            raise MXNetError("gradwire: resume needs an optimizer on the servers, which keep its state: call set_optimizer before it")
+        if any(key.is_sparse for key in self._keys.values()):
+            raise MXNetError("gradwire: resume does not support row-sparse weights: use dense ones")
 
     # The rest.
 
@@ -444,6 +458,12 @@ class Store(KVStore):  # type: ignore[misc]
     def _states_of_servers(self) -> Any:
         if self._optimizer is None:
             raise MXNetError("gradwire: no optimizer is set, so there are no states: call set_optimizer first")
+        if self._has_resumed:
+            # The states take rounds of all keys, and a restarted worker could not tell them from steps.
+            raise MXNetError(
+                "gradwire: optimizer states cannot be saved from servers in a training that called resume: let servers write checkpoints, "
+                "which have them (checkpoint.directory)"
+            )
         counts = {name: _rules.kept_by(key.rule) for name, key in self._keys.items()}
         halves = any(key.dtype.name == "float16" for key in self._keys.values())
         if self.is_async or halves or None in counts.values():
@@ -452,7 +472,6 @@ class Store(KVStore):  # type: ignore[misc]
                 f"{UPDATE_VARIABLE}=workers for this training"
             )
         self._meet_to_save()
-        self._client.push(self._saves(), np.zeros(1, "float32")).wait()
         updater = mx.optimizer.get_updater(self._optimizer)
         for name, key in self._keys.items():
             if key.is_by_rows:

@@ -23,8 +23,9 @@ class Along:
             Declaration(f"{prefix}along.{name}", one.numel(), one.dtype, Assign(), mode="sync", backup_workers=0) for name, one in bits.items()
         )
         self._exchanges = {name: Exchange(client, one, bits[name]) for name, one in zip(bits, declared)}
-        self._kept: dict[int, torch.Tensor] = {}
-        self.keep()
+        # The buffers after the last step, from the first forward after it on.
+        self._kept: dict[str, torch.Tensor] = {}
+        self._has_stepped = True
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         return {name: one for name, one in self._module.named_buffers() if one.numel()}
@@ -52,13 +53,16 @@ class Along:
             for name, exchange in self._exchanges.items():
                 # `data`: a graph that was made before stays valid.
                 buffers[name].data.copy_(from_bits(exchange.buffer, buffers[name]))
-        self.keep()
+        self._has_stepped = True
 
-    def keep(self) -> None:
-        """Training has ended a step with these buffers. The next forward changes them, and a worker that is restarted meanwhile repeats
-        this forward."""
-        self._kept = {id(one): one.detach().clone() for one in self._buffers().values()}
+    def begin_forward(self) -> None:
+        """Keeps the buffers before the first forward of a step changes them. A worker that is restarted within the step repeats this
+        forward."""
+        if self._has_stepped:
+            self._kept = {name: one.detach().clone() for name, one in self._buffers().items()}
+            self._has_stepped = False
 
     def before(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A buffer as it was after the last step, or another tensor as it is."""
-        return self._kept.get(id(tensor), tensor)
+        """A buffer as it was before the step, or another tensor as it is."""
+        names = [name for name, one in self._buffers().items() if one is tensor]
+        return self._kept.get(names[0], tensor) if names else tensor

@@ -88,9 +88,11 @@ class Averager:
         self.steps = 0
         # Copies the state of training from a worker to those that need it; this one, if the second argument is true.
         self.transfer: Callable[[int, bool], None] | None = None
+        # Whether the worker whose buffers travel had not joined in the last round. If it had, its buffers are old.
+        self._has_root = True
         # The buffers of the model, if they travel with its gradients.
         self.along: Along | None = None
-        # Whether the optimizer is within a step, where its state is none that another worker could continue with.
+        # Whether the optimizer is within a step, where its state is incomplete and another worker cannot continue from it.
         self.is_within_step = False
         self.is_on = True
         # Whether gradients are means, and no backward has begun since.
@@ -180,7 +182,7 @@ class Averager:
         for (parameter, exchange), users in zip(self._exchanges.items(), used):
             if users:
                 self._take(parameter, exchange)
-        if self.along is not None:
+        if self.along is not None and self._has_root:
             self.along.take()
         self._again()
         self.steps += 1
@@ -190,6 +192,11 @@ class Averager:
         """All that a round consists of."""
         assert self._roll is not None
         return [self._roll.declared, *(exchange.declared for exchange in self._exchanges.values()), *self.absence.along]
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether gradients of the first step are on their way."""
+        return bool(self._sent)
 
     def carry(self, along: Along) -> None:
         """The buffers of the model travel with its gradients from now on. All workers call it, before the first round."""
@@ -211,8 +218,6 @@ class Averager:
         # As the others have it, who take the buffers of the first of them.
         self.contributors = [rank for rank, one in enumerate(codes) if one]
         self._pass_on(codes, True)
-        if self.along is not None:
-            self.along.keep()
 
     def _ended(self) -> Called:
         """Waits for a round; raises InputError if a worker cannot take part."""
@@ -259,8 +264,9 @@ class Averager:
             for parameter, exchange in self._exchanges.items():
                 if exchange.handle is None:
                     self._begin(exchange, gradients.get(parameter))
+            root = self.contributors[0]
             if self.along is not None:
-                self.along.begin(self._client.rank == self.contributors[0])
+                self.along.begin(self._client.rank == root)
                 self.absence.sent.update(one.key for one in self.absence.along)
             if self.transfer is not None:
                 # If this worker were in the roll and failed before its last gradient was sent, the others would take the zeros of the
@@ -271,6 +277,7 @@ class Averager:
                     self.along.wait()
             self._roll.begin(code, (gradients.get(p) is not None for p in self._exchanges))
             codes, present, used = self._ended()
+            self._has_root = codes[root] != 0
             self.contributors = [rank for rank, one in enumerate(codes) if one] or self.contributors
             self._share = present / len(self.contributors)
             if NEEDS_STATE in codes:

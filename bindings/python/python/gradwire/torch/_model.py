@@ -30,7 +30,7 @@ from ._state import state_of
 class DistributedDataParallel(nn.Module, Uneven):
     """Wraps a model. Parameters and buffers start with the values of rank 0. Gradients are averaged over all workers while
     backward runs, and the averages are complete when it returns, so that any optimizer takes the same step on every worker.
-    With `broadcast_buffers`, every forward in training mode starts with the buffers of rank 0. The default `client` is the
+    With `broadcast_buffers`, every forward in training mode starts with the buffers of rank 0 (unless `resume` was called). The default `client` is the
     client of the process (`init`).
 
     Every worker must call backward equally often, unless it joins (`join`, or torch's context `Join`). A worker contributes zeros for
@@ -76,6 +76,8 @@ class DistributedDataParallel(nn.Module, Uneven):
     def _begin_forward(self) -> None:
         if _in_backward():
             return
+        if self._averager.along is not None and torch.is_grad_enabled():
+            self._averager.along.begin_forward()
         if self._is_told:
             # A backward failed midway. The other workers wait for the missing gradients, and before that for the number of this model.
             self._is_told = False
@@ -98,10 +100,14 @@ class DistributedDataParallel(nn.Module, Uneven):
         finally:
             self._averager.is_on = before
 
-    def carry_buffers(self) -> Averager:
+    def _carry_buffers(self) -> Averager:
         """For `resume`: buffers are those of one worker after each backward, instead of before each forward. Returns the averager."""
-        if self.broadcast_buffers and self._averager.along is None:
+        if self.broadcast_buffers:
             self._averager.carry(Along(self.module, self._client, self._averager.prefix))
+            # They have no rounds of their own any more.
+            for enrolled in state_of(self._client).uneven.values():
+                if enrolled.wrapper() is self:
+                    enrolled.absences.remove(self._shared.absent)
         return self._averager
 
     def synchronize(self) -> None:
@@ -117,7 +123,8 @@ class DistributedDataParallel(nn.Module, Uneven):
 
     def shadows(self) -> list[Callable[[], bool]]:
         """Its gradients and its buffers have rounds of their own, and so has the order of all models."""
-        of_buffers = [partial(self._shared.shadow, self.module)] if self.broadcast_buffers else []
+        has_rounds = self.broadcast_buffers and self._averager.along is None
+        of_buffers = [partial(self._shared.shadow, self.module)] if has_rounds else []
         return [self._averager.shadow, self._order.shadow, *of_buffers]
 
     @property
@@ -208,13 +215,13 @@ class Order:
     def __init__(self, client: Client) -> None:
         self._client = client
         # The models by number, and what is left of those that are gone.
-        self._models: list[tuple[weakref.ref[DistributedDataParallel], Absence]] = []
+        self.models: list[tuple[weakref.ref[DistributedDataParallel], Absence]] = []
         self._roll: Roll | None = None
 
     def add(self, model: DistributedDataParallel, absence: Absence) -> int:
         """Adds a model, and returns its number."""
-        self._models.append((weakref.ref(model), absence))
-        return len(self._models)
+        self.models.append((weakref.ref(model), absence))
+        return len(self.models)
 
     def check(self, number: int) -> None:
         """Raises InputError on all workers if they are at different models."""
@@ -222,7 +229,7 @@ class Order:
         if len(numbers) > 1:
             # Some workers have sent gradients of each of these models. If they stayed on their way, they would be in the next step's means.
             for one in sorted(numbers):
-                model, absence = self._models[one - 1]
+                model, absence = self.models[one - 1]
                 found = model()
                 if found is None:
                     absence.take_part()
@@ -239,7 +246,7 @@ class Order:
         return bool(self._round(0))
 
     def _round(self, number: int) -> set[int]:
-        if len(self._models) < 2:
+        if len(self.models) < 2:
             return set()
         if self._roll is None:
             self._roll = Roll(self._client, "model.order")

@@ -3,6 +3,7 @@ takes part in the step that the others are in."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ def resume(trained: DistributedOptimizer | DistributedDataParallel, *state: Any)
         for step in range(gw.resume(optimizer, model), steps):
             ...
 
+    With a wrapped model:
+
         model = gw.DistributedDataParallel(net)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for step in range(gw.resume(model, optimizer), steps):
@@ -48,14 +51,25 @@ def resume(trained: DistributedOptimizer | DistributedDataParallel, *state: Any)
     if client._has_rejoined and not client._is_awaited:
         # It counts from a round on that may be another one for each tensor, and a step needs the same round of all of them.
         raise InputError('resume cannot continue a training with cluster.worker_loss "continue": set "wait"', "resume")
+    if averager.steps or averager.has_sent:
+        raise InputError("call resume before the first step", "resume")
+    if len(kept.order.models if kept.order is not None else ()) > 1:
+        # Workers compare which of the models they are at, in rounds that a worker that was restarted would have to find.
+        raise InputError("resume supports one DistributedDataParallel in a process, and this one has made several", "resume")
+    if any(isinstance(one, torch.optim.LBFGS) for one in state):
+        raise InputError(
+            "resume does not support LBFGS: it calls backward within its step, where its state is incomplete and no other worker can continue "
+            "from it",
+            "resume",
+        )
     kept.resumes = True
+    if isinstance(trained, DistributedDataParallel):
+        trained._carry_buffers()
     modules = {at: one for at, one in enumerate(parts) if isinstance(one, nn.Module)}
     others = [one for one in parts if not isinstance(one, nn.Module)]
-    for one in others:
-        _watch(one, averager)
 
     def copy(root: int, takes: bool, initial: bool = False) -> None:
-        of_modules = [(f"{at}.{name}", one) for at, module in modules.items() for name, one in module.state_dict(keep_vars=True).items()]
+        of_modules = [(f"{at}.{name}", one) for at, module in modules.items() for name, one in _tensors_of(module).items()]
         seen = {id(one) for _, one in of_modules}
         named = [*of_modules, *((name, p) for name, p in averager.names.items() if id(p) not in seen)]
         # Autograd has seen the tensors of a worker that has the state already.
@@ -76,43 +90,34 @@ def resume(trained: DistributedOptimizer | DistributedDataParallel, *state: Any)
         averager.receive()
     else:
         copy(0, True, True)
-        if averager.along is not None:
-            averager.along.keep()
     return averager.steps
 
 
 def _averager_of(parts: Sequence[Any]) -> tuple[Averager, Client]:
     """The averager of the one wrapper. Raises InputError for what cannot be resumed."""
-    model = next((one for one in parts if isinstance(one, DistributedDataParallel)), None)
-    optimizer = next((one for one in parts if isinstance(one, DistributedOptimizer)), None)
-    found = optimizer if model is None else model
-    client = None if found is None else found._client
-    wrappers = [] if client is None else [one for one in (enrolled.wrapper() for enrolled in state_of(client).uneven.values()) if one is not None]
-    if any(isinstance(one, DistributedDataParallel) for one in wrappers) and (model is None or len(wrappers) > 1):
+    trained = parts[0]
+    is_wrapper = isinstance(trained, (DistributedOptimizer, DistributedDataParallel))
+    averager: Averager | None = trained._averager if is_wrapper else None
+    if averager is None:
+        raise InputError("resume needs a DistributedOptimizer in mode sync, or a DistributedDataParallel, as its first argument", "resume")
+    client = trained._client
+    # A wrapper in a cycle would be gone on some workers only.
+    gc.collect()
+    wrappers = [one for one in (enrolled.wrapper() for enrolled in state_of(client).uneven.values()) if one is not None]
+    has_model = any(isinstance(one, DistributedDataParallel) for one in wrappers)
+    if has_model and (len(wrappers) > 1 or not isinstance(trained, DistributedDataParallel)):
         # A worker that was restarted would have to find out in whose round the others wait.
         raise InputError(
             "resume of a DistributedDataParallel supports no other wrapper beside it: make one DistributedDataParallel and no "
-            "DistributedOptimizer, and pass it",
+            "DistributedOptimizer, and pass it first",
             "resume",
         )
-    averager: Averager | None = model.carry_buffers() if model is not None else None if optimizer is None else optimizer._averager
-    if averager is None or client is None:
-        raise InputError("resume needs a DistributedOptimizer in mode sync, or a DistributedDataParallel", "resume")
     return averager, client
 
 
-def _watch(optimizer: Any, averager: Averager) -> None:
-    """While an optimizer of torch is in a step with a closure, which calls backward, its state is none that another worker could continue
-    with."""
-    is_wrapper = isinstance(optimizer, DistributedOptimizer)
-    if is_wrapper or not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(optimizer, "register_step_pre_hook"):
-        return
-
-    def within(is_within: bool) -> None:
-        averager.is_within_step = is_within
-
-    optimizer.register_step_pre_hook(lambda *_: within(True))
-    optimizer.register_step_post_hook(lambda *_: within(False))
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers, also those that `state_dict` leaves out."""
+    return {**dict(module.named_buffers()), **module.state_dict(keep_vars=True)}
 
 
 def _before(tensor: torch.Tensor, averager: Averager) -> torch.Tensor:

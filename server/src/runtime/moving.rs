@@ -96,7 +96,9 @@ mod tests {
             let writes = sizes.iter().map(|bytes| whole(1, *bytes)).collect();
             Moves { writes, ..Moves::default() }.is_flood(bytes)
         };
-        assert!(!is_flood(&[], LARGE_BYTES) && !is_flood(&[FLOOD_BYTES / 2, FLOOD_BYTES / 2 - 1], LARGE_BYTES));
+        assert!(
+            !is_flood(&[], LARGE_BYTES) && !is_flood(&[FLOOD_BYTES / 2, FLOOD_BYTES / 2 - 1], LARGE_BYTES)
+        );
         assert!(is_flood(&[FLOOD_BYTES / 2, 1, FLOOD_BYTES / 2], LARGE_BYTES));
         assert!(is_flood(&[u64::MAX, 1], LARGE_BYTES) && !is_flood(&[u64::MAX, 1], LARGE_BYTES - 1));
     }

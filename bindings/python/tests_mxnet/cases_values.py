@@ -214,6 +214,9 @@ def case_rows_of_sparse_weights():
     kv.row_sparse_pull("table", out=outs, row_ids=[mx.nd.array([0]), mx.nd.array([1, 2, 5])])
     assert outs[0].data.asnumpy().tolist() == [[-2, -1]]
     assert outs[1].data.asnumpy().tolist() == [[1, 2], [3, 4], [10, 11]]
+    # A worker whose batch has no rows.
+    kv.row_sparse_pull("table", out=outs[0], row_ids=mx.nd.array([]))
+    assert not outs[0].asnumpy().any()
 
 
 def case_what_a_store_says_of_itself():

@@ -134,10 +134,15 @@ def all_rows(dense: Any) -> Any:
 
 
 def copy_rows(dense: Any, ids: Any, outs: list[Any]) -> None:
-    """Rows of an array, as row-sparse arrays. Ids need be neither sorted nor different."""
-    ids = mx.nd.array(sorted(set(ids.asnumpy().astype("int64").ravel().tolist())), dtype="int64")
-    rows = mx.nd.take(dense, ids)
-    found = mx.nd.sparse.row_sparse_array((rows, ids), shape=dense.shape, dtype=dense.dtype)
+    """Rows of an array, as row-sparse arrays. Ids need be neither sorted nor different, and there may be none."""
+    wanted = sorted(set(ids.asnumpy().astype("int64").ravel().tolist()))
+    if wanted:
+        ids = mx.nd.array(wanted, dtype="int64")
+        rows = mx.nd.take(dense, ids)
+        found = mx.nd.sparse.row_sparse_array((rows, ids), shape=dense.shape, dtype=dense.dtype)
+    else:
+        # MXNet takes no empty list of indices.
+        found = mx.nd.sparse.zeros("row_sparse", dense.shape, dtype=dense.dtype)
     for out in outs:
         found.copyto(out)
 

@@ -119,7 +119,8 @@ fn as_a_scheduler_it_checks_what_a_scheduler_needs() {
 
 #[test]
 fn what_is_wrong_has_a_code_and_a_fix() {
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    // Not one that the system gives to another process's listener meanwhile.
+    let closed = "127.0.0.1:1".to_owned();
     let cases: [(&[&str], i32, &str); 7] = [
         (&["--scheduler", &closed], 69, "start gradwire-scheduler"),
         (&["--peer", &closed], 74, "refuses connections"),

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
+use gradwire_tests::rigs::ports::free_port;
 use gradwire_tests::rigs::process::Process;
 use proto_common::error::ExitCode;
 use std::net::TcpListener;
@@ -147,7 +148,8 @@ fn ports_in_use_say_which_setting_names_them() {
 
 #[test]
 fn a_scheduler_that_is_not_there_or_says_nothing() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    // Not one that the system gives to another process's listener meanwhile.
+    let free = format!("127.0.0.1:{}", free_port());
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = mute.local_addr().unwrap().to_string();
     let limit = ["--set", "deadlines.connect_ms=400"];

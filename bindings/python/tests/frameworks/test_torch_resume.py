@@ -22,8 +22,7 @@ from gradwire.client import Client
 from gradwire.launching import PROGRAMS_VARIABLE, _clean_environ, program
 from test_torch import assert_same, loss_of, model, on_each
 
-# Rank 1 fails before a backward, and in a step to which it has contributed everything; rank 0 after a backward; then a server.
-SCRIPT = """
+BEGINNING = """
 import hashlib, os, signal, sys, threading, time
 from pathlib import Path
 
@@ -63,6 +62,22 @@ def kill_a_server():
 gw.init()
 rank = gw.rank()
 torch.manual_seed(rank)
+"""
+
+# A worker and a server fail late in the training.
+ENDING = """
+    if (rank, step) == (0, 8) and once("after"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (rank, step) == (0, 10) and once("server"):
+        kill_a_server()
+    optimizer.step()
+    rates.step()
+bits = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in model.state_dict().values())).hexdigest()
+print("rank", rank, "from", begin, "rate", rates.get_last_lr()[0], bits, flush=True)
+"""
+
+# Rank 1 fails before a backward, and in a step to which it has contributed everything; rank 0 after a backward; then a server.
+SCRIPT = BEGINNING + """
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
 optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), model.named_parameters())
 rates = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
@@ -90,23 +105,10 @@ for step in range(begin, 12):
             pass
         once("late")
         # The process that replaces rank 1 is in this round, too, which ends with what the one before it had contributed.
-        wait_for("again")
-    if (rank, step) == (0, 8) and once("after"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if (rank, step) == (0, 10) and once("server"):
-        kill_a_server()
-    optimizer.step()
-    rates.step()
-bits = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-print("rank", rank, "from", begin, "rate", rates.get_last_lr()[0], bits, flush=True)
-"""
-
+        wait_for("again")""" + ENDING
 
 # Rank 1 fails before a forward, and in a backward; rank 0 when its buffers have gone to all and before its step; then a server.
-MODEL_SCRIPT = SCRIPT[: SCRIPT.index("gw.init()")] + """
-gw.init()
-rank = gw.rank()
-torch.manual_seed(rank)
+MODEL_SCRIPT = BEGINNING + """
 net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
 model = gw.DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -121,16 +123,7 @@ for step in range(begin, 12):
     if (rank, step) == (1, 5) and once("within"):
         # The last layer's gradients are on their way by then.
         net[0].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    outputs.pow(2).mean().backward()
-    if (rank, step) == (0, 8) and once("after"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if (rank, step) == (0, 10) and once("server"):
-        kill_a_server()
-    optimizer.step()
-    rates.step()
-bits = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in net.state_dict().values())).hexdigest()
-print("rank", rank, "from", begin, "rate", rates.get_last_lr()[0], bits, flush=True)
-"""
+    outputs.pow(2).mean().backward()""" + ENDING
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

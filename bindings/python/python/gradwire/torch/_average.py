@@ -219,14 +219,18 @@ class Averager:
         self.contributors = [rank for rank, one in enumerate(codes) if one]
         self._pass_on(codes, True)
 
-    def _ended(self) -> Called:
-        """Waits for a round; raises InputError if a worker cannot take part."""
-        assert self._roll is not None
-        called = self._roll.end()
+    def _wait(self) -> None:
+        """Waits for all tensors of a round but the roll."""
         for exchange in self._exchanges.values():
             exchange.wait()
         if self.along is not None:
             self.along.wait()
+
+    def _ended(self) -> Called:
+        """Waits for a round; raises InputError if a worker cannot take part."""
+        assert self._roll is not None
+        called = self._roll.end()
+        self._wait()
         self.absence.sent.clear()
         if ABSENT in called.codes:
             self._again()
@@ -271,10 +275,7 @@ class Averager:
             if self.transfer is not None:
                 # If this worker were in the roll and failed before its last gradient was sent, the others would take the zeros of the
                 # process that replaces it for that gradient.
-                for exchange in self._exchanges.values():
-                    exchange.wait()
-                if self.along is not None:
-                    self.along.wait()
+                self._wait()
             self._roll.begin(code, (gradients.get(p) is not None for p in self._exchanges))
             codes, present, used = self._ended()
             self._has_root = codes[root] != 0

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..client import Client
 from ..codecs import Codec
 from ..errors import InputError
-from ._average import Averager
 from ._along import Along
+from ._average import Averager
 from ._broadcast import broadcast, is_over, tensors_in
 from ._compression import codec_of
 from ._join import Join, Uneven

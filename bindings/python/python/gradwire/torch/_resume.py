@@ -4,7 +4,6 @@ takes part in the step that the others are in."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ def resume(trained: DistributedOptimizer | DistributedDataParallel, *state: Any)
             ...
     """
     parts = (trained, *state)
-    averager, client = _averager_of(parts)
+    averager, client = _averager_of(trained)
     prefix, kept = f"{averager.prefix}state.", state_of(client)
     if kept.resumes:
         # A worker that was restarted would wait in the first wrapper's round, and the others in that of another one.
@@ -93,9 +92,8 @@ def resume(trained: DistributedOptimizer | DistributedDataParallel, *state: Any)
     return averager.steps
 
 
-def _averager_of(parts: Sequence[Any]) -> tuple[Averager, Client]:
+def _averager_of(trained: Any) -> tuple[Averager, Client]:
     """The averager of the one wrapper. Raises InputError for what cannot be resumed."""
-    trained = parts[0]
     is_wrapper = isinstance(trained, (DistributedOptimizer, DistributedDataParallel))
     averager: Averager | None = trained._averager if is_wrapper else None
     if averager is None:

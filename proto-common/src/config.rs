@@ -117,7 +117,7 @@ pub struct DeadlineSettings {
     pub busy_ms: u64,
     /// The first message and the TLS handshake of a new connection. The connection is closed afterwards.
     pub handshake_ms: u64,
-    /// Interval between heartbeats.
+    /// Interval between heartbeats. A member that has told the same four times sends one each fifth of `silence_ms` until it has news.
     pub heartbeat_ms: u64,
     /// A member that has sent nothing for this long counts as failed. At least 3 times `heartbeat_ms`.
     pub silence_ms: u64,

@@ -9,6 +9,7 @@
 //! `Seeded`, `LinksReady`, `Drain`. All of them may come twice: the scheduler takes that. A goodbye that no scheduler has
 //! confirmed is said again here.
 
+use super::beats::Beats;
 use super::connect::connect_with_retry;
 use super::connection::{Connection, ReadHalf, WriteHalf};
 use super::frame::{FrameError, frame_of};
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 /// Messages that may wait to be sent; more wait in their callers.
 const OUTGOING_MAX: usize = 256;
@@ -152,8 +153,8 @@ impl SchedulerLink {
         let (frames, outgoing) = mpsc::channel(OUTGOING_MAX);
         let (events, received) = mpsc::channel(EVENTS_MAX);
         let seeker = Seeker::new((settings, security), register, &welcome, resume);
-        let (beat, undecided) = (beats(&welcome), Undecided::default());
-        let keeper = Keeper { events, outgoing, report, beat, last: None, parting: false, undecided };
+        let (beats, undecided) = (Beats::new(&welcome.shape), Undecided::default());
+        let keeper = Keeper { events, outgoing, report, beats, last: None, parting: false, undecided };
         let task = tokio::spawn(keeper.keep(connection, welcome.clone(), seeker));
         Ok((Self { events: received, sender: LinkSender { frames }, task }, welcome))
     }
@@ -235,12 +236,6 @@ impl Drop for SchedulerLink {
     }
 }
 
-fn beats(welcome: &Welcome) -> Interval {
-    let mut beat = interval(Duration::from_millis(welcome.shape.heartbeat_ms.max(1)));
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    beat
-}
-
 fn silence_of(welcome: &Welcome) -> Duration {
     Duration::from_millis(welcome.shape.silence_ms.max(1))
 }
@@ -253,7 +248,7 @@ struct Keeper {
     events: mpsc::Sender<LinkEvent>,
     outgoing: mpsc::Receiver<Outgoing>,
     report: Report,
-    beat: Interval,
+    beats: Beats,
     /// We have said the last word, this one.
     last: Option<LastWord>,
     /// The scheduler has: a close that follows is no loss to come back from.
@@ -284,7 +279,7 @@ impl Keeper {
                 Ok((next, welcome)) => {
                     connection = next;
                     tracing::info!(epoch = %welcome.epoch, "reconnected to a scheduler");
-                    (self.beat, silence) = (beats(&welcome), silence_of(&welcome));
+                    (self.beats, silence) = (Beats::new(&welcome.shape), silence_of(&welcome));
                     if self.events.send(LinkEvent::Back(welcome)).await.is_err() {
                         return;
                     }
@@ -307,7 +302,7 @@ impl Keeper {
         let (read, write) = connection.into_split();
         let (answers, to_answer) = watch::channel(None);
         let outgoing = (&mut self.last, &mut self.outgoing, to_answer);
-        let writer = write_frames(write, outgoing, &mut self.beat, silence, &mut self.report);
+        let writer = write_frames(write, outgoing, (&mut self.beats, &mut self.report), silence);
         let heard = Heard { undecided: &mut self.undecided, answers };
         let reader = read_events(read, (&self.events, heard), silence, &mut self.parting);
         tokio::pin!(writer, reader);
@@ -389,7 +384,7 @@ async fn read_until_lost(
     }
 }
 
-/// Sends what waits and a heartbeat each period, until the connection fails or the last word is said: at once, where it was
+/// Sends what waits, and heartbeats, until the connection fails or the last word is said: at once, where it was
 /// said to another scheduler.
 async fn write_frames(
     mut write: WriteHalf,
@@ -398,9 +393,8 @@ async fn write_frames(
         &mut mpsc::Receiver<Outgoing>,
         watch::Receiver<Option<ToScheduler>>,
     ),
-    beat: &mut Interval,
+    (beats, report): (&mut Beats, &mut Report),
     limit: Duration,
-    report: &mut Report,
 ) {
     let mut is_over = false;
     while said.is_none() && !is_over {
@@ -414,11 +408,15 @@ async fn write_frames(
                     Some(Err(_)) | None => continue,
                 }
             },
-            _ = beat.tick() => match frame_of(&ToScheduler::Heartbeat(report())) {
-                Ok(frame) => Outgoing::Frame(frame),
-                Err(error) => {
-                    tracing::warn!(%error, "the report in the heartbeat is too large; sending the heartbeat without it");
-                    continue;
+            () = beats.due() => {
+                let report = report();
+                beats.tell(&report);
+                match frame_of(&ToScheduler::Heartbeat(report)) {
+                    Ok(frame) => Outgoing::Frame(frame),
+                    Err(error) => {
+                        tracing::warn!(%error, "the report in the heartbeat is too large; sending the heartbeat without it");
+                        continue;
+                    }
                 }
             },
             next = outgoing.recv() => match next {

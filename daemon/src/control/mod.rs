@@ -1,6 +1,7 @@
 //! Control connections: frames over TCP, reaching a peer, and a member's link to the scheduler. Payload
 //! never travels here, and nothing here decides anything.
 
+mod beats;
 mod connect;
 mod connection;
 mod crowd;

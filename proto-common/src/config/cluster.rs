@@ -75,7 +75,7 @@ pub struct ClusterShape {
     pub mode: Mode,
     /// Backup workers of tensors that set none.
     pub backup_workers: u32,
-    /// Members send a heartbeat this often.
+    /// Members send a heartbeat this often, and more rarely while they have nothing to tell: see [`ClusterShape::rare_heartbeat_ms`].
     pub heartbeat_ms: u64,
     /// A member that is silent for this long has failed.
     pub silence_ms: u64,
@@ -92,6 +92,12 @@ pub struct ClusterShape {
 }
 
 impl ClusterShape {
+    /// So often members send a heartbeat whose reports have not changed for a while.
+    #[must_use]
+    pub fn rare_heartbeat_ms(&self) -> u64 {
+        self.heartbeat_ms.max(self.silence_ms / 5)
+    }
+
     /// The first setting, with both values, in which two shapes differ that cannot belong to one job. Members are
     /// built with the shape that they received at their start, and their data depends on it. Deadlines and
     /// `workers_min` belong to the scheduler, so a restarted one may have other values.

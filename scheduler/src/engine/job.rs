@@ -33,6 +33,9 @@ impl Engine {
     /// Takes what happened at `now_ms`.
     pub(super) fn take(&mut self, now_ms: u64, input: Input, out: &mut Vec<Command>) {
         self.wake(now_ms, out);
+        if !matches!(input, Input::Tick | Input::Message { message: ToScheduler::Heartbeat(_), .. }) {
+            self.stirred_ms = now_ms;
+        }
         match input {
             Input::Message { from, message } => self.message(now_ms, from, message, out),
             Input::Closed { connection, fault } => self.closed(now_ms, connection, fault, out),

@@ -170,6 +170,10 @@ pub struct Engine {
     notes: Vec<Note>,
     /// When something last happened: a scheduler that was not running cannot judge silence.
     awake_ms: u64,
+    /// When anything but a heartbeat or the time last came.
+    stirred_ms: u64,
+    /// No member counts as silent before.
+    silence_due_ms: u64,
 }
 
 impl Engine {
@@ -192,6 +196,8 @@ impl Engine {
             saving: None,
             notes: Vec::new(),
             awake_ms: now_ms,
+            stirred_ms: now_ms,
+            silence_due_ms: now_ms,
             config,
         }
     }
@@ -206,11 +212,14 @@ impl Engine {
         out
     }
 
-    /// When the next `Tick` is due at the latest. Silence is checked once a heartbeat period: a later call
-    /// must not put off a tick that an earlier one asked for.
+    /// When the next `Tick` is due at the latest. Silence is checked once a heartbeat period, and more rarely where only heartbeats have
+    /// come for a while. A later call must not put off a tick that an earlier one asked for.
     #[must_use]
     pub fn next_tick_ms(&self, now_ms: u64) -> u64 {
-        let periodic = now_ms + self.config.shape.heartbeat_ms.max(1);
+        let shape = &self.config.shape;
+        let [soon, rare] = [shape.heartbeat_ms.max(1), shape.rare_heartbeat_ms()].map(|ms| now_ms + ms);
+        let is_calm = self.phase == Phase::Running && now_ms >= self.stirred_ms + shape.silence_ms;
+        let periodic = if is_calm { self.silence_due_ms.clamp(soon, rare.max(soon)) } else { soon };
         let phase = match &self.phase {
             Phase::Assembling => self.started_ms + self.config.assemble_ms,
             Phase::Rebuilding | Phase::Running | Phase::Ended { .. } => periodic,

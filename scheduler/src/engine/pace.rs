@@ -18,6 +18,8 @@ const APART_MIN_MS: u64 = 100;
 struct Look {
     at_ms: u64,
     round: u64,
+    /// It had nothing to do, and had done nothing since the look before.
+    is_idle: bool,
     waits_for: Vec<Rank>,
 }
 
@@ -34,11 +36,13 @@ impl Pace {
             self.looks.clear();
         }
         let waits_for = waited_for(report);
+        let was_there = self.looks.back().is_some_and(|last| last.round == report.round);
+        let is_idle = was_there && report.in_flight == 0;
         match self.looks.back_mut() {
             Some(last) if now_ms < last.at_ms + APART_MIN_MS => {
-                (last.round, last.waits_for) = (report.round, waits_for);
+                *last = Look { at_ms: last.at_ms, round: report.round, is_idle, waits_for };
             }
-            _ => self.looks.push_back(Look { at_ms: now_ms, round: report.round, waits_for }),
+            _ => self.looks.push_back(Look { at_ms: now_ms, round: report.round, is_idle, waits_for }),
         }
         // The second one is to be old enough: it would be the first.
         let spans = |second: &Look| second.at_ms + SPAN_MIN_MS <= now_ms;
@@ -63,6 +67,16 @@ impl Pace {
     /// The newest heartbeat's time and round.
     pub(super) fn newest(&self) -> Option<(u64, u64)> {
         self.looks.back().map(|look| (look.at_ms, look.round))
+    }
+
+    /// When and in which round it was idle, if it was in its newest heartbeat.
+    pub(super) fn idle(&self) -> Option<(u64, u64)> {
+        self.looks.back().filter(|look| look.is_idle).map(|look| (look.at_ms, look.round))
+    }
+
+    /// The round that its last heartbeat until then told.
+    pub(super) fn round_at(&self, at_ms: u64) -> u64 {
+        self.looks.iter().take_while(|look| look.at_ms <= at_ms).last().map_or(0, |look| look.round)
     }
 
     /// Heartbeats that count, and how many of them waited for this worker.

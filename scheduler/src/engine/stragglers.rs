@@ -54,7 +54,7 @@ pub(super) fn waited_for(members: &Members) -> Waited {
     working(members).map(|(rank, _)| (rank, percent(rank))).collect()
 }
 
-/// Who holds the others up, of members that report every `heartbeat_ms`.
+/// Who holds the others up, of members that report every `heartbeat_ms` while they do something.
 pub(super) fn stragglers(members: &Members, waited: &Waited, heartbeat_ms: u64) -> Vec<StragglerStatus> {
     let newest_ms = working(members).filter_map(|(_, member)| Some(member.pace.newest()?.0)).max();
     // A silent one may stand still: it is taken to have gone on for as long as a heartbeat may be old, and no longer, or the
@@ -71,7 +71,14 @@ pub(super) fn stragglers(members: &Members, waited: &Waited, heartbeat_ms: u64) 
     let allowed = BEHIND_MIN.max(fastest * BEHIND_SECONDS);
     let mut found = Vec::new();
     for (worker, member) in working(members) {
-        let behind = place(member).map_or(0.0, |place| first - place);
+        let behind = match member.pace.idle() {
+            // An idle member reports rarely. What the others have done since is no sign: it may have done the same.
+            Some((at_ms, round)) if newest_ms > Some(at_ms + period_ms) => {
+                let rounds = working(members).map(|(_, member)| member.pace.round_at(at_ms));
+                rounds.max().unwrap_or(0).saturating_sub(round) as f64
+            }
+            _ => place(member).map_or(0.0, |place| first - place),
+        };
         let behind = if behind > allowed { behind as u64 } else { 0 };
         let waited_for_percent = waited.get(&worker).copied().unwrap_or(0);
         if behind > 0 || is_waited_for(worker, waited) {

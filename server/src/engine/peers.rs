@@ -247,6 +247,11 @@ impl Peers {
         self.get(rank).is_some_and(|peer| peer.unanswered > 0)
     }
 
+    /// Are all operations that were taken answered?
+    pub(super) fn owe_nothing(&self) -> bool {
+        self.places.iter().flatten().all(|peer| peer.unanswered == 0)
+    }
+
     /// Does the result of a call wait to be sent to the worker?
     pub(super) fn has_unsent(&self, rank: Rank, call: u64) -> bool {
         self.get(rank).is_some_and(|peer| peer.results.iter().any(|told| told.call == Some(call)))

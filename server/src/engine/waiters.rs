@@ -202,11 +202,6 @@ impl Deadlines {
         }
     }
 
-    /// Is there no entry, not even one of an operation that was answered?
-    pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     /// Chunks that operations may wait for, each once.
     pub(super) fn chunks(&self) -> Vec<u32> {
         let mut chunks: Vec<u32> = self.entries.iter().map(|Reverse((_, chunk))| *chunk).collect();

@@ -204,6 +204,9 @@ impl Engine {
 
     fn find_silent(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let bound = self.config.shape.silence_ms;
+        // Members are heard again, and never unheard.
+        let first_heard_ms = self.members.there().map(|(_, member)| member.heard_ms).min();
+        self.silence_due_ms = first_heard_ms.unwrap_or(now_ms).saturating_add(bound + 1);
         let silent = self.members.there().filter_map(|(id, member)| {
             let silent_ms = now_ms.saturating_sub(member.heard_ms);
             (silent_ms > bound || member.is_away).then_some((id, silent_ms))

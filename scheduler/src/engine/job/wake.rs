@@ -17,7 +17,7 @@ impl Engine {
             self.rebuild.woke(now_ms);
         }
         // The last sign of life that they had may be a heartbeat older than the sleep.
-        let unheard_ms = slept_ms.saturating_add(shape.heartbeat_ms);
+        let unheard_ms = slept_ms.saturating_add(shape.rare_heartbeat_ms());
         let given_up = slept_ms.saturating_mul(4) >= shape.silence_ms.saturating_mul(3)
             || unheard_ms.saturating_mul(10) >= shape.silence_ms.saturating_mul(9);
         if given_up && shape.scheduler_ms > 0 && self.phase == Phase::Running {

@@ -289,4 +289,27 @@ fn the_next_tick_is_the_nearest_deadline() {
     assert_eq!(rig.engine.next_tick_ms(1), 4);
 }
 
+#[test]
+fn ticks_are_rare_while_only_heartbeats_come_and_silence_is_found_as_soon() {
+    let mut rig = Rig::running(1, 1);
+    let beat = |rig: &mut Rig, now_ms, who: &[MemberId]| {
+        rig.tick_at(now_ms);
+        who.iter().for_each(|id| _ = rig.say(*id, ToScheduler::Heartbeat(MemberReport::default())));
+        rig.engine.next_tick_ms(now_ms) - now_ms
+    };
+    let both = [server(0), worker(0)];
+    assert_eq!(beat(&mut rig, SILENCE_MS - 1, &both), 10);
+    assert_eq!(beat(&mut rig, SILENCE_MS, &both), 20, "a fifth of the silence");
+    for turn in 6..=9 {
+        assert_eq!(beat(&mut rig, 20 * turn, &both[..1]), 20);
+    }
+    // The worker was heard at 100 ms.
+    assert_eq!(beat(&mut rig, 190, &both[..1]), 11);
+    assert_eq!(rig.engine.next_tick_ms(197), 207, "not more often than heartbeats");
+    rig.tick_at(200);
+    assert_eq!(rig.engine.phase, Phase::Running);
+    rig.tick_at(201);
+    assert!(matches!(rig.engine.phase, Phase::Ending { .. }), "{:?}", rig.engine.phase);
+}
+
 use proto_common::message::NodeGroup;

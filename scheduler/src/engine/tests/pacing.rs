@@ -54,6 +54,31 @@ fn one_that_stands_still_is_behind_and_heartbeats_at_other_times_are_not() {
 }
 
 #[test]
+fn what_an_idle_worker_has_done_since_its_rare_heartbeat_is_not_behind() {
+    let mut rig = Rig::running(1, 2);
+    for look in 0..3u64 {
+        rig.now_ms = look * 500;
+        beat(&mut rig, 1, &[7, 7], &[]);
+    }
+    // Both go on at once, and only worker 0 has said so.
+    for look in 3..6u64 {
+        rig.now_ms = look * 500;
+        beat(&mut rig, 1, &[7 + 50 * (look - 2)], &[]);
+    }
+    assert_eq!(rig.engine.status(rig.now_ms).stragglers, []);
+    // It says that it has done nothing.
+    let report = MemberReport { round: 7, ..MemberReport::default() };
+    rig.say(worker(1), ToScheduler::Heartbeat(report));
+    for look in 6..9u64 {
+        rig.now_ms = look * 500;
+        beat(&mut rig, 1, &[7 + 50 * (look - 2)], &[]);
+    }
+    let status = rig.engine.status(rig.now_ms);
+    let late: Vec<(u32, u64)> = status.stragglers.iter().map(|late| (late.worker.0, late.behind)).collect();
+    assert_eq!(late, [(1, 150)], "as of what it said");
+}
+
+#[test]
 fn those_who_wait_for_a_silent_worker_are_not_behind_it() {
     let mut rig = Rig::running(1, 3);
     for look in 0..6u64 {

@@ -97,10 +97,10 @@ impl LaneEngine {
         self.deadlines.chunks().iter().map(waiters).sum::<usize>() + self.calls.open()
     }
 
-    /// Does nothing wait for a time? Deadlines of operations that were answered count until they have passed.
+    /// Does nobody wait for an answer?
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.deadlines.is_empty() && self.calls.open() == 0
+        self.peers.owe_nothing() && self.calls.open() == 0
     }
 
     /// Has the worker operations that were taken and are not answered?

@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// How long the parent waits for a child beyond the child's own deadline, so that the child's reason is heard.
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(130);
 
+/// How long after its last work a cluster is watched while it is idle.
+const IDLE_AFTER: Duration = Duration::from_secs(6);
+
 /// What a worker is told, a line each.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -146,6 +149,8 @@ impl Cluster {
     /// The share of one CPU that all processes take in some time in which nothing is asked of them, in percent.
     pub(crate) fn idle_cpu_percent(&self, time: Duration) -> anyhow::Result<f64> {
         let pids = self.pids();
+        // Until heartbeats have become rare.
+        std::thread::sleep(IDLE_AFTER);
         let (before, start) = (procfs::cpu_seconds(&pids)?, Instant::now());
         // Sleep: that nothing happens is what is measured.
         std::thread::sleep(time);

@@ -217,8 +217,9 @@ impl Engine {
     #[must_use]
     pub fn next_tick_ms(&self, now_ms: u64) -> u64 {
         let shape = &self.config.shape;
-        let [soon, rare] = [shape.heartbeat_ms.max(1), shape.rare_heartbeat_ms()].map(|ms| now_ms + ms);
-        let is_calm = self.phase == Phase::Running && now_ms >= self.stirred_ms + shape.silence_ms;
+        let rare_ms = shape.rare_heartbeat_ms();
+        let [soon, rare] = [shape.heartbeat_ms.max(1), rare_ms].map(|ms| now_ms + ms);
+        let is_calm = self.phase == Phase::Running && now_ms >= self.stirred_ms + 2 * rare_ms;
         let periodic = if is_calm { self.silence_due_ms.clamp(soon, rare.max(soon)) } else { soon };
         let phase = match &self.phase {
             Phase::Assembling => self.started_ms + self.config.assemble_ms,

@@ -154,7 +154,7 @@ proptest! {
             let Some(input) = input(action, number as u64, &mut observer) else { continue };
             let commands = rig.handle(input);
             observer.check(&commands);
-            prop_assert!(rig.engine.next_tick_ms(rig.now_ms) <= rig.now_ms + 10 || rig.now_ms == 0);
+            prop_assert!(rig.engine.next_tick_ms(rig.now_ms) <= rig.now_ms + 20 || rig.now_ms == 0);
             let _ = rig.engine.status(rig.now_ms);
         }
         // Whatever state it is in, telling it to stop and waiting ends it.

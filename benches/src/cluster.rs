@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(130);
 
 /// How long after its last work a cluster is watched while it is idle.
-const IDLE_AFTER: Duration = Duration::from_secs(6);
+const IDLE_AFTER: Duration = Duration::from_secs(15);
 
 /// What a worker is told, a line each.
 #[derive(Debug, Serialize, Deserialize)]

@@ -117,7 +117,12 @@ pub fn run_main_with_code(
     name: &str,
     body: impl FnOnce() -> Result<u8, anyhow::Error>,
 ) -> std::process::ExitCode {
-    let code = match catch_unwind(AssertUnwindSafe(body)) {
+    std::process::ExitCode::from(run_to_code(name, body))
+}
+
+/// As [`run_main_with_code`], for a command inside another program: the code is a number.
+pub fn run_to_code(name: &str, body: impl FnOnce() -> Result<u8, anyhow::Error>) -> u8 {
+    match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(code)) => code,
         Ok(Err(error)) => {
             report(name, &describe(&error));
@@ -127,8 +132,7 @@ pub fn run_main_with_code(
             report(name, "internal error, a bug in Gradwire; the panic message above says where");
             ExitCode::Internal as u8
         }
-    };
-    std::process::ExitCode::from(code)
+    }
 }
 
 fn report(name: &str, text: &str) {

@@ -11,7 +11,7 @@ use crate::ids::JobId;
 use crate::limits::{INBOX_SLOTS_MAX, INBOX_SLOTS_MIN};
 use crate::transport::{Driver, Policies, Policy};
 pub use checkpoint::CheckpointSettings;
-pub use cluster::{ClusterSettings, ClusterShape, WorkerLoss};
+pub use cluster::{ClusterSettings, ClusterShape, RARE_HEARTBEAT_MS_MAX, WorkerLoss};
 pub use error::{SettingError, is_pem, shown};
 use error::{within, wrong};
 pub use meaning::meaning;
@@ -117,7 +117,7 @@ pub struct DeadlineSettings {
     pub busy_ms: u64,
     /// The first message and the TLS handshake of a new connection. The connection is closed afterwards.
     pub handshake_ms: u64,
-    /// Interval between heartbeats. A member that has told the same four times sends one each fifth of `silence_ms` until it has news.
+    /// Interval between heartbeats. A member that has told the same twenty times sends one every two seconds, or each fifth of `silence_ms` if that is less, until it has news.
     pub heartbeat_ms: u64,
     /// A member that has sent nothing for this long counts as failed. At least 3 times `heartbeat_ms`.
     pub silence_ms: u64,

@@ -6,6 +6,7 @@
 
 pub mod app;
 mod checkpoint;
+mod command;
 pub mod engine;
 mod journal;
 pub mod kernel;
@@ -17,6 +18,7 @@ pub mod storage;
 pub mod tables;
 
 pub use app::{App, Apps, Call, Reply, ReplyBody, ReplyError};
+pub use command::ServerCommand;
 pub use own::{Block, OwnRule, OwnStep, Range, Rules};
 pub use program::Program;
 pub use proto_common::optimizer::OwnKind;

@@ -40,7 +40,8 @@ fn serve(settings: Settings) -> JoinHandle<()> {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let (_trigger, shutdown) = daemon::shutdown::channel();
             let told = (Notify::default(), Flight::embedded(Role::Server, &settings));
-            gradwire_server::runtime::run(listener, None, settings, shutdown, told).await.unwrap();
+            let program = (gradwire_server::Program::default(), |_: &_| {});
+            gradwire_server::runtime::run(listener, None, settings, program, shutdown, told).await.unwrap();
         });
     })
 }

@@ -17,6 +17,7 @@ mod memory;
 mod mxnet;
 mod pending;
 mod rows;
+mod serving;
 mod settings;
 mod tensor;
 
@@ -37,6 +38,8 @@ mod _native {
     use crate::pending::Pending;
     #[pymodule_export]
     use crate::rows::Table;
+    #[pymodule_export]
+    use crate::serving::serve;
     #[pymodule_export]
     use crate::settings::{elements, enable_logging, settings_reference, transports};
     #[pymodule_export]

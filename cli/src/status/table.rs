@@ -192,7 +192,7 @@ mod tests {
 
     fn status() -> ClusterStatus {
         let mut slow = member(Role::Worker, 1, 6);
-        slow.silent_ms = 4_000;
+        slow.silent_ms = 6_000;
         slow.oldest = Some(Wait {
             what: "push_pull of 5/0".into(),
             of: None,

@@ -74,8 +74,8 @@ pub(crate) fn phase(phase: JobPhase) -> &'static str {
 pub(crate) fn state(member: &MemberStatus, silence_ms: u64) -> &'static str {
     match member {
         _ if member.left => "left",
-        // A quarter of the way to being declared dead.
-        _ if member.silent_ms > silence_ms / 4 => "SILENT",
+        // Half of the way to being declared dead.
+        _ if member.silent_ms > silence_ms / 2 => "SILENT",
         _ if member.role == Role::Worker && !member.links_ready => "linking",
         _ => "up",
     }

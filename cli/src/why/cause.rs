@@ -4,13 +4,16 @@
 use crate::status::table::quarantine;
 use crate::status::words::{duration, id, names, state};
 use daemon::status::{ClusterStatus, JobPhase, MemberStatus};
+use proto_common::config::RARE_HEARTBEAT_MS_MAX;
 use proto_common::ids::{MemberId, Role};
 use proto_common::message::{PortReport, Wait, WaitCause};
 use serde::Serialize;
 use std::net::IpAddr;
 
+/// A wait that was told is told by those that are waited for, too, if it is so long.
+const WAIT_TOLD_MS: u64 = 500;
 /// Rounds take their time: a wait shorter than this and than so many rounds holds nobody up.
-const WAIT_MIN_MS: u64 = 1_000;
+const WAIT_MIN_MS: u64 = RARE_HEARTBEAT_MS_MAX + WAIT_TOLD_MS;
 /// A checkpoint of which nothing has come for so long is stuck.
 const STALLED_MIN_MS: u64 = 5_000;
 /// A barrier has to be waited for so long to count.
@@ -266,7 +269,7 @@ fn further<'a>(at: &MemberStatus, wait: &Wait, next: &'a MemberStatus) -> Option
         return None;
     }
     let of = |wait: &&Wait| at.role != Role::Worker || wait.of.is_none_or(|of| of == at.rank);
-    next.oldest.iter().chain(&next.others).filter(of).find(|wait| wait.waited_ms >= WAIT_MIN_MS / 2)
+    next.oldest.iter().chain(&next.others).filter(of).find(|wait| wait.waited_ms >= WAIT_TOLD_MS)
 }
 
 fn member_line(member: &MemberStatus) -> String {

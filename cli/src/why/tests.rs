@@ -282,7 +282,7 @@ fn other_things_that_hold_a_job_up() {
     });
     let found = one(&job(&[server(0, json!({ "load": load }))], json!({})));
     assert!(found.what.contains("in quarantine: worker 3") && found.fix.contains("SIGSTOP"), "{found:?}");
-    let silent = [worker(0, json!({ "silent_ms": 2_600 }))];
-    assert!(one(&job(&silent, json!({}))).what.contains("no heartbeat from worker 0 for 2.6 s"));
+    let silent = [worker(0, json!({ "silent_ms": 5_100 }))];
+    assert!(one(&job(&silent, json!({}))).what.contains("no heartbeat from worker 0 for 5.1 s"));
     assert_eq!(causes(&job(&[], json!({}))), [], "nothing is wrong");
 }

@@ -58,6 +58,9 @@ pub enum WorkerLoss {
     Continue,
 }
 
+/// What a member of which nothing has changed is known for may be so old, and no older.
+pub const RARE_HEARTBEAT_MS_MAX: u64 = 2_000;
+
 /// The cluster's shape. It is set only at the scheduler, so that members cannot disagree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterShape {
@@ -92,10 +95,10 @@ pub struct ClusterShape {
 }
 
 impl ClusterShape {
-    /// So often members send a heartbeat whose reports have not changed for a while.
+    /// So often members send a heartbeat whose reports have not changed for a while. With a long silence, too, people are told in time.
     #[must_use]
     pub fn rare_heartbeat_ms(&self) -> u64 {
-        self.heartbeat_ms.max(self.silence_ms / 5)
+        self.heartbeat_ms.max((self.silence_ms / 5).min(RARE_HEARTBEAT_MS_MAX))
     }
 
     /// The first setting, with both values, in which two shapes differ that cannot belong to one job. Members are

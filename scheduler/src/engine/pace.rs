@@ -74,9 +74,10 @@ impl Pace {
         self.looks.back().filter(|look| look.is_idle).map(|look| (look.at_ms, look.round))
     }
 
-    /// The round that its last heartbeat until then told.
+    /// The round that its last heartbeat until then told, or the first one that is known.
     pub(super) fn round_at(&self, at_ms: u64) -> u64 {
-        self.looks.iter().take_while(|look| look.at_ms <= at_ms).last().map_or(0, |look| look.round)
+        let until = self.looks.iter().take_while(|look| look.at_ms <= at_ms).last();
+        until.or(self.looks.front()).map_or(0, |look| look.round)
     }
 
     /// Heartbeats that count, and how many of them waited for this worker.

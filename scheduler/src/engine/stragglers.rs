@@ -10,6 +10,7 @@ use super::members::Members;
 use super::pace::thousandths;
 use daemon::status::StragglerStatus;
 use proto_common::ids::{Rank, Role};
+use proto_common::message::ClusterShape;
 use std::collections::BTreeMap;
 
 /// Rounds by which a worker may lag without being a straggler.
@@ -55,11 +56,12 @@ pub(super) fn waited_for(members: &Members) -> Waited {
 }
 
 /// Who holds the others up, of members that report every `heartbeat_ms` while they do something.
-pub(super) fn stragglers(members: &Members, waited: &Waited, heartbeat_ms: u64) -> Vec<StragglerStatus> {
+pub(super) fn stragglers(members: &Members, waited: &Waited, shape: &ClusterShape) -> Vec<StragglerStatus> {
     let newest_ms = working(members).filter_map(|(_, member)| Some(member.pace.newest()?.0)).max();
     // A silent one may stand still: it is taken to have gone on for as long as a heartbeat may be old, and no longer, or the
     // others, who wait for it, would look as if they were behind it.
-    let period_ms = heartbeat_ms.max((BEHIND_SECONDS * 1e3) as u64);
+    let period_ms = shape.heartbeat_ms.max((BEHIND_SECONDS * 1e3) as u64);
+    let rare_ms = shape.rare_heartbeat_ms().max(period_ms);
     // Where each would be at the newest heartbeat's time.
     let place = |member: &Member| {
         let (at_ms, round) = member.pace.newest()?;
@@ -72,8 +74,12 @@ pub(super) fn stragglers(members: &Members, waited: &Waited, heartbeat_ms: u64) 
     let mut found = Vec::new();
     for (worker, member) in working(members) {
         let behind = match member.pace.idle() {
-            // An idle member reports rarely. What the others have done since is no sign: it may have done the same.
-            Some((at_ms, round)) if newest_ms > Some(at_ms + period_ms) => {
+            // An idle member may report rarely. What the others have done since is no sign: it may have done the same.
+            Some((at_ms, round))
+                if newest_ms.is_some_and(|newest_ms| {
+                    (period_ms + 1..=rare_ms + period_ms).contains(&(newest_ms - at_ms))
+                }) =>
+            {
                 let rounds = working(members).map(|(_, member)| member.pace.round_at(at_ms));
                 rounds.max().unwrap_or(0).saturating_sub(round) as f64
             }

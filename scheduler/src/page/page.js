@@ -194,8 +194,8 @@ const isThere = (member) => !member.left;
 /** Never by colour alone: a sign and a word. */
 function stateOf(member, status) {
   if (member.left) return { text: "○ left", kind: "soft" };
-  // A quarter of the way to being declared dead.
-  if (member.silent_ms > status.silence_ms / 4) return { text: "▲ silent", kind: "bad" };
+  // Half of the way to being declared dead.
+  if (member.silent_ms > status.silence_ms / 2) return { text: "▲ silent", kind: "bad" };
   if (isWorker(member) && !member.links_ready) return { text: "… linking", kind: "warn" };
   return { text: "● up", kind: "good" };
 }

@@ -465,7 +465,10 @@ impl Calls {
             dropped.extend(line.entries.drain(at..));
         }
         let lines = self.lines.iter_mut().filter(|((of, _), _)| *of == rank);
-        lines.for_each(|(_, line)| line.entries.iter_mut().for_each(|entry| entry.is_landing = false));
+        lines.for_each(|(_, line)| {
+            // The next channel counts what is asked over it.
+            line.entries.iter_mut().for_each(|entry| (entry.is_landing, entry.is_asked) = (false, false));
+        });
         dropped.iter().for_each(|entry| self.forget(entry));
     }
 

@@ -193,7 +193,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Is there nothing to do before something comes?
     pub(super) fn is_idle(&self) -> bool {
         let has_fences = !self.fencing.is_empty() || !self.gone.is_empty();
+        // What could not be posted is tried again when the thread wakes.
+        let has_backlog = || self.links.iter().flatten().any(|link| !link.backlog.is_empty());
         !has_fences
+            && !has_backlog()
             && self.replicas.channels.is_empty()
             && self.saves.begun.is_none()
             && self.engine.is_idle()

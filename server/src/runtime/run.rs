@@ -58,18 +58,19 @@ struct Lanes {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Runs a server on a bound bootstrap listener until the job ends, a member fails, or `shutdown` fires.
+/// Runs a server on a bound bootstrap listener until the job ends, a member fails, or `shutdown` fires. `tell` gets the scheduler's welcome.
 pub fn run(
     listener: TcpListener,
     http: Option<TcpListener>,
     settings: Settings,
+    (program, tell): (Program, impl FnOnce(&Welcome) + Send + 'static),
     shutdown: Shutdown,
     (notify, flight): (Notify, Flight),
 ) -> Later<'static, anyhow::Result<()>> {
     let scheduler = &settings.scheduler;
     notify.status(&format!("looking for the scheduler at {}:{}", scheduler.host, scheduler.port));
     Box::pin(async {
-        let program = (Program::default(), Posts::start()?, |_: &Welcome| {});
+        let program = (program, Posts::start()?, tell);
         run_with(listener, http, settings, shutdown, program, (notify, flight)).await
     })
 }

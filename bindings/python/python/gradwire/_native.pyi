@@ -4,7 +4,7 @@ from typing import Any, Optional, final
 
 import numpy as np
 
-__all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "__version__", "elements", "enable_logging", "key_of_name", "settings_reference", "transports"]
+__all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "__version__", "elements", "enable_logging", "key_of_name", "serve", "settings_reference", "transports"]
 
 __version__: str
 
@@ -23,6 +23,10 @@ def transports() -> list[str]:
 def enable_logging(filter: str = "info", json: bool = False) -> None:
     """Writes the logs of the library to standard error, filtered by level and module, for example "info" or
     "warn,fabric=debug". Call it at most once per process."""
+
+def serve(words: Sequence[str], mark: str, app: int, handler: Any) -> int:
+    """Runs the program `gradwire-server` in this process until its job ends, and returns its exit code. Calls to `app` go to the handler;
+    servers say that they have it by an update rule named `mark`. `words` are the program's name and arguments."""
 
 class Tensor:
     """A declared tensor; `Client.declare` returns one."""

@@ -3,7 +3,8 @@ stores ("dist_sync", "dist_async" and similar names), instead of the modules `by
 `byteps.keras`, and instead of `horovod.tensorflow`, `horovod.tensorflow.keras` and `horovod.keras`.
 
 With `DMLC_ROLE=server` or `DMLC_ROLE=scheduler` it runs Gradwire's program for that role instead, so that launchers which
-start the same command for all roles need no change.
+start the same command for all roles need no change. With `--updates my_rules.py` before the script, the program of servers is
+`gradwire serve`, which applies the optimizers of that file.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ _STAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_stand")
 def main(words: list[str]) -> int:
     """Runs a script: the first word is its path, the others are its arguments."""
     role = os.environ.get("DMLC_ROLE", "worker")
+    if words[:1] == ["--updates"] and len(words) > 1:
+        if role == "server":
+            return importlib.import_module("gradwire.serve.__main__").main(words[:2])  # type: ignore[no-any-return]
+        words = words[2:]
     if role in _PROGRAMS:
         path = program(_PROGRAMS[role])
         os.execv(path, [path])
@@ -33,7 +38,7 @@ def main(words: list[str]) -> int:
         print(f"gradwire.run: unknown role {role!r}: set DMLC_ROLE to worker, server or scheduler", file=sys.stderr)
         return 2
     if not words:
-        print("usage: python -m gradwire.run script.py [ARGS]", file=sys.stderr)
+        print("usage: python -m gradwire.run [--updates FILE] script.py [ARGS]", file=sys.stderr)
         return 2
     if importlib.util.find_spec("mxnet") is not None:
         importlib.import_module("gradwire.mxnet").redirect()

@@ -3,6 +3,7 @@
 
 use super::super::barriers::release;
 use super::super::declarations::declared;
+use super::super::member::Member;
 use super::super::report::cut_to;
 use super::super::{
     Command, ConnectionId, Engine, Note, Outcome, Phase, Saving, Unusable, refuse, send, send_to,
@@ -204,8 +205,9 @@ impl Engine {
 
     fn find_silent(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let bound = self.config.shape.silence_ms;
-        // Members are heard again, and never unheard.
-        let first_heard_ms = self.members.there().map(|(_, member)| member.heard_ms).min();
+        // Members are heard again, and never unheard. Those that are away are looked at again soon.
+        let heard_ms = |member: &Member| if member.is_away { 0 } else { member.heard_ms };
+        let first_heard_ms = self.members.there().map(|(_, member)| heard_ms(member)).min();
         self.silence_due_ms = first_heard_ms.unwrap_or(now_ms).saturating_add(bound + 1);
         let silent = self.members.there().filter_map(|(id, member)| {
             let silent_ms = now_ms.saturating_sub(member.heard_ms);

@@ -46,7 +46,7 @@ impl Engine {
             tensors,
             tensor_bytes,
             rounds_per_second: rounds_per_second(&self.members),
-            stragglers: stragglers(&self.members, &waited, self.config.shape.heartbeat_ms),
+            stragglers: stragglers(&self.members, &waited, &self.config.shape),
             recovery: self.recovery(),
             uncopied_chunks: self.declarations.shards.uncopied(),
             members: self.members.iter().map(|(id, member)| show(id, member, &waited, now_ms)).collect(),

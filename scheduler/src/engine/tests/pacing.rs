@@ -56,6 +56,7 @@ fn one_that_stands_still_is_behind_and_heartbeats_at_other_times_are_not() {
 #[test]
 fn what_an_idle_worker_has_done_since_its_rare_heartbeat_is_not_behind() {
     let mut rig = Rig::running(1, 2);
+    (rig.engine.config.shape.heartbeat_ms, rig.engine.config.shape.silence_ms) = (500, 10_000);
     for look in 0..3u64 {
         rig.now_ms = look * 500;
         beat(&mut rig, 1, &[7, 7], &[]);

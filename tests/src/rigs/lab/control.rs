@@ -114,7 +114,7 @@ impl Lab {
             Link::Seeking { .. } => {}
             Link::Greeting(wire) | Link::Up(wire) => self.listen(at, wire),
         }
-        let next_us = self.later_us(at, self.shape.cluster().heartbeat_ms);
+        let next_us = self.later_us(at, self.shape.cluster().rare_heartbeat_ms());
         let Some(process) = &mut self.seats[at].process else { return };
         if let Link::Up(wire) = process.link
             && process.beat_us <= now_us

@@ -136,15 +136,18 @@ def all_rows(dense: Any) -> Any:
 def copy_rows(dense: Any, ids: Any, outs: list[Any]) -> None:
     """Rows of an array, as row-sparse arrays. Ids need be neither sorted nor different, and there may be none."""
     wanted = sorted(set(ids.asnumpy().astype("int64").ravel().tolist()))
-    if wanted:
-        ids = mx.nd.array(wanted, dtype="int64")
-        rows = mx.nd.take(dense, ids)
-        found = mx.nd.sparse.row_sparse_array((rows, ids), shape=dense.shape, dtype=dense.dtype)
-    else:
-        # MXNet takes no empty list of indices.
-        found = mx.nd.sparse.zeros("row_sparse", dense.shape, dtype=dense.dtype)
+    rows = mx.nd.take(dense, mx.nd.array(wanted, dtype="int64")) if wanted else None
+    found = rows_array(rows, wanted, dense.shape, dense.dtype)
     for out in outs:
         found.copyto(out)
+
+
+def rows_array(rows: Any, ids: Sequence[int], shape: Sequence[int], dtype: Any) -> Any:
+    """A row-sparse array of these rows, which may be none."""
+    if len(ids):
+        return mx.nd.sparse.row_sparse_array((rows, mx.nd.array(ids, dtype="int64")), shape=shape, dtype=dtype)
+    # MXNet takes no empty list of indices.
+    return mx.nd.sparse.zeros("row_sparse", shape, dtype=dtype)
 
 
 def is_array(value: Any) -> bool:

@@ -16,12 +16,15 @@ from mxnet.kvstore import KVStore, KVStoreBase
 
 import gradwire
 
+from ..serve._remote import Remote
 from . import _arrays, _connection, _rules
 from ._arrays import flat_list, pairs
+from ._attributes import attributes_of
 from ._key import Key
 from ._rates import Rates
+from ._served import ServedKey
 
-#: Set to "workers", servers sum only.
+#: Set to "workers", servers sum only. Set to "serve", servers of `gradwire serve` update the weights of asynchronous stores.
 UPDATE_VARIABLE = "MXNET_GRADWIRE_UPDATE"
 #: How often a worker that saves looks whether the others save, too.
 _LOOK_S = 0.5
@@ -63,7 +66,7 @@ class Store(KVStore):  # type: ignore[misc]
         self._connection = _connection.get()
         self._client = self._connection.client
         self._number = self._connection.number_store()
-        self._keys: dict[Any, Key] = {}
+        self._keys: dict[Any, Key | ServedKey] = {}
         self._rates = Rates(self._client, self._number)
         self._codec: Any = None
         self._optimizer: Any = None
@@ -80,6 +83,9 @@ class Store(KVStore):  # type: ignore[misc]
         self._filled: dict[Any, list[Any]] = {}
         self._has_begun = False
         self._has_resumed = False
+        # Servers that apply optimizers of MXNet, and the attributes that these have there.
+        self._remote: Remote | None = None
+        self._told: dict[str, Any] = {}
         self.handle = None
 
     def __del__(self) -> None:
@@ -125,10 +131,12 @@ class Store(KVStore):  # type: ignore[misc]
         for one, values in pairs(key, value):
             self._declare(one, values[0])
 
-    def _declare(self, key: Any, value: Any) -> Key:
+    def _declare(self, key: Any, value: Any) -> Key | ServedKey:
         if key in self._keys:
             raise MXNetError(f"gradwire: key {key!r} is already initialised")
         index = self._index_of(key)
+        if self._remote is not None:
+            return self._serve_key(key, ServedKey(self._remote, f"{self._number}/{key}", index, value), value)
         rule = self._rule(index) or gradwire.Assign()
         if self.is_async and self._updater is not None:
             raise MXNetError(
@@ -154,7 +162,7 @@ class Store(KVStore):  # type: ignore[misc]
         known = [index for index, name in names.items() if name == key]
         return known[0] if known else len(self._keys)
 
-    def _key(self, key: Any) -> Key:
+    def _key(self, key: Any) -> Any:
         found = self._keys.get(key)
         if found is None:
             raise MXNetError(f"gradwire: key {key!r} is not initialised: call init with it first, on every worker")
@@ -177,6 +185,10 @@ class Store(KVStore):  # type: ignore[misc]
     def _push(self, name: Any, arrays: list[Any], priority: int) -> None:
         self._begin()
         key = self._key(name)
+        if self._remote is not None:
+            self._tell_changes(self._remote)
+            key.push(arrays)
+            return
         called = name if self._is_scripts else key.index
         self._look_at_rates(key)
         if self._is_for_rows(key, name, arrays):
@@ -250,7 +262,7 @@ class Store(KVStore):  # type: ignore[misc]
         outs = dict(values if out is None else pairs(key, out, known))
         for one, arrays in values:
             found, targets = self._key(one), outs[one]
-            whole = found.stored is None and not any(map(_arrays.is_sparse, arrays + targets))
+            whole = self._remote is None and found.stored is None and not any(map(_arrays.is_sparse, arrays + targets))
             if whole:
                 self._begin()
                 self._look_at_rates(found)
@@ -294,18 +306,58 @@ class Store(KVStore):  # type: ignore[misc]
         self._is_scripts = False
         self._forget_kinds()
         try:
-            if os.environ.get(UPDATE_VARIABLE) == "workers" and not self.is_async:
-                raise _rules.Unmapped(f"{UPDATE_VARIABLE}=workers")
+            if os.environ.get(UPDATE_VARIABLE) == ("serve" if self.is_async else "workers"):
+                raise _rules.Unmapped(f"{UPDATE_VARIABLE} is set")
             if any(key.stored is not None for key in self._keys.values()):
                 raise _rules.Unmapped("the workers have held the weights since they updated them")
             for key in self._keys.values():
                 self._check_change(_rules.rule_of(optimizer, key.index), key)
             _rules.rule_of(optimizer, next(iter(self._keys), 0))
         except _rules.Unmapped as why:
-            self._update_here(mx.optimizer.get_updater(optimizer), str(why))
+            if self.is_async:
+                self._serve(optimizer, str(why))
+            else:
+                self._update_here(mx.optimizer.get_updater(optimizer), str(why))
             return
+        if self._remote is not None:
+            raise MXNetError("gradwire: `gradwire serve` updates the weights of this store: create another store for this optimizer")
         for key in self._keys.values():
             self._follow(key)
+
+    def _serve(self, optimizer: Any, why: str) -> None:
+        """Servers of `gradwire serve` apply the optimizer from now on."""
+        try:
+            told = attributes_of(optimizer)
+            remote = self._remote or Remote(self._client, f"mxnet/{self._number}", "mxnet")
+        except gradwire.InputError as error:
+            raise MXNetError(f"gradwire: servers have no rule for this optimizer ({why}): {error}; or use a synchronous store") from error
+        _log.info("servers update the weights by %s itself: %s", type(optimizer).__name__, why)
+        self._remote, self._told = remote, told
+        if self.rank == 0:
+            remote.set_optimizer(type(optimizer).__name__, told)
+        for name, key in list(self._keys.items()):
+            if isinstance(key, Key):
+                value = mx.nd.empty(key.shape, mx.cpu(), dtype=key.dtype)
+                key.pull([value], 0)
+                value = value.tostype("row_sparse") if key.is_sparse else value
+                self._serve_key(name, ServedKey(remote, f"{self._number}/{name}", key.index, value), value)
+        self._client.barrier(f"mxnet.serve.{self._number}")
+
+    def _serve_key(self, name: Any, key: ServedKey, value: Any) -> ServedKey:
+        self._keys[name] = key
+        if self.rank == 0:
+            key.set_initial(value)
+        self._client.barrier(f"mxnet.serve.{self._number}")
+        return key
+
+    def _tell_changes(self, remote: Remote) -> None:
+        """Servers follow rank 0's optimizer."""
+        if self.rank != 0:
+            return
+        now = attributes_of(self._optimizer)
+        if now != self._told:
+            remote.change({name: value for name, value in now.items() if self._told.get(name) != value})
+            self._told = now
 
     @staticmethod
     def _check_change(rule: Any, key: Key) -> None:
@@ -315,8 +367,8 @@ class Store(KVStore):  # type: ignore[misc]
     def _update_here(self, updater: Any, why: str, is_scripts: bool = False) -> None:
         if self.is_async:
             raise MXNetError(
-                f"gradwire: this optimizer can run only on the workers ({why}), and an asynchronous store has no rounds for that: "
-                "use SGD, NAG, Adam, AdaGrad, RMSProp, Ftrl or LAMB without that option, or a synchronous store"
+                f"gradwire: this updater can run only on the workers ({why}), and an asynchronous store has no rounds for that: call "
+                "set_optimizer instead, or use a synchronous store"
             )
         _log.info("workers update the weights: %s", why)
         self._updater, self._is_scripts = updater, is_scripts

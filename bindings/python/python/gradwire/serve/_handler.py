@@ -1,0 +1,194 @@
+"""The handler of an update server: stores of parameters, each with an optimizer, as workers' requests make and change them. It must not know
+what an optimizer does."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Callable, Protocol
+
+from ..errors import Error, InputError
+from . import _kinds
+from ._frames import DONE, FAILED, pack, unpack
+
+_TEXT_MAX = 4000
+_FORMAT = 1
+
+
+class Store(Protocol):
+    """The parameters of one store, with a framework's optimizer."""
+
+    def set_optimizer(self, kind: type[Any], attributes: dict[str, Any]) -> None:
+        """Makes an optimizer of this class, with these attributes."""
+
+    def change(self, attributes: dict[str, Any]) -> None:
+        """Sets attributes of the optimizer that it has."""
+
+    def init(self, key: str, index: Any, value: Any, is_sparse: bool) -> None:
+        """Adds a parameter."""
+
+    def push(self, key: str, arrays: list[Any]) -> None:
+        """Applies a gradient: an array, or rows and their values."""
+
+    def pull(self, key: str) -> Any:
+        """The weights, as an array of numpy."""
+
+    def pull_rows(self, key: str, ids: Any) -> Any:
+        """Rows of the weights."""
+
+    def keys(self) -> list[str]:
+        """The parameters that it has."""
+
+    def state(self) -> tuple[Any, list[Any]]:
+        """Everything, as a value and arrays for `pack`."""
+
+    def restore(self, value: Any, arrays: list[Any]) -> None:
+        """What `state` returned."""
+
+
+def _made(framework: str) -> Store:
+    """Frameworks are imported when a worker first names one."""
+    if framework == "mxnet":
+        from ._mxnet import MxnetStore
+
+        return MxnetStore()
+    if framework == "torch":
+        from ._torch import TorchStore
+
+        return TorchStore()
+    raise InputError(f"there is no framework {framework!r}", "request")
+
+
+class Updates:
+    """Called by the server's handler thread, one request at a time."""
+
+    def __init__(self, folder: Path | None = None, every_s: float = 60.0) -> None:
+        self._folder, self._every_s = folder, every_s
+        self._path: Path | None = None
+        self._servers = 0
+        self._due = time.monotonic() + every_s
+        self._stores: dict[str, Store] = {}
+        # Of each store: its framework, the name of its optimizer, and the attributes with which that was made.
+        self._made_of: dict[str, list[Any]] = {}
+        self._does: dict[str, Callable[..., bytes]] = {
+            "optimizer": self._optimizer,
+            "change": self._change,
+            "init": self._init,
+            "push": self._push,
+            "pull": self._pull,
+            "rows": self._rows,
+        }
+
+    def joined(self, rank: int, servers: int, is_recovery: bool) -> None:
+        """The server has its rank. A process that replaces another continues from that one's journal, not from a file."""
+        self._servers = servers
+        if self._folder is None:
+            return
+        self._path = self._folder / f"updates-{rank}.state"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._path.exists() and not is_recovery:
+                self.load(self._path.read_bytes())
+        except (OSError, Error) as error:
+            raise InputError(f"cannot continue from {self._path}: {error}", "state") from error
+
+    def call(self, rank: int, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """Handles a request. Whatever fails is told to the worker."""
+        try:
+            (do, words), arrays = unpack(body)
+            if do not in self._does or not isinstance(words, dict):
+                raise InputError(f"there is no request {do!r}", "request")
+            answer = self._does[do](arrays=arrays, **words)
+        # An optimizer of the operator's may raise anything.
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            name = "" if isinstance(error, Error) else f"{type(error).__name__}: "
+            return FAILED, f"{name}{error}"[:_TEXT_MAX].encode()
+        if self._path is not None and time.monotonic() >= self._due:
+            self.write()
+        return DONE, answer
+
+    def write(self) -> None:
+        """Writes the state to its file, whole or not at all."""
+        if self._path is None:
+            return
+        part = self._path.with_suffix(".part")
+        try:
+            with part.open("wb") as file:
+                file.write(self.save())
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self._path)
+        except OSError as error:
+            print(f"gradwire.serve: cannot write {self._path}: {error}; the file before stays", flush=True)
+        self._due = time.monotonic() + self._every_s
+
+    def save(self) -> bytes:
+        """The state, for `load`."""
+        stores, arrays = [], []
+        for name, store in self._stores.items():
+            value, its = store.state()
+            stores.append([name, self._made_of[name], value, len(its)])
+            arrays += its
+        return pack([_FORMAT, self._servers, stores], arrays)
+
+    def load(self, state: bytes) -> None:
+        """Continues from a state of another process."""
+        (form, servers, stores), arrays = unpack(state)
+        if form != _FORMAT:
+            raise InputError(f"the state has format {form}, and this release reads {_FORMAT}", "state")
+        if servers not in (0, self._servers) and self._servers:
+            raise InputError(
+                f"the state is of a job with {servers} servers, which had other keys than one of {self._servers}: start as many", "state"
+            )
+        self._stores, self._made_of = {}, {}
+        for name, made_of, value, count in stores:
+            framework, kind, attributes = made_of
+            store = _made(framework)
+            if kind is not None:
+                store.set_optimizer(_kinds.find(framework, kind), attributes)
+            store.restore(value, arrays[:count])
+            arrays = arrays[count:]
+            self._stores[name], self._made_of[name] = store, made_of
+
+    def _store(self, name: str) -> Store:
+        store = self._stores.get(name)
+        if store is None:
+            raise InputError(f"there is no store {name}: init comes first", "request")
+        return store
+
+    def _new(self, name: str, framework: str) -> Store:
+        if name not in self._stores:
+            self._stores[name] = _made(framework)
+            self._made_of[name] = [framework, None, {}]
+        return self._stores[name]
+
+    def _optimizer(self, arrays: list[Any], store: str, framework: str, name: str, attributes: dict[str, Any]) -> bytes:
+        kind, found = _kinds.find(framework, name), self._new(store, framework)
+        made_of = [framework, name, attributes]
+        # A restarted worker repeats it. The state that the optimizer has is not given up for that.
+        if self._made_of[store] != made_of:
+            found.set_optimizer(kind, attributes)
+            self._made_of[store] = made_of
+        return b""
+
+    def _change(self, arrays: list[Any], store: str, attributes: dict[str, Any]) -> bytes:
+        self._store(store).change(attributes)
+        return b""
+
+    def _init(self, arrays: list[Any], store: str, framework: str, key: str, index: Any, is_sparse: bool) -> bytes:
+        found = self._new(store, framework)
+        # Of a job that goes on: it keeps what it has.
+        if key not in found.keys():
+            found.init(key, index, arrays[0], is_sparse)
+        return b""
+
+    def _push(self, arrays: list[Any], store: str, key: str) -> bytes:
+        self._store(store).push(key, arrays)
+        return b""
+
+    def _pull(self, arrays: list[Any], store: str, key: str) -> bytes:
+        return pack(None, [self._store(store).pull(key)])
+
+    def _rows(self, arrays: list[Any], store: str, key: str) -> bytes:
+        return pack(None, [self._store(store).pull_rows(key, arrays[0])])

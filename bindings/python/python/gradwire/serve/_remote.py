@@ -1,0 +1,90 @@
+"""A worker's end of update servers: which server has a key, and requests to it. It must not know what arrays mean."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _native
+from ..client import Client
+from ..errors import DeclareError, InputError, OperationError
+from ..optimizers import Own
+from ._frames import APP, DONE, MARK, pack, unpack
+
+#: Room for what a reply has beside an array.
+_BESIDE = 1024
+
+
+class Remote:
+    """The parameters of one store at the servers."""
+
+    def __init__(self, client: Client, store: str, framework: str) -> None:
+        self._client, self._store, self._framework = client, store, framework
+        # Pushes that have not been answered yet, of all keys, the oldest first.
+        self._pending: list[tuple[str, _native.Pending]] = []
+        try:
+            client.declare(f"serve/{store}", (1,), optimizer=Own(MARK), mode="async")
+        except DeclareError as error:
+            raise InputError(
+                "this optimizer has no rule on servers, and these servers apply no others: start them with `gradwire serve --updates FILE`, "
+                "where FILE registers the optimizer's class",
+                "optimizer",
+            ) from error
+
+    def _server_of(self, key: str) -> int:
+        return zlib.crc32(key.encode()) % int(self._client.servers)
+
+    def _ask(self, server: int, do: str, words: dict[str, Any], arrays: Sequence[Any] = (), reply_bytes: int = 0) -> _native.Pending:
+        body = pack((do, {"store": self._store, **words}), arrays)
+        return self._client.call(APP, server, body=body, reply_bytes=reply_bytes)
+
+    @staticmethod
+    def _answer(what: str, pending: _native.Pending) -> bytes:
+        reply = pending.wait()
+        if reply.head != DONE:
+            raise OperationError(f"{what}: the server says: {reply.body.decode(errors='replace')}", "updates")
+        return bytes(reply.body)
+
+    def _everywhere(self, do: str, **words: Any) -> None:
+        asked = [self._ask(server, do, words) for server in range(int(self._client.servers))]
+        for pending in asked:
+            self._answer(do, pending)
+
+    def set_optimizer(self, name: str, attributes: dict[str, Any]) -> None:
+        """Sets the optimizer of the store, by the name of its class; one worker is enough."""
+        self._everywhere("optimizer", framework=self._framework, name=name, attributes=attributes)
+
+    def change(self, attributes: dict[str, Any]) -> None:
+        """Changes attributes of the optimizer; one worker is enough."""
+        self._everywhere("change", attributes=attributes)
+
+    def init(self, key: str, index: Any, value: Any, is_sparse: bool = False) -> None:
+        """Adds a parameter, if the servers do not have it; one worker is enough."""
+        words = {"framework": self._framework, "key": key, "index": index, "is_sparse": is_sparse}
+        self._answer(f"init of {key}", self._ask(self._server_of(key), "init", words, [value]))
+
+    def push(self, key: str, arrays: Sequence[Any]) -> None:
+        """Sends a gradient, or rows and their values. What fails is told by a later call of any kind."""
+        self._look()
+        self._pending.append((f"push of {key}", self._ask(self._server_of(key), "push", {"key": key}, arrays)))
+
+    def pull(self, key: str, nbytes: int, ids: Any = None) -> Any:
+        """Returns the weights after this worker's pushes, or rows of them. `nbytes` is their size."""
+        self._look()
+        arrays = [] if ids is None else [ids]
+        do = "pull" if ids is None else "rows"
+        pending = self._ask(self._server_of(key), do, {"key": key}, arrays, nbytes + _BESIDE)
+        weights = unpack(self._answer(f"pull of {key}", pending))[1][0]
+        self._look()
+        return weights
+
+    def settle(self) -> None:
+        """Waits until all pushes are applied."""
+        while self._pending:
+            self._answer(*self._pending.pop(0))
+
+    def _look(self) -> None:
+        """Raises the error of a push that has failed."""
+        while self._pending and self._pending[0][1].done():
+            self._answer(*self._pending.pop(0))

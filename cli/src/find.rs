@@ -77,7 +77,20 @@ fn is_program(path: &Path) -> bool {
 
 /// Becomes the benchmarks' program; returns only if that fails.
 pub(crate) fn exec_bench(args: &[OsString]) -> anyhow::Error {
-    let path = match bin_dir(None).and_then(|directory| bench(&directory)) {
+    become_it(bin_dir(None).and_then(|directory| bench(&directory)), args)
+}
+
+/// Becomes the server of the Python package; returns only if that fails.
+pub(crate) fn exec_serve(args: &[OsString]) -> anyhow::Error {
+    let python = |directory: PathBuf| {
+        program(&directory, OsStr::new("python3"), std::env::var_os("PATH").as_deref())
+    };
+    let module = ["-m", "gradwire.serve"].map(OsString::from);
+    become_it(bin_dir(None).and_then(python), &[&module, args].concat())
+}
+
+fn become_it(path: Result<PathBuf, Failure>, args: &[OsString]) -> anyhow::Error {
+    let path = match path {
         Ok(path) => path,
         Err(error) => return error.into(),
     };

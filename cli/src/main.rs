@@ -67,6 +67,15 @@ enum Command {
     Config(config::ConfigArgs),
     Doctor(doctor::DoctorArgs),
     Plan(plan::PlanArgs),
+    /// Run a server that also updates parameters by optimizers of MXNet or torch, which a Python file registers.
+    ///
+    /// It needs the Python package: it becomes `python3 -m gradwire.serve`, with the python3 beside this program or on PATH.
+    #[command(disable_help_flag = true)]
+    Serve {
+        /// Arguments; --help shows them. `--updates FILE` names the Python file, and the others are those of gradwire-server.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Measure this machine with gradwire-bench, which packages do not contain: `make bench` builds it.
     Bench {
         /// Arguments of gradwire-bench; --help shows them.
@@ -111,6 +120,7 @@ fn main() -> std::process::ExitCode {
         Command::Config(args) => config::run(&args).map(|()| 0),
         Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args).map(|()| 0),
+        Command::Serve { args } => Err(find::exec_serve(&args)),
         Command::Bench { args } => Err(find::exec_bench(&args)),
         Command::Env(args) => env::run(&args).map(|()| 0),
         Command::SuperviseChild(args) => Err(launch::supervise_child(&args)),

@@ -21,6 +21,9 @@ gradwire launch:
       In the tasks of a Slurm job
   gradwire launch -n 4 -s 2 --restart --set cluster.replicas=1 --set cluster.worker_loss=wait -- gradwire-worker train
       Continues when a process fails, with the same weights at the end
+gradwire serve:
+  gradwire serve --updates my_rules.py --scheduler 127.0.0.1:9092
+      A server that also applies the optimizers that my_rules.py registers
 gradwire why:
   gradwire why --scheduler-http 127.0.0.1:9095
       Shows what the job waits for, and what to do

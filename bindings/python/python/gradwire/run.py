@@ -4,7 +4,7 @@ stores ("dist_sync", "dist_async" and similar names), instead of the modules `by
 
 With `DMLC_ROLE=server` or `DMLC_ROLE=scheduler` it runs Gradwire's program for that role instead, so that launchers which
 start the same command for all roles need no change. With `--updates my_rules.py` before the script, the program of servers is
-`gradwire serve`, which applies the optimizers of that file.
+`gradwire serve`, which applies the optimizers of that file. `--state` and `--every` are passed to it, too.
 """
 
 from __future__ import annotations
@@ -20,17 +20,27 @@ from .launching import program
 
 _PROGRAMS = {"server": "gradwire-server", "scheduler": "gradwire-scheduler"}
 
+# Options of `gradwire serve`.
+_SERVE = ("--updates", "--state", "--every")
+
 # The packages `byteps` and `horovod`, whose modules are ours. A folder in the path, which processes that scripts start inherit.
 _STAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_stand")
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The options for servers, each with its value, and the rest."""
+    at = 0
+    while words[at : at + 1] and words[at] in _SERVE and at + 1 < len(words):
+        at += 2
+    return words[:at], words[at:]
 
 
 def main(words: list[str]) -> int:
     """Runs a script: the first word is its path, the others are its arguments."""
     role = os.environ.get("DMLC_ROLE", "worker")
-    if words[:1] == ["--updates"] and len(words) > 1:
-        if role == "server":
-            return importlib.import_module("gradwire.serve.__main__").main(words[:2])  # type: ignore[no-any-return]
-        words = words[2:]
+    of_servers, words = _split(words)
+    if of_servers and role == "server":
+        return importlib.import_module("gradwire.serve.__main__").main(of_servers)  # type: ignore[no-any-return]
     if role in _PROGRAMS:
         path = program(_PROGRAMS[role])
         os.execv(path, [path])
@@ -38,7 +48,7 @@ def main(words: list[str]) -> int:
         print(f"gradwire.run: unknown role {role!r}: set DMLC_ROLE to worker, server or scheduler", file=sys.stderr)
         return 2
     if not words:
-        print("usage: python -m gradwire.run [--updates FILE] script.py [ARGS]", file=sys.stderr)
+        print("usage: python -m gradwire.run [--updates FILE [--state DIR] [--every SECONDS]] script.py [ARGS]", file=sys.stderr)
         return 2
     if importlib.util.find_spec("mxnet") is not None:
         importlib.import_module("gradwire.mxnet").redirect()

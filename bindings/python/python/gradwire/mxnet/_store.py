@@ -577,6 +577,8 @@ class Store(KVStore):  # type: ignore[misc]
 
     @as_mxnet
     def _barrier(self) -> None:
+        if self._remote is not None:
+            self._remote.settle()
         self._client.barrier()
 
     barrier = _barrier

@@ -55,6 +55,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--optimizer", default="sgd", help="sgd has a momentum of 0.9, all others their usual options")
     args = parser.parse_args()
     mx.random.seed(1)
     images, digits = load(DIGITS)
@@ -65,9 +66,8 @@ def main():
     # The same number of batches on every worker.
     mine = mine[: (~held_out).sum() // workers // BATCH * BATCH]
     net, loss = net_of(args.width), mx.gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = mx.gluon.Trainer(
-        net.collect_params(), "sgd", {"learning_rate": args.learning_rate, "momentum": 0.9}, kvstore=kv
-    )
+    options = {"learning_rate": args.learning_rate, **({"momentum": 0.9} if args.optimizer == "sgd" else {})}
+    trainer = mx.gluon.Trainer(net.collect_params(), args.optimizer, options, kvstore=kv)
     order = np.random.RandomState(rank)
     times = []
     for _ in range(args.epochs):

@@ -1,7 +1,8 @@
 //! A server with a handler in Python: the command `gradwire-server` in this process. It must not know what the handler does.
 
-use crate::error::Failure;
-use gradwire_server::{App, Apps, Block, Call, OwnKind, OwnRule, OwnStep, Program, Rules, ServerCommand};
+use crate::array::Array;
+use crate::error::{Failure, Kind};
+use gradwire_server::{App, Apps, Block, Call, OwnKind, OwnRule, OwnStep, Program, ReplyBody, Rules, ServerCommand};
 use proto_common::message::{Coming, Welcome};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -51,10 +52,23 @@ impl App for Handler {
         let answer = self.ask(|handler| {
             let py = handler.py();
             let words = (call.from.0, PyBytes::new(py, &call.head), PyBytes::new(py, &call.body));
-            handler.call_method1("call", words)?.extract::<(PyBackedBytes, PyBackedBytes)>()
+            let (head, body) = handler.call_method1("call", words)?.extract::<(PyBackedBytes, Bound<'_, PyAny>)>()?;
+            let body = Array::of(&body)?;
+            // It goes from here to the worker without another copy.
+            let bytes = body.bytes();
+            if bytes == 0 {
+                return Ok((head, Vec::new().into()));
+            }
+            let mut reply = call.reply.allocate(bytes as u64).map_err(|error| {
+                Failure::new(Kind::Memory, "memory", format!("there is no memory for a reply: {error}"))
+            })?;
+            // SAFETY: the array keeps so many bytes at the address, and is held; its owner waits for this reply, and does not write it.
+            // Needed because Python's arrays are no Rust types.
+            reply.copy_from_slice(unsafe { std::slice::from_raw_parts(body.address as *const u8, bytes) });
+            Ok((head, ReplyBody::from(reply)))
         });
         let Ok((head, body)) = answer else { return };
-        if let Err(error) = call.reply.send(&head, body.to_vec()) {
+        if let Err(error) = call.reply.send(&head, body) {
             tracing::warn!(%error, worker = call.from.0, "a reply of the program's handler was lost");
         }
     }

@@ -44,7 +44,7 @@ class ServedKey:
         """Writes the weights into arrays."""
         weights = self._remote.pull(self._name, self._bytes())
         for array in arrays:
-            array[:] = mx.nd.array(weights, dtype=self.dtype)
+            array[:] = weights
 
     def pull_rows(self, ids: list[Any], arrays: list[Any], priority: int) -> None:
         """Rows of it, for each array its own or for all the same."""

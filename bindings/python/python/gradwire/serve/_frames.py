@@ -1,4 +1,4 @@
-"""Requests to update servers and their replies as bytes: a description and arrays. Nothing that is received is executed. It must not know
+"""Requests to update servers and their replies as heads and bodies: a description and arrays. Nothing that is received is executed. It must not know
 what they mean."""
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from ..errors import InputError
 
 #: The handler's number at servers, and the name by which they say that they have it.
 APP, MARK = 0x5550, "python_updates"
-#: The head of a reply: the body is the answer, or the reason of a failure.
+#: The first byte of a reply's head: the rest is the answer, or the body is the reason of a failure.
 DONE, FAILED = b"\0", b"\1"
+#: A longer description is in the body: heads of calls have at most 512 bytes.
+_HEAD_MAX = 500
 #: Deeper values are refused: they would exhaust the interpreter's stack.
 _DEPTH_MAX = 16
 _AXES_MAX = 32
@@ -25,25 +27,31 @@ _LENGTH = struct.Struct("<Q")
 _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple}
 
 
-def pack(value: Any, arrays: Sequence[np.ndarray[Any, Any]] = ()) -> bytes:
-    """The bytes of a value (None, numbers, strings, lists, tuples and dictionaries) with arrays."""
+def pack(value: Any, arrays: Sequence[np.ndarray[Any, Any]] = ()) -> tuple[bytes, Any]:
+    """Head and body of a value (None, numbers, strings, lists, tuples and dictionaries) with arrays. One array is not copied."""
     kept = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays]
-    forms = [(array.dtype.str, list(array.shape)) for array in kept]
-    text = json.dumps([plain(value), forms]).encode()
-    parts = [_LENGTH.pack(len(text)), text]
-    at = _LENGTH.size + len(text)
+    text = json.dumps([plain(value), [(array.dtype.str, list(array.shape)) for array in kept]]).encode()
+    parts: list[Any] = []
+    if len(text) > _HEAD_MAX:
+        parts = [_LENGTH.pack(len(text)), text]
+        text = b""
+    at = sum(map(len, parts))
     for array in kept:
-        parts += [bytes(-at % _ALIGN), memoryview(array.reshape(-1)).cast("B") if array.size else b""]
+        parts += [bytes(-at % _ALIGN), array.reshape(-1).view(np.uint8)]
         at += -at % _ALIGN + array.nbytes
-    return b"".join(parts)
+    parts = [part for part in parts if len(part)]
+    return text, parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def unpack(data: bytes) -> tuple[Any, list[np.ndarray[Any, Any]]]:
-    """The value and the arrays, which are parts of the bytes. Raises InputError for anything that `pack` does not make."""
+def unpack(head: bytes, body: bytes) -> tuple[Any, list[np.ndarray[Any, Any]]]:
+    """The value and the arrays, which are parts of the body. Raises InputError for anything that `pack` does not make."""
     try:
-        (length,) = _LENGTH.unpack_from(data)
-        at = _LENGTH.size + length
-        value, forms = json.loads(data[_LENGTH.size : at])
+        at = 0
+        if not head:
+            (length,) = _LENGTH.unpack_from(body)
+            at = _LENGTH.size + length
+            head = body[_LENGTH.size : at]
+        value, forms = json.loads(head)
         arrays = []
         for dtype, shape in forms:
             kind = np.dtype(str(dtype))
@@ -51,7 +59,7 @@ def unpack(data: bytes) -> tuple[Any, list[np.ndarray[Any, Any]]]:
                 raise ValueError("an array of another kind")
             at += -at % _ALIGN
             count = math.prod(shape)
-            arrays.append(np.frombuffer(data, kind, count, at).reshape(shape) if count else np.empty(shape, kind))
+            arrays.append(np.frombuffer(body, kind, count, at).reshape(shape) if count else np.empty(shape, kind))
             at += count * kind.itemsize
         return value_of(value), arrays
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:

@@ -71,7 +71,7 @@ class Updates:
         self._stores: dict[str, Store] = {}
         # Of each store: its framework, the name of its optimizer, and the attributes with which that was made.
         self._made_of: dict[str, list[Any]] = {}
-        self._does: dict[str, Callable[..., bytes]] = {
+        self._does: dict[str, Callable[..., list[Any]]] = {
             "optimizer": self._optimizer,
             "change": self._change,
             "init": self._init,
@@ -93,20 +93,20 @@ class Updates:
         except (OSError, Error) as error:
             raise InputError(f"cannot continue from {self._path}: {error}", "state") from error
 
-    def call(self, rank: int, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+    def call(self, rank: int, head: bytes, body: bytes) -> tuple[bytes, Any]:
         """Handles a request. Whatever fails is told to the worker."""
         try:
-            (do, words), arrays = unpack(body)
+            (do, words), arrays = unpack(head, body)
             if do not in self._does or not isinstance(words, dict):
                 raise InputError(f"there is no request {do!r}", "request")
-            answer = self._does[do](arrays=arrays, **words)
+            answer, weights = pack(None, self._does[do](arrays=arrays, **words))
         # An optimizer of the operator's may raise anything.
         except Exception as error:  # pylint: disable=broad-exception-caught
             name = "" if isinstance(error, Error) else f"{type(error).__name__}: "
             return FAILED, f"{name}{error}"[:_TEXT_MAX].encode()
         if self._path is not None and time.monotonic() >= self._due:
             self.write()
-        return DONE, answer
+        return DONE + answer, weights
 
     def write(self) -> None:
         """Writes the state to its file, whole or not at all."""
@@ -130,11 +130,13 @@ class Updates:
             value, its = store.state()
             stores.append([name, self._made_of[name], value, len(its)])
             arrays += its
-        return pack([_FORMAT, self._servers, stores], arrays)
+        head, body = pack([_FORMAT, self._servers, stores], arrays)
+        return len(head).to_bytes(2, "little") + head + bytes(body)
 
     def load(self, state: bytes) -> None:
         """Continues from a state of another process."""
-        (form, servers, stores), arrays = unpack(state)
+        at = 2 + int.from_bytes(state[:2], "little")
+        (form, servers, stores), arrays = unpack(state[2:at], state[at:])
         if form != _FORMAT:
             raise InputError(f"the state has format {form}, and this release reads {_FORMAT}", "state")
         if servers not in (0, self._servers) and self._servers:
@@ -163,32 +165,32 @@ class Updates:
             self._made_of[name] = [framework, None, {}]
         return self._stores[name]
 
-    def _optimizer(self, arrays: list[Any], store: str, framework: str, name: str, attributes: dict[str, Any]) -> bytes:
+    def _optimizer(self, arrays: list[Any], store: str, framework: str, name: str, attributes: dict[str, Any]) -> list[Any]:
         kind, found = _kinds.find(framework, name), self._new(store, framework)
         made_of = [framework, name, attributes]
         # A restarted worker repeats it. The state that the optimizer has is not given up for that.
         if self._made_of[store] != made_of:
             found.set_optimizer(kind, attributes)
             self._made_of[store] = made_of
-        return b""
+        return []
 
-    def _change(self, arrays: list[Any], store: str, attributes: dict[str, Any]) -> bytes:
+    def _change(self, arrays: list[Any], store: str, attributes: dict[str, Any]) -> list[Any]:
         self._store(store).change(attributes)
-        return b""
+        return []
 
-    def _init(self, arrays: list[Any], store: str, framework: str, key: str, index: Any, is_sparse: bool) -> bytes:
+    def _init(self, arrays: list[Any], store: str, framework: str, key: str, index: Any, is_sparse: bool) -> list[Any]:
         found = self._new(store, framework)
         # Of a job that goes on: it keeps what it has.
         if key not in found.keys():
             found.init(key, index, arrays[0], is_sparse)
-        return b""
+        return []
 
-    def _push(self, arrays: list[Any], store: str, key: str) -> bytes:
+    def _push(self, arrays: list[Any], store: str, key: str) -> list[Any]:
         self._store(store).push(key, arrays)
-        return b""
+        return []
 
-    def _pull(self, arrays: list[Any], store: str, key: str) -> bytes:
-        return pack(None, [self._store(store).pull(key)])
+    def _pull(self, arrays: list[Any], store: str, key: str) -> list[Any]:
+        return [self._store(store).pull(key)]
 
-    def _rows(self, arrays: list[Any], store: str, key: str) -> bytes:
-        return pack(None, [self._store(store).pull_rows(key, arrays[0])])
+    def _rows(self, arrays: list[Any], store: str, key: str) -> list[Any]:
+        return [self._store(store).pull_rows(key, arrays[0])]

@@ -36,15 +36,15 @@ class Remote:
         return zlib.crc32(key.encode()) % int(self._client.servers)
 
     def _ask(self, server: int, do: str, words: dict[str, Any], arrays: Sequence[Any] = (), reply_bytes: int = 0) -> _native.Pending:
-        body = pack((do, {"store": self._store, **words}), arrays)
-        return self._client.call(APP, server, body=body, reply_bytes=reply_bytes)
+        head, body = pack((do, {"store": self._store, **words}), arrays)
+        return self._client.call(APP, server, head, body, reply_bytes=reply_bytes)
 
     @staticmethod
-    def _answer(what: str, pending: _native.Pending) -> bytes:
+    def _answer(what: str, pending: _native.Pending) -> list[Any]:
         reply = pending.wait()
-        if reply.head != DONE:
+        if reply.head[:1] != DONE:
             raise OperationError(f"{what}: the server says: {reply.body.decode(errors='replace')}", "updates")
-        return bytes(reply.body)
+        return unpack(reply.head[1:], reply.body)[1]
 
     def _everywhere(self, do: str, **words: Any) -> None:
         asked = [self._ask(server, do, words) for server in range(int(self._client.servers))]
@@ -75,7 +75,7 @@ class Remote:
         arrays = [] if ids is None else [ids]
         do = "pull" if ids is None else "rows"
         pending = self._ask(self._server_of(key), do, {"key": key}, arrays, nbytes + _BESIDE)
-        weights = unpack(self._answer(f"pull of {key}", pending))[1][0]
+        weights = self._answer(f"pull of {key}", pending)[0]
         self._look()
         return weights
 

@@ -329,7 +329,8 @@ class Store(KVStore):  # type: ignore[misc]
         try:
             told = attributes_of(optimizer)
             remote = self._remote or Remote(self._client, f"mxnet/{self._number}", "mxnet")
-        except gradwire.InputError as error:
+            remote.check(type(optimizer).__name__)
+        except (gradwire.InputError, gradwire.OperationError) as error:
             raise MXNetError(f"gradwire: servers have no rule for this optimizer ({why}): {error}; or use a synchronous store") from error
         _log.info("servers update the weights by %s itself: %s", type(optimizer).__name__, why)
         self._remote, self._told = remote, told

@@ -72,6 +72,7 @@ class Updates:
         # Of each store: its framework, the name of its optimizer, and the attributes with which that was made.
         self._made_of: dict[str, list[Any]] = {}
         self._does: dict[str, Callable[..., list[Any]]] = {
+            "known": self._known,
             "optimizer": self._optimizer,
             "change": self._change,
             "init": self._init,
@@ -164,6 +165,10 @@ class Updates:
             self._stores[name] = _made(framework)
             self._made_of[name] = [framework, None, {}]
         return self._stores[name]
+
+    def _known(self, arrays: list[Any], store: str, framework: str, name: str) -> list[Any]:
+        _kinds.find(framework, name)
+        return []
 
     def _optimizer(self, arrays: list[Any], store: str, framework: str, name: str, attributes: dict[str, Any]) -> list[Any]:
         kind, found = _kinds.find(framework, name), self._new(store, framework)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import _native
@@ -51,6 +51,10 @@ class Remote:
         for pending in asked:
             self._answer(do, pending)
 
+    def check(self, name: str) -> None:
+        """Raises an error if the servers have no optimizer class of this name. Every worker calls it, so that all fail alike."""
+        self._answer("the optimizer", self._ask(0, "known", {"framework": self._framework, "name": name}))
+
     def set_optimizer(self, name: str, attributes: dict[str, Any]) -> None:
         """Sets the optimizer of the store, by the name of its class; one worker is enough."""
         self._everywhere("optimizer", framework=self._framework, name=name, attributes=attributes)
@@ -72,12 +76,22 @@ class Remote:
     def pull(self, key: str, nbytes: int, ids: Any = None) -> Any:
         """Returns the weights after this worker's pushes, or rows of them. `nbytes` is their size."""
         self._look()
-        arrays = [] if ids is None else [ids]
-        do = "pull" if ids is None else "rows"
-        pending = self._ask(self._server_of(key), do, {"key": key}, arrays, nbytes + _BESIDE)
+        pending = self._ask_weights(key, nbytes, ids)
         weights = self._answer(f"pull of {key}", pending)[0]
         self._look()
         return weights
+
+    def pull_all(self, keys: Sequence[tuple[str, int]]) -> Iterator[Any]:
+        """As `pull` of all of these, which are asked for before the first is awaited."""
+        self._look()
+        asked = [(f"pull of {key}", self._ask_weights(key, nbytes, None)) for key, nbytes in keys]
+        for what, pending in asked:
+            yield self._answer(what, pending)[0]
+        self._look()
+
+    def _ask_weights(self, key: str, nbytes: int, ids: Any) -> _native.Pending:
+        do, arrays = ("pull", []) if ids is None else ("rows", [ids])
+        return self._ask(self._server_of(key), do, {"key": key}, arrays, nbytes + _BESIDE)
 
     def settle(self) -> None:
         """Waits until all pushes are applied."""

@@ -36,6 +36,7 @@ from ._ops import (
 from ._optimizer import DistributedOptimizer
 from ._process import init, initialized, local_rank, local_size, rank, shutdown, size
 from ._resume import resume
+from ._served import ServedOptimizer
 
 __all__ = [
     "MEAN",
@@ -44,6 +45,7 @@ __all__ = [
     "DistributedDataParallel",
     "DistributedOptimizer",
     "Operation",
+    "ServedOptimizer",
     "allgather",
     "barrier",
     "broadcast_object",

@@ -18,9 +18,10 @@ from ._compression import codec_of
 from ._exchange import Exchange, Named, Taken, plain, unique
 from ._join import Join, Uneven
 from ._process import client_or_default
+from ._wrapper import Wrapper
 
 
-class DistributedOptimizer(torch.optim.Optimizer, Uneven):
+class DistributedOptimizer(Wrapper, Uneven):
     """Wraps an optimizer. Each gradient is averaged over all workers as soon as backward has computed it, while the gradients
     of earlier layers are still being computed; `step` first waits for all of them. Everything else, including hooks, belongs
     to the wrapped optimizer; its hooks are called with the wrapped optimizer.
@@ -188,37 +189,6 @@ class DistributedOptimizer(torch.optim.Optimizer, Uneven):
     @found_inf.deleter
     def found_inf(self) -> None:
         del self.optimizer.found_inf  # type: ignore[attr-defined]
-
-    # What an optimizer has is the wrapped one's: its hooks are registered there, too.
-
-    def __getattr__(self, name: str) -> Any:
-        # What is copied or unpickled has nothing yet.
-        if "optimizer" not in vars(self):
-            raise AttributeError(name)
-        return getattr(self.optimizer, name)
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """That of the wrapped optimizer."""
-        return self.optimizer.state
-
-    @property
-    def param_groups(self) -> Any:  # type: ignore[override]
-        """That of the wrapped optimizer."""
-        return self.optimizer.param_groups
-
-    @property
-    def defaults(self) -> Any:  # type: ignore[override]
-        """That of the wrapped optimizer."""
-        return self.optimizer.defaults
-
-    def state_dict(self) -> dict[str, Any]:
-        """That of the wrapped optimizer."""
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """That of the wrapped optimizer."""
-        self.optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the wrapped optimizer, and averages its parameters from now on. All workers must do the same."""

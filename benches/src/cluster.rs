@@ -149,7 +149,7 @@ impl Cluster {
     /// The share of one CPU that all processes take in some time in which nothing is asked of them, in percent.
     pub(crate) fn idle_cpu_percent(&self, time: Duration) -> anyhow::Result<f64> {
         let pids = self.pids();
-        // Until heartbeats have become rare.
+        // Sleep: nothing reports that heartbeats have become rare.
         std::thread::sleep(IDLE_AFTER);
         let (before, start) = (procfs::cpu_seconds(&pids)?, Instant::now());
         // Sleep: that nothing happens is what is measured.

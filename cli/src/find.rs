@@ -82,9 +82,8 @@ pub(crate) fn exec_bench(args: &[OsString]) -> anyhow::Error {
 
 /// Becomes the server of the Python package; returns only if that fails.
 pub(crate) fn exec_serve(args: &[OsString]) -> anyhow::Error {
-    let python = |directory: PathBuf| {
-        program(&directory, OsStr::new("python3"), std::env::var_os("PATH").as_deref())
-    };
+    let python =
+        |directory: PathBuf| program(&directory, OsStr::new("python3"), std::env::var_os("PATH").as_deref());
     let module = ["-m", "gradwire.serve"].map(OsString::from);
     become_it(bin_dir(None).and_then(python), &[&module, args].concat())
 }

@@ -2,7 +2,9 @@
 
 use crate::array::Array;
 use crate::error::{Failure, Kind};
-use gradwire_server::{App, Apps, Block, Call, OwnKind, OwnRule, OwnStep, Program, ReplyBody, Rules, ServerCommand};
+use gradwire_server::{
+    App, Apps, Block, Call, OwnKind, OwnRule, OwnStep, Program, ReplyBody, Rules, ServerCommand,
+};
 use proto_common::message::{Coming, Welcome};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -52,7 +54,8 @@ impl App for Handler {
         let answer = self.ask(|handler| {
             let py = handler.py();
             let words = (call.from.0, PyBytes::new(py, &call.head), PyBytes::new(py, &call.body));
-            let (head, body) = handler.call_method1("call", words)?.extract::<(PyBackedBytes, Bound<'_, PyAny>)>()?;
+            let (head, body) =
+                handler.call_method1("call", words)?.extract::<(PyBackedBytes, Bound<'_, PyAny>)>()?;
             let body = Array::of(&body)?;
             // It goes from here to the worker without another copy.
             let bytes = body.bytes();

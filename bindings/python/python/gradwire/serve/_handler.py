@@ -1,5 +1,5 @@
-"""The handler of an update server: stores of parameters, each with an optimizer, as workers' requests make and change them. It must not know
-what an optimizer does."""
+"""The handler of a server of `gradwire serve`: stores of parameters, each with an optimizer. Workers' requests create and change them. It
+must not know how an optimizer computes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Store(Protocol):
 
 
 def _made(framework: str) -> Store:
-    """Frameworks are imported when a worker first names one."""
+    """Returns an empty store. The framework is imported when a worker first names it."""
     if framework == "mxnet":
         from ._mxnet import MxnetStore
 
@@ -61,7 +61,7 @@ def _made(framework: str) -> Store:
 
 
 class Updates:
-    """Called by the server's handler thread, one request at a time."""
+    """The handler's methods are called on one thread of the server, one request at a time."""
 
     def __init__(self, folder: Path | None = None, every_s: float = 60.0) -> None:
         self._folder, self._every_s = folder, every_s
@@ -69,7 +69,7 @@ class Updates:
         self._servers = 0
         self._due = time.monotonic() + every_s
         self._stores: dict[str, Store] = {}
-        # Of each store: its framework, the name of its optimizer, and the attributes with which that was made.
+        # Of each store: the framework, the name of the optimizer, and the attributes with which it was made.
         self._made_of: dict[str, list[Any]] = {}
         self._does: dict[str, Callable[..., list[Any]]] = {
             "known": self._known,
@@ -82,7 +82,8 @@ class Updates:
         }
 
     def joined(self, rank: int, servers: int, is_recovery: bool) -> None:
-        """The server has its rank. A process that replaces another continues from that one's journal, not from a file."""
+        """The scheduler has assigned the rank. Loads the state of an earlier job. A process that replaces a failed one does not: it continues
+        from the journal of the failed one, which is newer than the file."""
         self._servers = servers
         if self._folder is None:
             return
@@ -95,13 +96,13 @@ class Updates:
             raise InputError(f"cannot continue from {self._path}: {error}", "state") from error
 
     def call(self, rank: int, head: bytes, body: bytes) -> tuple[bytes, Any]:
-        """Handles a request. Whatever fails is told to the worker."""
+        """Handles a request. Returns head and body of the reply; a failure is a reply, too."""
         try:
             (do, words), arrays = unpack(head, body)
             if do not in self._does or not isinstance(words, dict):
                 raise InputError(f"there is no request {do!r}", "request")
             answer, weights = pack(None, self._does[do](arrays=arrays, **words))
-        # An optimizer of the operator's may raise anything.
+        # The operator's optimizer may raise any exception.
         except Exception as error:  # pylint: disable=broad-exception-caught
             name = "" if isinstance(error, Error) else f"{type(error).__name__}: "
             return FAILED, f"{name}{error}"[:_TEXT_MAX].encode()
@@ -110,7 +111,7 @@ class Updates:
         return DONE + answer, weights
 
     def write(self) -> None:
-        """Writes the state to its file, whole or not at all."""
+        """Writes the state to its file, atomically."""
         if self._path is None:
             return
         part = self._path.with_suffix(".part")
@@ -135,7 +136,7 @@ class Updates:
         return len(head).to_bytes(2, "little") + head + bytes(body)
 
     def load(self, state: bytes) -> None:
-        """Continues from a state of another process."""
+        """Continues from the state that `save` returned in another process."""
         at = 2 + int.from_bytes(state[:2], "little")
         (form, servers, stores), arrays = unpack(state[2:at], state[at:])
         if form != _FORMAT:
@@ -173,7 +174,7 @@ class Updates:
     def _optimizer(self, arrays: list[Any], store: str, framework: str, name: str, attributes: dict[str, Any]) -> list[Any]:
         kind, found = _kinds.find(framework, name), self._new(store, framework)
         made_of = [framework, name, attributes]
-        # A restarted worker repeats it. The state that the optimizer has is not given up for that.
+        # A restarted worker repeats the request. If a new optimizer were made, its momentum would be lost.
         if self._made_of[store] != made_of:
             found.set_optimizer(kind, attributes)
             self._made_of[store] = made_of
@@ -185,7 +186,7 @@ class Updates:
 
     def _init(self, arrays: list[Any], store: str, framework: str, key: str, index: Any, is_sparse: bool) -> list[Any]:
         found = self._new(store, framework)
-        # Of a job that goes on: it keeps what it has.
+        # A job that continues from a state, or a restarted worker: the trained weights stay.
         if key not in found.keys():
             found.init(key, index, arrays[0], is_sparse)
         return []

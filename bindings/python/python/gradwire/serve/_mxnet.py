@@ -1,4 +1,4 @@
-"""A store whose parameters an optimizer of MXNet updates, as MXNet's own servers do it."""
+"""A store whose parameters are updated by an optimizer of MXNet, in the way of MXNet's own servers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class MxnetStore:
         self._updater: Any = None
         self._weights: dict[str, Any] = {}
         self._indices: dict[str, Any] = {}
-        # Parameters whose weights are row-sparse to the script.
+        # Parameters whose weights are row-sparse in the script.
         self._sparse: set[str] = set()
-        # Those with which the optimizer has updated row-sparse weights before.
+        # Parameters whose rows the optimizer has updated before.
         self._tried: set[str] = set()
 
     def set_optimizer(self, kind: type[Any], attributes: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class MxnetStore:
         try:
             self._update(key, rows, weights)
         except TypeError:
-            # It assigns row-sparse weights to a dense array, perhaps after it has changed them. With dense weights the result is the same.
+            # The optimizer does not support row-sparse weights, and may have changed them before it failed. Dense weights give the same result.
             self._sparse.discard(key)
             self._updater.states.pop(self._indices[key], None)
             self._update(key, rows, _arrays.whole(before))
@@ -78,7 +78,7 @@ class MxnetStore:
         if tuple(gradient.shape) != tuple(weights.shape):
             raise InputError(f"key {key} has the shape {tuple(weights.shape)}, and the gradient {tuple(gradient.shape)}", "wrong_shape")
         self._updater(self._indices[key], gradient, weights)
-        # MXNet tells of a failure here.
+        # MXNet raises the error of an asynchronous failure here.
         weights.wait_to_read()
         self._weights[key] = weights
 

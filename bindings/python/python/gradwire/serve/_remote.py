@@ -1,4 +1,4 @@
-"""A worker's end of update servers: which server has a key, and requests to it. It must not know what arrays mean."""
+"""The client of `gradwire serve`: selects the server of a key, and sends requests to it. It must not know what the arrays are."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Remote:
         self._answer(f"init of {key}", self._ask(self._server_of(key), "init", words, [value]))
 
     def push(self, key: str, arrays: Sequence[Any]) -> None:
-        """Sends a gradient, or rows and their values. What fails is told by a later call of any kind."""
+        """Sends a gradient, or row ids and their values, and does not wait. If the server cannot apply it, a later call raises the error."""
         self._look()
         self._pending.append((f"push of {key}", self._ask(self._server_of(key), "push", {"key": key}, arrays)))
 
@@ -82,7 +82,7 @@ class Remote:
         return weights
 
     def pull_all(self, keys: Sequence[tuple[str, int]]) -> Iterator[Any]:
-        """As `pull` of all of these, which are asked for before the first is awaited."""
+        """Pulls several parameters, given with their sizes in bytes. All are requested before it waits for the first."""
         self._look()
         asked = [(f"pull of {key}", self._ask_weights(key, nbytes, None)) for key, nbytes in keys]
         for what, pending in asked:

@@ -27,8 +27,7 @@ class Remote:
             client.declare(f"serve/{store}", (1,), optimizer=Own(MARK), mode="async")
         except DeclareError as error:
             raise InputError(
-                "this optimizer has no rule on servers, and these servers apply no others: start them with `gradwire serve --updates FILE`, "
-                "where FILE registers the optimizer's class",
+                "the servers run no Python optimizers: start them with `gradwire serve --updates FILE`, where FILE registers the optimizer's class",
                 "optimizer",
             ) from error
 

@@ -1,0 +1,42 @@
+"""Replaces `horovod.torch`: everything comes from `gradwire.torch`."""
+
+from gradwire.torch import Compression, init, local_rank, local_size, poll, rank, shutdown, size, synchronize
+from gradwire.torch._unchanged import (
+    Adasum,
+    Average,
+    DistributedOptimizer,
+    Max,
+    Min,
+    Product,
+    Sum,
+    __getattr__,
+    allgather,
+    allgather_object,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    grouped_allreduce,
+    is_initialized,
+    join,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+
+from . import compression

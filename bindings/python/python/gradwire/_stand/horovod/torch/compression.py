@@ -1,0 +1,5 @@
+"""Replaces `horovod.torch.compression`."""
+
+from gradwire.torch import Compression
+
+__all__ = ["Compression"]

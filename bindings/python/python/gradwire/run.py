@@ -1,6 +1,6 @@
 """`python -m gradwire.run script.py ARGS`: runs an unchanged script with Gradwire instead of MXNet's distributed key-value
 stores ("dist_sync", "dist_async" and similar names), instead of the modules `byteps.torch`, `byteps.tensorflow` and
-`byteps.keras`, and instead of `horovod.tensorflow`, `horovod.tensorflow.keras` and `horovod.keras`.
+`byteps.keras`, and instead of `horovod.torch`, `horovod.tensorflow`, `horovod.tensorflow.keras` and `horovod.keras`.
 
 With `DMLC_ROLE=server` or `DMLC_ROLE=scheduler` it runs Gradwire's program for that role instead, so that launchers which
 start the same command for all roles need no change. With `--updates my_rules.py` before the script, the program of servers is

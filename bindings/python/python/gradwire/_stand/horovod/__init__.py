@@ -1,4 +1,4 @@
-"""Replaces Horovod under `python -m gradwire.run`: scripts import `horovod.tensorflow`, `horovod.tensorflow.keras` or `horovod.keras`.
+"""Replaces Horovod under `python -m gradwire.run`: scripts import `horovod.torch`, `horovod.tensorflow`, `horovod.tensorflow.keras` or `horovod.keras`.
 Other modules of an installed Horovod stay what they are."""
 
 from pkgutil import extend_path

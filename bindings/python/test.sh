@@ -26,7 +26,7 @@ case $which in
     wheel) needs=('pytest>=8' 'twine>=6') tests=("$PWD/bindings/python/tests_wheel") ;;
     mxnet2) needs+=("numpy==1.23.5" "mxnet==2.0.0b1") tests=("$PWD/bindings/python/tests_mxnet") ;;
     torch) seen=--system-site-packages tests=(--ignore="$PWD/bindings/python/tests/frameworks/test_jax.py" "$PWD/bindings/python/tests/frameworks") ;;
-    frameworks) needs+=("torch>=2.2" "jax>=0.4.30" "lightning>=2.2" "accelerate>=1") tests=("$PWD/bindings/python/tests/frameworks") ;;
+    frameworks) needs+=("torch>=2.2" "jax>=0.4.30" "optax>=0.2" "lightning>=2.2" "accelerate>=1") tests=("$PWD/bindings/python/tests/frameworks") ;;
 esac
 
 # An environment that was made for another list, or only half, is made anew.

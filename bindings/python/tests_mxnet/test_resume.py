@@ -127,7 +127,7 @@ for step in range(4):
 def launch(tmp_path, text, directory):
     script = tmp_path / "script.py"
     script.write_text(text)
-    command = [program("gradwire"), "launch", "-n", "2", "-s", "2", "--restart"]
+    command = [program("gradwire"), "launch", "-n", "2", "-s", "2", "--restart", "--grace-ms", "1000"]
     settings = ["--set", "cluster.worker_loss=wait", "--set", "cluster.replicas=1"]
     path = os.pathsep.join(path for path in sys.path if path)
     environ = {**_clean_environ(), PROGRAMS_VARIABLE: os.path.dirname(program("gradwire-scheduler")), "PYTHONPATH": path}

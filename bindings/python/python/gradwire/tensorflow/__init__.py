@@ -29,6 +29,7 @@ from . import keras
 from ._compression import Compression
 from ._ops import broadcast, broadcast_variables, pull, push, push_pull, push_pull_all
 from ._optimizer import DistributedOptimizer
+from ._parameters import ParameterServerOptimizer
 from ._process import init, initialized, local_rank, local_size, rank, shutdown, size
 from ._tape import DistributedGradientTape
 
@@ -36,6 +37,7 @@ __all__ = [
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "ParameterServerOptimizer",
     "broadcast",
     "broadcast_variables",
     "init",

@@ -10,7 +10,7 @@ starts of its whole group. Of the operations that somebody waits for, the first 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,27 @@ def run_push(request: Request, tensor: Any) -> None:
         _start_in_graph(request, tensor)
 
 
+def run_in_order(function: Callable[..., list[Any]], tensors: Sequence[Any], likes: Sequence[Any]) -> list[Any]:
+    """Calls a function of arrays that may wait for other workers, in the order of the program with all starts. Returns tensors like
+    `likes`."""
+    if tf.executing_eagerly():
+        with as_tensorflow_errors():
+            return [tf.convert_to_tensor(one) for one in function(*map(_array_of, map(tf.convert_to_tensor, tensors)))]
+    _refuse_xla("a step with parameters at servers")
+
+    def call(order: Any, *arrays: Any) -> list[Any]:
+        return [order, *function(*map(np.asarray, arrays))]
+
+    order = _order()
+    types = [tf.int64, *(like.dtype for like in likes)]
+    token, *results = tf.numpy_function(call, [order.read_value(), *tensors], types, name="gradwire_needs_jit_compile_False")
+    token.set_shape(())
+    order.assign(token)
+    for result, like in zip(results, likes):
+        result.set_shape(like.shape)
+    return results
+
+
 def _check(request: Request, tensor: Any) -> None:
     """Raises an error for a tensor that cannot travel, and in a graph that cannot call Python."""
     # Bits travel in a broadcast.
@@ -59,12 +80,15 @@ def _check(request: Request, tensor: Any) -> None:
             raise tf.errors.InvalidArgumentError(None, None, f"{request.text}: {error}") from error
     if tensor.shape.num_elements() == 0:
         raise tf.errors.InvalidArgumentError(None, None, f"{request.text}: a tensor without elements cannot be sent: leave it out")
+    _refuse_xla(request.text)
+
+
+def _refuse_xla(what: str) -> None:
     if not tf.executing_eagerly() and _is_compiled():
         raise tf.errors.UnimplementedError(
             None,
             None,
-            f"{request.text} cannot be compiled by XLA, because it calls Python: pass jit_compile=False to tf.function or "
-            "model.compile",
+            f"{what} cannot be compiled by XLA, because it calls Python: pass jit_compile=False to tf.function or model.compile",
         )
 
 

@@ -15,8 +15,8 @@ from ._compression import Compression, codec_of
 from ._errors import as_tensorflow_errors
 from ._tape import Averaging
 
-# The attribute of an optimizer that averages gradients.
-_AVERAGING = "_gradwire"
+# The attributes of an optimizer that averages gradients, and of one whose parameters are at the servers.
+_AVERAGING, PARAMETERS = "_gradwire", "_gradwire_parameters"
 _classes: dict[type, type] = {}
 
 
@@ -43,7 +43,7 @@ def DistributedOptimizer(
     with as_tensorflow_errors():
         _refuse(optimizer, backward_passes_per_step)
         codec_of(compression)
-    _keep_keras_from_compiling()
+    keep_keras_from_compiling()
     kind = type(optimizer)
     if kind not in _classes:
         _classes[kind] = _averaging_class(kind)
@@ -53,8 +53,8 @@ def DistributedOptimizer(
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether an optimizer averages gradients, itself or inside a LossScaleOptimizer."""
-    return hasattr(optimizer, _AVERAGING) or hasattr(getattr(optimizer, "inner_optimizer", None), _AVERAGING)
+    """Whether an optimizer exchanges gradients, itself or inside a LossScaleOptimizer."""
+    return hasattr(optimizer, _AVERAGING) or hasattr(optimizer, PARAMETERS) or hasattr(getattr(optimizer, "inner_optimizer", None), _AVERAGING)
 
 
 def _refuse(optimizer: Any, passes: int) -> None:
@@ -106,7 +106,7 @@ def _refuse_scaling(caller: str) -> None:
         )
 
 
-def _keep_keras_from_compiling() -> None:
+def keep_keras_from_compiling() -> None:
     """`model.compile(jit_compile="auto")`, the default, compiles by XLA where there is a GPU; with an optimizer that averages, it does
     not. Without this private method of Keras, users get the error that names the flag."""
     resolve = getattr(keras.Model, "_resolve_auto_jit_compile", None)

@@ -29,7 +29,7 @@ class Averaging:
 
     def means(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients of variables, averaged. None stays None, which must be so on all workers."""
-        names = _names(self.prefix, variables)
+        names = names_of(self.prefix, variables)
         found = [(at, one, name) for at, (one, name) in enumerate(zip(gradients, names)) if one is not None]
         for _, gradient, name in found:
             if isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
@@ -49,7 +49,8 @@ class Averaging:
         return results
 
 
-def _names(prefix: str, variables: Sequence[Any]) -> list[str]:
+def names_of(prefix: str, variables: Sequence[Any]) -> list[str]:
+    """The names of the tensors of variables, by their paths and shapes."""
     names: dict[str, None] = {}
     for variable in variables:
         # Two models may have variables of the same names. Their operations follow each other in the same order on all workers, so they

@@ -1,0 +1,210 @@
+"""An optimizer of Keras 3 whose parameters are at the servers: workers push gradients and pull weights, and the servers apply the rule."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from .._native import Tensor
+from ..client import Client, Declaration, wait_all
+from ..errors import InputError
+from ..optimizers import CONSTANT, Optimizer
+from ._errors import as_tensorflow_errors
+from ._exchange import aligned
+from ._graph import run_in_order
+from ._optimizer import PARAMETERS, is_distributed, keep_keras_from_compiling
+from ._process import client_or_default
+from ._tape import names_of
+
+_classes: dict[type, type] = {}
+# Options of every optimizer that change what a step does, and the values with which they do nothing.
+_UNUSED = {
+    "clipnorm": None,
+    "clipvalue": None,
+    "global_clipnorm": None,
+    "use_ema": False,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
+
+
+@dataclass(frozen=True)
+class Rule(Optimizer):
+    """A rule of servers, in the form that Keras has (which is MXNet's)."""
+
+    rule: Any
+    learning_rate: float
+    weight_decay: float = 0.0
+
+    def _json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "learning_rate": self.learning_rate,
+            "schedule": CONSTANT._json(),
+            "weight_decay": self.weight_decay,
+            "average": True,
+            "form": "mxnet",
+        }
+
+
+def _sgd(config: dict[str, Any]) -> Any:
+    return {"sgd": {"momentum": config["momentum"], "nesterov": config["nesterov"] and config["momentum"] != 0}}
+
+
+def _adam(config: dict[str, Any]) -> Any:
+    _refuse_options(config, "Adam", amsgrad=False)
+    return {"adam": {"beta1": config["beta_1"], "beta2": config["beta_2"], "epsilon": config["epsilon"]}}
+
+
+def _ada_grad(config: dict[str, Any]) -> Any:
+    _refuse_options(config, "Adagrad", initial_accumulator_value=0.0)
+    return {"ada_grad": {"epsilon": config["epsilon"]}}
+
+
+def _rms_prop(config: dict[str, Any]) -> Any:
+    _refuse_options(config, "RMSprop", momentum=0.0, centered=False)
+    return {"rms_prop": {"decay": config["rho"], "epsilon": config["epsilon"]}}
+
+
+_RULES: dict[str, Callable[[dict[str, Any]], Any]] = {"SGD": _sgd, "Adam": _adam, "Adagrad": _ada_grad, "RMSprop": _rms_prop}
+
+
+def ParameterServerOptimizer(
+    optimizer: Any, mode: str | int | None = None, sparse_as_dense: bool = False, *, prefix: str = "parameters.", client: Client | None = None
+) -> Any:
+    """Makes an optimizer of Keras 3 apply its rule on the servers, and returns it. `apply` and `apply_gradients` push the gradients, and set
+    the variables to the weights of the servers, which start with the variables of rank 0. In a custom loop without `tf.function` call
+    `optimizer.build(model.trainable_variables)` before the first step.
+
+    In mode "sync" (the default is `cluster.mode`) the servers average the gradients of all workers, and a step waits for all. In mode "async"
+    each gradient is applied when it arrives; in mode N, workers are at most N steps apart. SGD, Adam, Adagrad and RMSprop are supported,
+    with a learning rate that is a number. If it changes during training, rank 0's counts. Momentum and other state are at the servers, and
+    not in the optimizer's variables. `prefix` and `sparse_as_dense` are as for `DistributedOptimizer`."""
+    with as_tensorflow_errors():
+        _rule_of(optimizer)
+        if is_distributed(optimizer):
+            raise InputError("the optimizer is wrapped already: wrap each optimizer once", "optimizer")
+        parameters = Parameters(optimizer, mode, sparse_as_dense, prefix, client_or_default(client))
+    keep_keras_from_compiling()
+    kind = type(optimizer)
+    if kind not in _classes:
+        _classes[kind] = _serving_class(kind)
+    optimizer.__class__ = _classes[kind]
+    object.__setattr__(optimizer, PARAMETERS, parameters)
+    return optimizer
+
+
+def _serving_class(kind: type) -> type:
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        parameters: Parameters = getattr(self, PARAMETERS)
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        pairs = [pair for pair in zip(grads, variables) if pair[0] is not None]
+        parameters.step(self.learning_rate, [gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+        self.iterations.assign_add(1)
+
+    def build(self: Any, variables: Sequence[Any]) -> None:
+        kind.build(self, variables)  # type: ignore[attr-defined]
+        getattr(self, PARAMETERS).declare(list(variables))
+
+    names = {"apply": apply, "build": build, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind,), names)
+
+
+def _rule_of(optimizer: Any) -> Rule:
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise InputError(f"{type(optimizer).__qualname__} is no optimizer of Keras 3: pass one of keras.optimizers", "optimizer")
+    name, config = type(optimizer).__name__, optimizer.get_config()
+    if name not in _RULES or not type(optimizer).__module__.startswith("keras."):
+        raise InputError(f"servers have no rule for {name}: use {', '.join(_RULES)}, or DistributedOptimizer", "optimizer")
+    _refuse_options(config, name, weight_decay=None, **_UNUSED)
+    if isinstance(config["learning_rate"], dict):
+        raise InputError(
+            f"the learning rate of {name} is a schedule, which servers do not have: pass a number, and change it with a callback", "optimizer"
+        )
+    return Rule(_RULES[name](config), float(config["learning_rate"]))
+
+
+def _refuse_options(config: dict[str, Any], name: str, **expected: Any) -> None:
+    for option, value in expected.items():
+        if config.get(option, value) not in (value, None):
+            raise InputError(f"servers do not support {option}={config[option]!r} of {name}: leave it out, or use DistributedOptimizer", "optimizer")
+
+
+class Parameters:
+    """Variables at the servers, by their names and shapes."""
+
+    def __init__(self, optimizer: Any, mode: Any, sparse_as_dense: bool, prefix: str, client: Client) -> None:
+        self._rule, self._mode, self._prefix, self._client = _rule_of(optimizer), mode, prefix, client
+        self._sparse_as_dense = sparse_as_dense
+        # Each variable's tensor, and registered memory for its gradients and weights.
+        self._known: dict[str, tuple[Tensor, Any]] = {}
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> Parameters:
+        # A client is not copied.
+        return self
+
+    def step(self, rate: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Pushes gradients, and sets the variables to the servers' weights. In a graph it adds that to the graph."""
+        names = names_of(self._prefix, variables)
+        sparse = [name for name, one in zip(names, gradients) if isinstance(one, tf.IndexedSlices)]
+        if sparse and not self._sparse_as_dense:
+            raise tf.errors.InvalidArgumentError(None, None, f"the gradient {sparse[0]!r} is sparse (tf.IndexedSlices): pass sparse_as_dense=True")
+        in_graph = not tf.executing_eagerly()
+        if self.declare(variables) and not in_graph:
+            raise tf.errors.FailedPreconditionError(
+                None,
+                None,
+                "the variables were not those of rank 0 when these gradients were computed: call optimizer.build(model.trainable_variables) "
+                "before the first step",
+            )
+        dense = [tf.cast(tf.convert_to_tensor(one), variable.dtype) for one, variable in zip(gradients, variables)]
+        for one, weights in zip(variables, run_in_order(lambda *arrays: self._exchange(names, *arrays), [rate, *dense], dense)):
+            one.assign(weights)
+
+    def declare(self, variables: Sequence[Any]) -> bool:
+        """Declares variables that are new, with the values of rank 0, and sets them to these. Returns whether one had another value."""
+        with as_tensorflow_errors(), tf.init_scope():
+            return self._declare(names_of(self._prefix, variables), variables)
+
+    def _declare(self, names: list[str], variables: Sequence[Any]) -> bool:
+        new = [(name, one, np.ascontiguousarray(one.numpy())) for name, one in zip(names, variables) if name not in self._known]
+        if not new:
+            return False
+        declared = self._client.declare_all(
+            Declaration(name, value.shape, value.dtype, self._rule, None, self._mode, -at, backup_workers=0)
+            for at, (name, _, value) in enumerate(new)
+        )
+        wait_all([self._client.init_start(tensor, value) for tensor, (_, _, value) in zip(declared, new)])
+        rooms = wait_all([self._client.pull(tensor) for tensor in declared])
+        for tensor, room, (name, one, _) in zip(declared, rooms, new):
+            # A copy, because TensorFlow might use the room's memory itself.
+            one.assign(np.array(room))
+            self._known[name] = tensor, room
+        return any(not np.array_equal(room, value, equal_nan=True) for room, (_, _, value) in zip(rooms, new))
+
+    def _exchange(self, names: list[str], rate: Any, *gradients: Any) -> list[Any]:
+        with self._lock:
+            if float(rate) != self._rule.learning_rate:
+                self._rule = Rule(self._rule.rule, float(rate))
+                if self._client.rank == 0:
+                    for tensor, _ in self._known.values():
+                        self._client.change_rule(tensor, self._rule)
+            handles = []
+            for name, gradient in zip(names, gradients):
+                tensor, room = self._known[name]
+                np.copyto(room, gradient)
+                handles.append(self._client.push_pull(tensor, room, out=room))
+            wait_all(handles)
+            results = []
+            for name, gradient in zip(names, gradients):
+                result = aligned(gradient.shape, gradient.dtype)
+                np.copyto(result, self._known[name][1])
+                results.append(result)
+            return results

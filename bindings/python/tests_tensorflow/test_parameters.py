@@ -1,0 +1,150 @@
+"""Parameters at servers: Keras' optimizers as rules there, in every mode, beside one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import gradwire.tensorflow as gw
+from conftest import in_processes, on_each
+from gradwire.client import Client
+
+STEPS, BATCH = 12, 8
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.05),
+    "nesterov": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.0),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+}
+
+
+def model_of(seed: int) -> Any:
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(10)])
+    return model
+
+
+def data_of() -> tuple[Any, Any]:
+    images, labels = load_digits(return_X_y=True)
+    return (images / 16).astype("float32"), labels.astype("int32")
+
+
+def train(model: Any, optimizer: Any, rows: list[Any], in_graph: bool) -> list[Any]:
+    images, labels = data_of()
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
+    run = tf.function(step) if in_graph else step
+    for at, some in enumerate(rows):
+        if at == STEPS // 2:
+            optimizer.learning_rate = 0.02
+        run(tf.constant(images[some]), tf.constant(labels[some]))
+    return [variable.numpy() for variable in model.trainable_variables]
+
+
+def rows_of(rank: int) -> list[Any]:
+    return [np.arange(BATCH) + BATCH * (2 * step + rank) for step in range(STEPS)]
+
+
+def on_servers(client: Client, in_graph: bool) -> dict[str, Any]:
+    found = {}
+    for name, make in OPTIMIZERS.items():
+        # Rank 0's values count.
+        optimizer = gw.ParameterServerOptimizer(make(), mode="sync", prefix=f"{name}.", client=client)
+        model = model_of(client.rank)
+        if not in_graph:
+            optimizer.build(model.trainable_variables)
+        found[name] = train(model, optimizer, rows_of(client.rank), in_graph)
+        assert int(optimizer.iterations) == STEPS
+    return found
+
+
+def check(found: list[dict[str, Any]]) -> None:
+    both = [np.concatenate(pair) for pair in zip(rows_of(0), rows_of(1))]
+    for name, make in OPTIMIZERS.items():
+        expected = train(model_of(0), make(), both, True)
+        for mine, its, alone in zip(found[0][name], found[1][name], expected):
+            assert np.array_equal(mine, its), name
+            np.testing.assert_allclose(mine, alone, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_rules_on_servers_are_those_of_keras_in_graphs() -> None:
+    check(in_processes(on_servers, True))
+
+
+def test_rules_on_servers_are_those_of_keras_eagerly() -> None:
+    # In processes: threads share Keras' seeds.
+    check(in_processes(on_servers, False))
+
+
+def fit(client: Client, mode: Any) -> float:
+    images, labels = data_of()
+    held_out = np.arange(len(labels)) % 5 == 0
+    mine = np.flatnonzero(~held_out)[client.rank :: client.workers][:700]
+    model = model_of(7)
+    model.compile(
+        optimizer=gw.ParameterServerOptimizer(keras.optimizers.SGD(0.1, momentum=0.5), mode=mode, client=client),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    model.fit(images[mine], labels[mine], batch_size=20, epochs=12, verbose=0, shuffle=True)
+    client.barrier()
+    return float(model.evaluate(images[held_out], labels[held_out], verbose=0, return_dict=True)["accuracy"])
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", 2])
+def test_a_model_learns_in_every_mode(mode: Any) -> None:
+    accuracies = in_processes(fit, mode)
+    assert min(accuracies) > 0.9, accuracies
+
+
+def refusals(client: Client) -> None:
+    def refused(words: str, make: Any) -> None:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            gw.ParameterServerOptimizer(make(), client=client)
+
+    optimizers = keras.optimizers
+    refused("no rule for Lion", optimizers.Lion)
+    refused("clipnorm", lambda: optimizers.SGD(0.1, clipnorm=1.0))
+    refused("amsgrad", lambda: optimizers.Adam(amsgrad=True))
+    refused("initial_accumulator_value", optimizers.Adagrad)
+    refused("weight_decay", lambda: optimizers.SGD(0.1, weight_decay=0.1))
+    refused("schedule", lambda: optimizers.SGD(optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)))
+    refused("no optimizer of Keras", object)
+    refused("wrapped already", lambda: gw.ParameterServerOptimizer(optimizers.SGD(0.1), client=client))
+    optimizer = gw.ParameterServerOptimizer(optimizers.SGD(0.1), client=client)
+    table = keras.layers.Embedding(10, 2)
+    table.build((None,))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(table(tf.constant([1, 2])))
+    gradients = tape.gradient(loss, table.trainable_variables)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sparse_as_dense"):
+        optimizer.apply_gradients(zip(gradients, table.trainable_variables))
+
+
+def unbuilt(client: Client) -> None:
+    optimizer = gw.ParameterServerOptimizer(keras.optimizers.SGD(0.1), client=client)
+    model = model_of(client.rank)
+    if client.rank == 0:
+        optimizer.build(model.trainable_variables)
+        return
+    with pytest.raises(tf.errors.FailedPreconditionError, match="optimizer.build"):
+        train(model, optimizer, rows_of(1), False)
+
+
+def test_gradients_of_other_variables_are_refused() -> None:
+    in_processes(unbuilt)
+
+
+def test_what_servers_cannot_do_is_refused_by_name() -> None:
+    on_each(refusals, workers=1)

@@ -23,8 +23,8 @@ impl OwnRule for Mark {
     fn update(&self, _: &OwnStep<'_>, _: Block<'_, f32>) {}
 }
 
-/// A Python object with the methods `joined(rank, servers, is_recovery)`, `call(from, head, body)`, which returns head and body of the
-/// reply, `save()` and `load(state)`.
+/// A Python object with the methods `joined(rank, servers, is_recovery)`, `call(from, head, body, is_repeated)`, which returns head and
+/// body of the reply, `save()` and `load(state)`.
 #[derive(Clone)]
 struct Handler(Arc<Py<PyAny>>);
 
@@ -53,7 +53,12 @@ impl App for Handler {
     fn call(&mut self, call: Call) {
         let answer = self.ask(|handler| {
             let py = handler.py();
-            let words = (call.from.0, PyBytes::new(py, &call.head), PyBytes::new(py, &call.body));
+            let words = (
+                call.from.0,
+                PyBytes::new(py, &call.head),
+                PyBytes::new(py, &call.body),
+                call.reply.is_again(),
+            );
             let (head, body) =
                 handler.call_method1("call", words)?.extract::<(PyBackedBytes, Bound<'_, PyAny>)>()?;
             let body = Array::of(&body)?;

@@ -14,6 +14,7 @@ pub struct Reply {
     way: Option<Way>,
     call: u64,
     memory: ReplyMemory,
+    is_again: bool,
 }
 
 #[derive(Debug)]
@@ -39,13 +40,13 @@ impl Way {
 
 impl Reply {
     pub(crate) fn new(answers: Answers, call: u64, memory: ReplyMemory) -> Self {
-        Self { way: Some(Way::Lane(answers)), call, memory }
+        Self { way: Some(Way::Lane(answers)), call, memory, is_again: false }
     }
 
     /// Of a request that a journal has, and that is handled again.
     pub(crate) fn again(noted: Noted, lane: Option<(Answers, u64)>, memory: ReplyMemory) -> Self {
         let (answers, call) = lane.map_or((None, 0), |(answers, call)| (Some(answers), call));
-        Self { way: Some(Way::Journal(noted, answers)), call, memory }
+        Self { way: Some(Way::Journal(noted, answers)), call, memory, is_again: true }
     }
 
     /// Goes by the handler's journal from now on.
@@ -54,6 +55,12 @@ impl Reply {
             Some(Way::Lane(answers)) => Some(Way::Journal(noted, Some(answers))),
             other => other,
         };
+    }
+
+    /// Has an earlier process of this server received the request, before it failed? Then its journal has it.
+    #[must_use]
+    pub fn is_again(&self) -> bool {
+        self.is_again
     }
 
     /// Registered memory for the body, with undefined contents.

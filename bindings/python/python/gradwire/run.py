@@ -30,8 +30,8 @@ _STAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_stand")
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """The options for servers, each with its value, and the rest."""
     at = 0
-    while words[at : at + 1] and words[at] in _SERVE and at + 1 < len(words):
-        at += 2
+    while words[at : at + 1] and words[at].partition("=")[0] in _SERVE:
+        at += 1 if "=" in words[at] else 2
     return words[:at], words[at:]
 
 

@@ -89,13 +89,60 @@ print("well")
 """
 
 
-def test_values_are_those_of_torchs_optimizers(tmp_path):
-    (tmp_path / "rules.py").write_text(RULES)
-    (tmp_path / "script.py").write_text(VALUES)
-    command = [program("gradwire"), "launch", "-n", "2", "-s", "2", "--every-role", "--grace-ms", "500", "--set", "deadlines.operation_ms=20000"]
-    command += ["--", sys.executable, "-m", "gradwire.run", "--updates", tmp_path / "rules.py", tmp_path / "script.py", tmp_path]
+# Steps from the first to the second word, with a rate that changes in each.
+CONTINUED = """
+import sys
+import gradwire.torch as gw
+import torch
+
+begin, end = map(int, sys.argv[2:])
+gw.init()
+
+def model_of():
+    torch.manual_seed(1)
+    return torch.nn.Linear(4, 3)
+
+def train(model, optimizers, begin, end):
+    for step in range(begin, end):
+        torch.manual_seed(step)
+        model(torch.randn(5, 4)).pow(2).sum().backward()
+        for one in optimizers:
+            for group in one.param_groups:
+                group["lr"] = 0.05 * 0.9**step
+            one.step()
+            one.zero_grad()
+
+model, local = model_of(), model_of()
+optimizer = gw.ServedOptimizer(torch.optim.AdamW([{"params": model.parameters(), "name": "all"}], 0.05))
+second = model_of()
+other = gw.ServedOptimizer(torch.optim.SGD(second.parameters(), 0.1, momentum=0.9))
+torch.optim.lr_scheduler.OneCycleLR(other, 0.2, total_steps=10)
+train(second, [other], 0, 1)
+assert optimizer._step_supports_amp_scaling is False
+train(model, [optimizer], begin, end)
+train(local, [torch.optim.AdamW([one], 0.05) for one in local.parameters()], 0, end)
+assert all(map(torch.equal, model.parameters(), local.parameters())), (list(model.parameters()), list(local.parameters()))
+print("well")
+"""
+
+
+def launch(directory, script, *words, workers=2):
+    (directory / "rules.py").write_text(RULES)
+    (directory / "script.py").write_text(script)
+    command = [program("gradwire"), "launch", "-n", workers, "-s", "2", "--every-role", "--grace-ms", "500", "--set", "deadlines.operation_ms=20000"]
+    options = ["--updates", directory / "rules.py", "--state", directory / "state"]
+    command += ["--", sys.executable, "-m", "gradwire.run", *options, directory / "script.py", directory, *words]
     environ = {**_clean_environ(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     environ[PROGRAMS_VARIABLE] = str(Path(program("gradwire")).parent)
     done = subprocess.run([*map(str, command)], env=environ, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     said = done.stdout + done.stderr
-    assert done.returncode == 0 and said.count("well") == 2, said[-6000:]
+    assert done.returncode == 0 and said.count("well") == workers, said[-6000:]
+
+
+def test_values_are_those_of_torchs_optimizers(tmp_path):
+    launch(tmp_path, VALUES)
+
+
+def test_a_job_continues_from_a_state(tmp_path):
+    launch(tmp_path, CONTINUED, 0, 5, workers=1)
+    launch(tmp_path, CONTINUED, 5, 9, workers=1)

@@ -8,9 +8,46 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from ..client import Client
 from ..serve._remote import Remote
 from . import _arrays
 from ._arrays import Way
+from ._attributes import attributes_of
+
+
+class Serving:
+    """What a store has of the servers that apply its optimizer."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.remote = Remote(client, name, "mxnet")
+        self._leads = client.rank == 0
+        # The options of the optimizer that the servers have.
+        self._sent: dict[str, Any] = {}
+        # Keys that were pushed since the options were compared.
+        self._pushed: set[Any] = set()
+
+    def check(self, optimizer: Any) -> None:
+        """Raises an error, on every worker, if the servers cannot apply it."""
+        self.remote.check(type(optimizer).__name__, attributes_of(optimizer))
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Servers follow rank 0's optimizer."""
+        self._sent = attributes_of(optimizer)
+        if self._leads:
+            self.remote.set_optimizer(type(optimizer).__name__, self._sent)
+
+    def follow(self, optimizer: Any, name: Any) -> None:
+        """A key is pushed. Options that have changed are sent; they are compared once in a step, when a key is pushed again."""
+        if not self._leads:
+            return
+        if self._pushed and name not in self._pushed:
+            self._pushed.add(name)
+            return
+        self._pushed = {name}
+        now = attributes_of(optimizer)
+        if now != self._sent:
+            self.remote.change({one: value for one, value in now.items() if self._sent.get(one, ...) != value})
+            self._sent = now
 
 
 class ServedKey:
@@ -44,6 +81,8 @@ class ServedKey:
         """Writes the weights into arrays."""
         weights = self._remote.pull(self._name, self._bytes())
         for array in arrays:
+            if tuple(array.shape) != self.shape:
+                raise mx.base.MXNetError(f"gradwire: an array of shape {tuple(array.shape)} for the weights of {self._name}, of shape {self.shape}")
             array[:] = weights
 
     def pull_rows(self, ids: list[Any], arrays: list[Any], priority: int) -> None:

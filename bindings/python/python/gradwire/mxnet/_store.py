@@ -16,13 +16,11 @@ from mxnet.kvstore import KVStore, KVStoreBase
 
 import gradwire
 
-from ..serve._remote import Remote
 from . import _arrays, _connection, _rules
 from ._arrays import flat_list, pairs
-from ._attributes import attributes_of
 from ._key import Key
 from ._rates import Rates
-from ._served import ServedKey
+from ._served import ServedKey, Serving
 
 #: Set to "workers", servers sum only. Set to "serve", servers of `gradwire serve` update the weights of asynchronous stores.
 UPDATE_VARIABLE = "MXNET_GRADWIRE_UPDATE"
@@ -83,9 +81,8 @@ class Store(KVStore):  # type: ignore[misc]
         self._filled: dict[Any, list[Any]] = {}
         self._has_begun = False
         self._has_resumed = False
-        # Servers that apply optimizers of MXNet, and the attributes that these have there.
-        self._remote: Remote | None = None
-        self._told: dict[str, Any] = {}
+        # Servers that apply optimizers of MXNet.
+        self._serving: Serving | None = None
         self.handle = None
 
     def __del__(self) -> None:
@@ -135,8 +132,8 @@ class Store(KVStore):  # type: ignore[misc]
         if key in self._keys:
             raise MXNetError(f"gradwire: key {key!r} is already initialised")
         index = self._index_of(key)
-        if self._remote is not None:
-            return self._serve_key(key, ServedKey(self._remote, f"{self._number}/{key}", index, value), value)
+        if self._serving is not None:
+            return self._serve_key(key, ServedKey(self._serving.remote, f"{self._number}/{key}", index, value), value)
         rule = self._rule(index) or gradwire.Assign()
         if self.is_async and self._updater is not None:
             raise MXNetError(
@@ -185,8 +182,8 @@ class Store(KVStore):  # type: ignore[misc]
     def _push(self, name: Any, arrays: list[Any], priority: int) -> None:
         self._begin()
         key = self._key(name)
-        if self._remote is not None:
-            self._tell_changes(self._remote)
+        if self._serving is not None:
+            self._serving.follow(self._optimizer, name)
             key.push(arrays)
             return
         called = name if self._is_scripts else key.index
@@ -262,7 +259,7 @@ class Store(KVStore):  # type: ignore[misc]
         outs = dict(values if out is None else pairs(key, out, known))
         for one, arrays in values:
             found, targets = self._key(one), outs[one]
-            whole = self._remote is None and found.stored is None and not any(map(_arrays.is_sparse, arrays + targets))
+            whole = self._serving is None and found.stored is None and not any(map(_arrays.is_sparse, arrays + targets))
             if whole:
                 self._begin()
                 self._look_at_rates(found)
@@ -302,7 +299,7 @@ class Store(KVStore):  # type: ignore[misc]
     def set_optimizer(self, optimizer: Any) -> None:
         """Sets the optimizer that updates the weights: on servers if they have its rule, else identically on every worker.
         Later changes of its learning rate apply on servers as well. With MXNET_GRADWIRE_UPDATE=workers it always runs on workers."""
-        self._optimizer, self._updater, self._rows_updater = optimizer, None, None
+        before, self._optimizer, self._updater, self._rows_updater = self._optimizer, optimizer, None, None
         self._is_scripts = False
         self._forget_kinds()
         try:
@@ -315,33 +312,35 @@ class Store(KVStore):  # type: ignore[misc]
             _rules.rule_of(optimizer, next(iter(self._keys), 0))
         except _rules.Unmapped as why:
             if self.is_async:
+                # What is refused changes nothing.
+                self._optimizer = before
                 self._serve(optimizer, str(why))
             else:
                 self._update_here(mx.optimizer.get_updater(optimizer), str(why))
             return
-        if self._remote is not None:
+        if self._serving is not None:
             raise MXNetError("gradwire: `gradwire serve` updates the weights of this store: create another store for this optimizer")
         for key in self._keys.values():
             self._follow(key)
 
     def _serve(self, optimizer: Any, why: str) -> None:
         """Servers of `gradwire serve` apply the optimizer from now on."""
+        if self._codec is not None:
+            raise MXNetError(f"gradwire: servers have no rule for this optimizer ({why}), and gradwire serve takes no compressed gradients")
         try:
-            told = attributes_of(optimizer)
-            remote = self._remote or Remote(self._client, f"mxnet/{self._number}", "mxnet")
-            remote.check(type(optimizer).__name__)
+            serving = self._serving or Serving(self._client, f"mxnet/{self._number}")
+            serving.check(optimizer)
         except (gradwire.InputError, gradwire.OperationError) as error:
             raise MXNetError(f"gradwire: servers have no rule for this optimizer ({why}): {error}; or use a synchronous store") from error
         _log.info("servers update the weights by %s itself: %s", type(optimizer).__name__, why)
-        self._remote, self._told = remote, told
-        if self.rank == 0:
-            remote.set_optimizer(type(optimizer).__name__, told)
+        self._optimizer, self._serving = optimizer, serving
+        serving.set_optimizer(optimizer)
         for name, key in list(self._keys.items()):
             if isinstance(key, Key):
                 value = mx.nd.empty(key.shape, mx.cpu(), dtype=key.dtype)
                 key.pull([value], 0)
                 value = value.tostype("row_sparse") if key.is_sparse else value
-                self._serve_key(name, ServedKey(remote, f"{self._number}/{name}", key.index, value), value)
+                self._serve_key(name, ServedKey(serving.remote, f"{self._number}/{name}", key.index, value), value)
         self._client.barrier(f"mxnet.serve.{self._number}")
 
     def _serve_key(self, name: Any, key: ServedKey, value: Any) -> ServedKey:
@@ -350,15 +349,6 @@ class Store(KVStore):  # type: ignore[misc]
             key.set_initial(value)
         self._client.barrier(f"mxnet.serve.{self._number}")
         return key
-
-    def _tell_changes(self, remote: Remote) -> None:
-        """Servers follow rank 0's optimizer."""
-        if self.rank != 0:
-            return
-        now = attributes_of(self._optimizer)
-        if now != self._told:
-            remote.change({name: value for name, value in now.items() if self._told.get(name) != value})
-            self._told = now
 
     @staticmethod
     def _check_change(rule: Any, key: Key) -> None:
@@ -502,6 +492,8 @@ class Store(KVStore):  # type: ignore[misc]
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Saves the state of the optimizer, which is the same on every worker. If servers hold the state, they send it in
         additional rounds: every worker must call this. File names may differ."""
+        if self._serving is not None:
+            raise MXNetError("gradwire: the servers have the optimizer's states: `gradwire serve --state DIR` saves them")
         updater = self._updater
         if updater is None:
             updater = self._states_of_servers()
@@ -578,8 +570,8 @@ class Store(KVStore):  # type: ignore[misc]
 
     @as_mxnet
     def _barrier(self) -> None:
-        if self._remote is not None:
-            self._remote.settle()
+        if self._serving is not None:
+            self._serving.remote.settle()
         self._client.barrier()
 
     barrier = _barrier

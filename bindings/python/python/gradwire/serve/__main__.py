@@ -6,25 +6,15 @@ import argparse
 import os
 import runpy
 import sys
+import traceback
 from pathlib import Path
 
 from .. import _native
-from ..errors import Error
 from . import _kinds
 from ._frames import APP, MARK
 from ._handler import Updates
 
 _USAGE = 78
-
-
-class _Handler(Updates):
-    def joined(self, rank: int, servers: int, is_recovery: bool) -> None:
-        """As that of `Updates`. A server that cannot have its state must not take part."""
-        try:
-            super().joined(rank, servers, is_recovery)
-        except Error as error:
-            print(f"gradwire.serve: {error}", file=sys.stderr, flush=True)
-            os._exit(_USAGE)
 
 
 def main(words: list[str]) -> int:
@@ -43,10 +33,18 @@ def main(words: list[str]) -> int:
     own, rest = parser.parse_known_args(words)
     # With this variable, MXNet would become a server of its own when it is imported.
     role = os.environ.pop("DMLC_ROLE", None)
+    path = Path(own.updates)
+    if not path.is_file():
+        print(f"gradwire serve: cannot read {path}: it is no file", file=sys.stderr)
+        return _USAGE
+    # The file may import modules beside it.
+    sys.path.insert(0, str(path.resolve().parent))
     try:
-        runpy.run_path(own.updates, run_name="__gradwire_updates__")
-    except OSError as error:
-        print(f"gradwire serve: cannot read {own.updates}: {error}", file=sys.stderr)
+        runpy.run_path(str(path), run_name="__gradwire_updates__")
+    # The operator's code may raise anything, and a service manager must not restart it for that.
+    except Exception:  # pylint: disable=broad-exception-caught
+        traceback.print_exc()
+        print(f"gradwire serve: {path} failed, as the lines above show", file=sys.stderr)
         return _USAGE
     if role is not None:
         os.environ["DMLC_ROLE"] = role
@@ -54,9 +52,9 @@ def main(words: list[str]) -> int:
         print(f"gradwire serve: {own.updates} registers no optimizer: call gradwire.serve.register in it", file=sys.stderr)
         return _USAGE
     print(f"gradwire serve: workers may use {', '.join(_kinds.names())}", file=sys.stderr, flush=True)
-    handler = _Handler(own.state, own.every)
+    handler = Updates(own.state, own.every)
     code = _native.serve(["gradwire-server", *rest], MARK, APP, handler)
-    handler.write()
+    handler.end()
     return code
 
 

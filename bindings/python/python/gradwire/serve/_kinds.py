@@ -42,6 +42,11 @@ def find(framework: str, name: str) -> type[Any]:
     return kind
 
 
+def frameworks() -> set[str]:
+    """The frameworks of all of them."""
+    return {framework for framework, _ in _kinds}
+
+
 def names() -> list[str]:
     """All of them, for people."""
     return sorted(f"{framework}'s {name}" for framework, name in _kinds)

@@ -18,8 +18,12 @@ class TorchStore:
         self._weights: dict[str, torch.nn.Parameter] = {}
         self._optimizers: dict[str, Any] = {}
 
+    def make(self, kind: type[Any], attributes: dict[str, Any]) -> Any:
+        for group in attributes.values():
+            self._optimizer_of(kind, torch.nn.Parameter(torch.zeros(1)), group)
+
     def set_optimizer(self, kind: type[Any], attributes: dict[str, Any]) -> None:
-        self._kind, self._groups = kind, dict(attributes)
+        self._kind, self._groups = kind, attributes
         self._optimizers.clear()
 
     def change(self, attributes: dict[str, Any]) -> None:
@@ -29,6 +33,10 @@ class TorchStore:
                 _set(self._optimizers[key], group)
 
     def init(self, key: str, index: Any, value: Any, is_sparse: bool) -> None:
+        if key in self._weights:
+            if tuple(self._weights[key].shape) != value.shape:
+                raise InputError(f"{key} has the shape {tuple(self._weights[key].shape)} here, and {value.shape} in the script", "wrong_shape")
+            return
         self._weights[key] = torch.nn.Parameter(torch.from_numpy(value.copy()))
 
     def _weight(self, key: str) -> torch.nn.Parameter:
@@ -37,20 +45,20 @@ class TorchStore:
         return self._weights[key]
 
     def _optimizer(self, key: str) -> Any:
-        found = self._optimizers.get(key)
-        if found is None:
+        if key not in self._optimizers:
             if self._kind is None:
                 raise InputError("no optimizer is set", "optimizer")
-            group = self._groups.get(key, {})
-            try:
-                found = self._kind([{**group, "params": [self._weight(key)]}])
-            except (TypeError, ValueError) as error:
-                raise InputError(
-                    f"{self._kind.__name__} cannot be made with one group of parameters ({error}): register a subclass that can", "optimizer"
-                ) from error
-            _set(found, group)
-            self._optimizers[key] = found
-        return found
+            self._optimizers[key] = self._optimizer_of(self._kind, self._weight(key), self._groups.get(key, {}))
+        return self._optimizers[key]
+
+    @staticmethod
+    def _optimizer_of(kind: type[Any], weights: torch.nn.Parameter, group: dict[str, Any]) -> Any:
+        try:
+            made = kind([{**group, "params": [weights]}])
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{kind.__name__} cannot be made with one group of parameters ({error}): register a subclass that can", "optimizer") from error
+        _set(made, group)
+        return made
 
     def push(self, key: str, arrays: list[Any]) -> None:
         weights, optimizer = self._weight(key), self._optimizer(key)

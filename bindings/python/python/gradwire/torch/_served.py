@@ -10,7 +10,7 @@ import torch
 from ..client import Client
 from ..errors import InputError
 from ..serve._remote import Remote
-from ._exchange import Named
+from ._exchange import Named, Taken, unique
 from ._process import client_or_default
 from ._wrapper import Wrapper
 
@@ -23,9 +23,13 @@ class ServedOptimizer(Wrapper):
     class as they come, and then uses the weights of the servers. Workers do not wait for each other. The weights start with those of rank 0.
 
     Options of the parameter groups (such as `lr`, also when a scheduler changes it) are those of rank 0. Parameters without a gradient are
-    not updated. Gradients of sparse embeddings travel as rows. Every worker must make the wrapper, with the same parameters. The state of
+    not updated. Gradients of sparse embeddings travel as rows. Servers have one optimizer for each parameter, so an optimizer that computes a
+    norm over several parameters gives other values. Every worker must make the wrapper, with the same parameters. The state of
     the wrapped optimizer stays empty: servers have it.
     """
+
+    #: GradScaler unscales the gradients before `step`, and skips steps with infinite ones.
+    _step_supports_amp_scaling = False
 
     def __init__(
         self,
@@ -37,8 +41,8 @@ class ServedOptimizer(Wrapper):
     ) -> None:
         self.optimizer, self.client = optimizer, client_or_default(client)
         of_optimizer = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        named = list(named_parameters or ((f"parameter.{at}", one) for at, one in enumerate(of_optimizer)))
-        names = {id(parameter): name for name, parameter in named}
+        named = unique(named_parameters or ((f"parameter.{at}", one) for at, one in enumerate(of_optimizer)))
+        names = {id(parameter): name for name, parameter in named.items()}
         missing = sum(id(parameter) not in names for parameter in of_optimizer)
         if missing:
             raise InputError(
@@ -48,20 +52,22 @@ class ServedOptimizer(Wrapper):
         other = [name for name, parameter in self._named if parameter.dtype not in _TYPES]
         if other:
             raise InputError(f"servers update parameters of float16, float32 and float64, and {other[0]} has another type", "wrong_dtype")
-        self._remote = Remote(self.client, f"torch/{prefix}", "torch")
-        self._remote.check(type(optimizer).__name__)
-        self._told = self._options()
+        self._taken = Taken(self.client, f"served.{prefix}.")
+        self._remote = Remote(self.client, f"torch/{self._taken.prefix}", "torch")
+        self._sent = self._options()
+        self._remote.check(type(optimizer).__name__, self._sent)
         if self.client.rank == 0:
-            self._remote.set_optimizer(type(optimizer).__name__, self._told)
+            self._remote.set_optimizer(type(optimizer).__name__, self._sent)
             for name, parameter in self._named:
                 self._remote.init(name, None, parameter.detach().cpu().numpy())
-        self.client.barrier(f"torch.serve.{prefix}")
+        self.client.barrier(f"torch.{self._taken.prefix}")
         self._pull()
 
     def _options(self) -> dict[str, Any]:
         options, at = {}, iter(self._named)
         for group in self.optimizer.param_groups:
-            own = {name: _plain(value) for name, value in group.items() if name not in ("params", "initial_lr")}
+            # Schedulers and scripts keep names of their own there.
+            own = {name: _plain(value) for name, value in group.items() if name in self.optimizer.defaults}
             options.update({next(at)[0]: own for _ in group["params"]})
         return options
 
@@ -78,9 +84,9 @@ class ServedOptimizer(Wrapper):
             with torch.enable_grad():
                 loss = closure()
         options = self._options()
-        if options != self._told and self.client.rank == 0:
-            self._remote.change({name: own for name, own in options.items() if own != self._told[name]})
-        self._told = options
+        if options != self._sent and self.client.rank == 0:
+            self._remote.change({name: _changed(self._sent[name], own) for name, own in options.items() if own != self._sent[name]})
+        self._sent = options
         for name, parameter in self._named:
             if parameter.grad is not None:
                 self._remote.push(name, _arrays_of(parameter.grad))
@@ -97,6 +103,10 @@ class ServedOptimizer(Wrapper):
 
     def __repr__(self) -> str:
         return f"ServedOptimizer({self.optimizer!r})"
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in now.items() if before.get(name, ...) != value}
 
 
 def _plain(value: Any) -> Any:

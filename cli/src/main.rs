@@ -17,6 +17,7 @@ mod launch;
 mod manual;
 mod plan;
 mod save;
+mod serve;
 mod status;
 #[cfg(feature = "top")]
 mod top;
@@ -70,12 +71,7 @@ enum Command {
     /// Run a server that also updates parameters by optimizers of MXNet or torch, which a Python file registers.
     ///
     /// It needs the Python package: it becomes `python3 -m gradwire.serve`, with the python3 beside this program or on PATH.
-    #[command(disable_help_flag = true)]
-    Serve {
-        /// Arguments; --help shows them. `--updates FILE` names the Python file, and the others are those of gradwire-server.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<OsString>,
-    },
+    Serve(Box<serve::ServeArgs>),
     /// Measure this machine with gradwire-bench, which packages do not contain: `make bench` builds it.
     Bench {
         /// Arguments of gradwire-bench; --help shows them.
@@ -120,7 +116,7 @@ fn main() -> std::process::ExitCode {
         Command::Config(args) => config::run(&args).map(|()| 0),
         Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args).map(|()| 0),
-        Command::Serve { args } => Err(find::exec_serve(&args)),
+        Command::Serve(_) => Err(serve::run()),
         Command::Bench { args } => Err(find::exec_bench(&args)),
         Command::Env(args) => env::run(&args).map(|()| 0),
         Command::SuperviseChild(args) => Err(launch::supervise_child(&args)),

@@ -122,24 +122,41 @@ def refusals(client: Client) -> None:
     refused("schedule", lambda: optimizers.SGD(optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)))
     refused("no optimizer of Keras", object)
     refused("wrapped already", lambda: gw.ParameterServerOptimizer(optimizers.SGD(0.1), client=client))
+    kept = keras.Variable(np.ones(3, "float32"))
+    kept.constraint = keras.constraints.NonNeg()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="constraint"):
+        gw.ParameterServerOptimizer(optimizers.SGD(0.1), client=client).build([kept])
     optimizer = gw.ParameterServerOptimizer(optimizers.SGD(0.1), client=client)
     table = keras.layers.Embedding(10, 2)
     table.build((None,))
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(table(tf.constant([1, 2])))
     gradients = tape.gradient(loss, table.trainable_variables)
+    optimizer.build(table.trainable_variables)
     with pytest.raises(tf.errors.InvalidArgumentError, match="sparse_as_dense"):
         optimizer.apply_gradients(zip(gradients, table.trainable_variables))
 
 
 def unbuilt(client: Client) -> None:
     optimizer = gw.ParameterServerOptimizer(keras.optimizers.SGD(0.1), client=client)
-    model = model_of(client.rank)
-    if client.rank == 0:
-        optimizer.build(model.trainable_variables)
-        return
     with pytest.raises(tf.errors.FailedPreconditionError, match="optimizer.build"):
-        train(model, optimizer, rows_of(1), False)
+        train(model_of(client.rank), optimizer, rows_of(client.rank), False)
+    # Two models of one kind are two, and so are two variables of one path.
+    models = [model_of(client.rank + 2 * at) for at in range(2)]
+    for model in models:
+        model.optimizer = gw.ParameterServerOptimizer(keras.optimizers.SGD(0.1), client=client)
+        model.optimizer.build(model.trainable_variables)
+    values = [[variable.numpy() for variable in model.trainable_variables] for model in models]
+    for at, mine in enumerate(values):
+        assert all(map(np.array_equal, mine, [one.numpy() for one in model_of(2 * at).trainable_variables])), at
+    same = [keras.Variable(np.full(3, float(at + client.rank), "float32"), name="same") for at in range(2)] + [keras.Variable(1.5)]
+    one = gw.ParameterServerOptimizer(keras.optimizers.SGD(1.0), client=client)
+    one.build(same)
+    # Only the second has a gradient.
+    one.apply([None, tf.ones(3), None], same)
+    assert [variable.numpy().tolist() for variable in same] == [[0.0] * 3, [0.0] * 3, 1.5], same
+    with pytest.raises(ValueError, match="2 gradients for 3"):
+        one.apply([tf.ones(3)] * 2, same)
 
 
 def test_gradients_of_other_variables_are_refused() -> None:

@@ -56,11 +56,14 @@ class Tree:
             Declaration(name + jax.tree_util.keystr(path), np.shape(leaf), jnp.result_type(leaf), optimizer, codec, "sync", -at)
             for at, (path, leaf) in enumerate(paths)
         )
-        # Registered memory for callbacks.
+        self._forms = [(np.shape(leaf), jnp.result_type(leaf)) for _, leaf in paths]
+        # Registered memory for callbacks, one of which runs at a time.
         self._rooms: list[Any] = []
+        self._lock = threading.Lock()
 
     def init(self, tree: Any) -> None:
         """Sets the initial values. The values of rank 0 are used."""
+        jax.effects_barrier()
         wait_all([self.client.init_start(*pair) for pair in self._pairs(tree)])
 
     def push_pull(self, tree: Any) -> Any:
@@ -68,10 +71,13 @@ class Tree:
         workers. Inside `jax.jit` the call is part of the compiled function, and in one order with other calls."""
         if _is_traced(tree):
             return self._traced(tree)
+        # Compiled functions that are still running come first.
+        jax.effects_barrier()
         return self._wait([self.client.push_pull(*pair) for pair in self._pairs(tree)])
 
     def pull(self) -> Any:
         """Returns the current values."""
+        jax.effects_barrier()
         return self._wait([self.client.pull(tensor) for tensor in self.tensors])
 
     def _traced(self, tree: Any) -> Any:
@@ -82,26 +88,35 @@ class Tree:
         return jax.tree_util.tree_unflatten(self.structure, got)
 
     def _exchange(self, *leaves: Any) -> list[Any]:
-        """Runs in callbacks, one at a time. JAX copies the results before the next one."""
-        if not self._rooms:
-            self._rooms = [self.client.empty(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves]
-        handles = []
-        for tensor, room, leaf in zip(self.tensors, self._rooms, leaves):
-            np.copyto(room, np.asarray(leaf))
-            handles.append(self.client.push_pull(tensor, room, out=room))
-        wait_all(handles)
-        return self._rooms
+        """Runs in callbacks. JAX copies the results before the next one."""
+        with self._lock:
+            if not self._rooms:
+                self._rooms = [self.client.empty(shape, dtype) for shape, dtype in self._forms]
+            handles = []
+            for tensor, room, leaf in zip(self.tensors, self._rooms, leaves):
+                np.copyto(room, np.asarray(leaf))
+                handles.append(self.client.push_pull(tensor, room, out=room))
+            wait_all(handles)
+            return self._rooms
 
     def _leaves(self, tree: Any) -> list[Any]:
         leaves, structure = jax.tree_util.tree_flatten(tree)
         # Its stubs leave the comparison out.
         if not bool(structure == self.structure):
             raise InputError(f"the tree has structure {structure}, but was declared as {self.structure}", "wrong_tree")
+        for leaf, (shape, dtype) in zip(leaves, self._forms):
+            if (np.shape(leaf), jnp.result_type(leaf)) != (shape, dtype):
+                raise InputError(
+                    f"an array of the tree has shape {np.shape(leaf)} and type {jnp.result_type(leaf)}, and had {shape} and {dtype} before: use "
+                    "another name",
+                    "wrong_shape",
+                )
         return leaves
 
     def _pairs(self, tree: Any) -> list[tuple[Tensor, Any]]:
         # Whoever waits for the computation of an array does so here, and not under a lock of ours.
-        return list(zip(self.tensors, jax.block_until_ready(self._leaves(tree))))  # type: ignore[no-untyped-call]
+        leaves = jax.block_until_ready(self._leaves(tree))  # type: ignore[no-untyped-call]
+        return [(tensor, _on_cpu(leaf, dtype)) for tensor, leaf, (_, dtype) in zip(self.tensors, leaves, self._forms)]
 
     def _wait(self, handles: list[Any]) -> Any:
         # JAX's arrays never change, and memory of ours does: they are copies.
@@ -145,6 +160,10 @@ def _manual_axes() -> dict[str, int]:
 
 def broadcast(client: Client, tree: Any, *, name: str = "parameters") -> Any:
     """Returns the arrays of rank 0 on every worker. Every worker must call it with an identical tree, and once for each name."""
+    names: set[str] = client.__dict__.setdefault("_jax_broadcasts", set())
+    if name in names:
+        raise InputError(f"broadcast of {name!r} was called before: use another name for other arrays", "same_name")
+    names.add(name)
     arrays = Tree(client, tree, name=f"broadcast.{name}", optimizer=Assign())
     arrays.init(tree)
     return arrays.pull()
@@ -167,5 +186,16 @@ def average_gradients(client: Client, *, name: str = "gradients") -> Transformat
     return Transformation(lambda params: (), update)
 
 
+def _on_cpu(leaf: Any, dtype: Any) -> Any:
+    """The leaf itself if it is an array of JAX on the CPU, and else a copy there with the type that was declared."""
+    if isinstance(leaf, jax.Array) and {device.platform for device in leaf.devices()} == {"cpu"}:
+        return leaf
+    return np.asarray(jax.device_get(leaf), dtype)
+
+
 def _is_traced(tree: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(tree))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(tree)):
+        return True
+    # Constants inside a function that is being traced.
+    is_clean = getattr(jax.core, "trace_state_clean", None)
+    return is_clean is not None and not is_clean()

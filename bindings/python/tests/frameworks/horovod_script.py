@@ -50,6 +50,20 @@ assert hvd.allgather_object({"rank": rank, "words": "x" * (1 + 40 * rank)}) == [
 assert hvd.broadcast(torch.ones(2) * rank, root_rank=1).tolist() == [1.0] * 2
 assert hvd.broadcast_(torch.ones(2) * rank, 0, name="again").tolist() == [0.0] * 2
 assert hvd.broadcast_object((1, {2: rank}), root_rank=1) == (1, {2: 1})
+assert hvd.allreduce(torch.tensor([5, -3 - rank])).tolist() == [5, -3], "integers, cut off"
+assert hvd.synchronize(handle).tolist() == [2.0] * 3, "scaled once"
+assert hvd.synchronize(hvd.broadcast_async_(torch.ones(2) * rank, 1)).tolist() == [1.0] * 2
+one, other = torch.ones(2, requires_grad=True), torch.ones(1)
+sum(part.sum() for part in hvd.grouped_allreduce([one, other], op=hvd.Sum)).backward()
+assert one.grad.tolist() == [2.0] * 2, one.grad
+for _ in range(3):
+    assert hvd.allreduce(torch.full((2,), float(rank), requires_grad=rank == 0)).tolist() == [0.5] * 2
+try:
+    hvd.allgather_object(object() if rank == 0 else None)
+except ValueError as error:
+    assert "rank 0" in str(error), error
+else:
+    raise AssertionError("an object that does not travel")
 assert hvd.is_initialized() and hvd.cross_size() == 1 and not hvd.nccl_built()
 for wrong in (
     lambda: hvd.allreduce(there, op=hvd.Adasum),

@@ -157,6 +157,8 @@ class State:
     """What this package keeps with a client, so that it ends with the client."""
 
     exchanges: dict[tuple[Any, ...], Exchange] = field(default_factory=dict)
+    # Of optimizers whose parameters are at the servers. A second one must not get the weights of the first.
+    prefixes: set[str] = field(default_factory=set)
     # Declaring a tensor. An exchange has a lock of its own for its operations.
     lock: threading.Lock = field(default_factory=threading.Lock)
 

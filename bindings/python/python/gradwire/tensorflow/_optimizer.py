@@ -54,7 +54,8 @@ def DistributedOptimizer(
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether an optimizer exchanges gradients, itself or inside a LossScaleOptimizer."""
-    return hasattr(optimizer, _AVERAGING) or hasattr(optimizer, PARAMETERS) or hasattr(getattr(optimizer, "inner_optimizer", None), _AVERAGING)
+    some = [optimizer, getattr(optimizer, "inner_optimizer", None)]
+    return any(hasattr(one, attribute) for one in some for attribute in (_AVERAGING, PARAMETERS))
 
 
 def _refuse(optimizer: Any, passes: int) -> None:
@@ -84,7 +85,7 @@ def _averaging_class(kind: type) -> type:
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         averaging: Averaging | None = getattr(self, _AVERAGING, None)
         if averaging is not None and len(grads):
-            _refuse_scaling(sys._getframe(1).f_code.co_name)
+            refuse_scaling(sys._getframe(1).f_code.co_name, "pass DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)) to model.compile")
             grads = list(grads)
             variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
             grads = averaging.means(grads, variables)
@@ -94,15 +95,12 @@ def _averaging_class(kind: type) -> type:
     return type(kind.__name__, (kind,), names)
 
 
-def _refuse_scaling(caller: str) -> None:
+def refuse_scaling(caller: str, fix: str) -> None:
     """Keras's LossScaleOptimizer decides about the step by this worker's own gradients: if only some are infinite, some workers would
     wait for the others, which skip the step."""
     if caller == "_stateful_handle_finite_grads":
         raise tf.errors.InvalidArgumentError(
-            None,
-            None,
-            "a LossScaleOptimizer around a DistributedOptimizer would skip steps on some workers only: pass "
-            "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)) to model.compile",
+            None, None, f"a LossScaleOptimizer around this optimizer would skip steps on some workers only: {fix}"
         )
 
 

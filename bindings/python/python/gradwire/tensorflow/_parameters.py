@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from ..client import Client, Declaration, wait_all
 from ..errors import InputError
 from ..optimizers import CONSTANT, Optimizer
 from ._errors import as_tensorflow_errors
-from ._exchange import aligned
+from ._exchange import aligned, state_of
 from ._graph import run_in_order
-from ._optimizer import PARAMETERS, is_distributed, keep_keras_from_compiling
+from ._optimizer import PARAMETERS, is_distributed, keep_keras_from_compiling, refuse_scaling
 from ._process import client_or_default
 from ._tape import names_of
 
@@ -102,8 +103,12 @@ def ParameterServerOptimizer(
 
 def _serving_class(kind: type) -> type:
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        refuse_scaling(sys._getframe(1).f_code.co_name, "train in float32 or bfloat16")
         parameters: Parameters = getattr(self, PARAMETERS)
-        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        grads = list(grads)
+        if len(grads) != len(variables):
+            raise ValueError(f"{len(grads)} gradients for {len(variables)} variables: call optimizer.build first, or pass the variables")
         pairs = [pair for pair in zip(grads, variables) if pair[0] is not None]
         parameters.step(self.learning_rate, [gradient for gradient, _ in pairs], [variable for _, variable in pairs])
         self.iterations.assign_add(1)
@@ -140,9 +145,18 @@ class Parameters:
     """Variables at the servers, by their names and shapes."""
 
     def __init__(self, optimizer: Any, mode: Any, sparse_as_dense: bool, prefix: str, client: Client) -> None:
-        self._rule, self._mode, self._prefix, self._client = _rule_of(optimizer), mode, prefix, client
+        self._rule, self._mode, self._client = _rule_of(optimizer), mode, client
+        taken, turn = state_of(client).prefixes, 1
+        self._prefix = prefix
+        while self._prefix in taken:
+            # In the order in which optimizers are made, which is the same on all workers.
+            turn += 1
+            self._prefix = f"{prefix}({turn})."
+        taken.add(self._prefix)
         self._sparse_as_dense = sparse_as_dense
-        # Each variable's tensor, and registered memory for its gradients and weights.
+        # The name of each variable, which is kept so that its number stays its own.
+        self._names: dict[int, tuple[str, Any]] = {}
+        # By name: the tensor, and registered memory for its gradients and weights.
         self._known: dict[str, tuple[Tensor, Any]] = {}
         self._lock = threading.Lock()
 
@@ -152,42 +166,46 @@ class Parameters:
 
     def step(self, rate: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Pushes gradients, and sets the variables to the servers' weights. In a graph it adds that to the graph."""
-        names = names_of(self._prefix, variables)
+        is_new = self.declare(variables)
+        if is_new and tf.executing_eagerly():
+            # Of other workers' variables than those of rank 0.
+            raise tf.errors.FailedPreconditionError(
+                None, None, "the gradients were computed before the variables were those of rank 0: call optimizer.build(model.trainable_variables) first"
+            )
+        names = [self._names[id(one)][0] for one in variables]
         sparse = [name for name, one in zip(names, gradients) if isinstance(one, tf.IndexedSlices)]
         if sparse and not self._sparse_as_dense:
             raise tf.errors.InvalidArgumentError(None, None, f"the gradient {sparse[0]!r} is sparse (tf.IndexedSlices): pass sparse_as_dense=True")
-        in_graph = not tf.executing_eagerly()
-        if self.declare(variables) and not in_graph:
-            raise tf.errors.FailedPreconditionError(
-                None,
-                None,
-                "the variables were not those of rank 0 when these gradients were computed: call optimizer.build(model.trainable_variables) "
-                "before the first step",
-            )
         dense = [tf.cast(tf.convert_to_tensor(one), variable.dtype) for one, variable in zip(gradients, variables)]
         for one, weights in zip(variables, run_in_order(lambda *arrays: self._exchange(names, *arrays), [rate, *dense], dense)):
             one.assign(weights)
 
     def declare(self, variables: Sequence[Any]) -> bool:
-        """Declares variables that are new, with the values of rank 0, and sets them to these. Returns whether one had another value."""
-        with as_tensorflow_errors(), tf.init_scope():
-            return self._declare(names_of(self._prefix, variables), variables)
+        """Declares variables that are new, with the values of rank 0, and sets them to these. Returns whether there were any."""
+        new = [one for one in variables if id(one) not in self._names]
+        if new:
+            with as_tensorflow_errors(), tf.init_scope():
+                self._declare(new)
+        return bool(new)
 
-    def _declare(self, names: list[str], variables: Sequence[Any]) -> bool:
-        new = [(name, one, np.ascontiguousarray(one.numpy())) for name, one in zip(names, variables) if name not in self._known]
-        if not new:
-            return False
+    def _declare(self, variables: list[Any]) -> None:
+        for one in variables:
+            if getattr(one, "constraint", None) is not None or getattr(one, "overwrite_with_gradient", False):
+                raise InputError(f"servers do not support the constraint of {one.path}: leave it out, or use DistributedOptimizer", "optimizer")
+        # Of earlier variables, too: two of one path and shape are two parameters.
+        all_names = names_of(self._prefix, [*(one for _, one in self._names.values()), *variables])
+        new = list(zip(all_names[len(self._names) :], variables))
+        values = [np.ascontiguousarray(one.numpy()).reshape(one.shape) for one in variables]
         declared = self._client.declare_all(
             Declaration(name, value.shape, value.dtype, self._rule, None, self._mode, -at, backup_workers=0)
-            for at, (name, _, value) in enumerate(new)
+            for at, ((name, _), value) in enumerate(zip(new, values))
         )
-        wait_all([self._client.init_start(tensor, value) for tensor, (_, _, value) in zip(declared, new)])
+        wait_all([self._client.init_start(tensor, value) for tensor, value in zip(declared, values)])
         rooms = wait_all([self._client.pull(tensor) for tensor in declared])
-        for tensor, room, (name, one, _) in zip(declared, rooms, new):
+        for tensor, room, (name, one) in zip(declared, rooms, new):
             # A copy, because TensorFlow might use the room's memory itself.
             one.assign(np.array(room))
-            self._known[name] = tensor, room
-        return any(not np.array_equal(room, value, equal_nan=True) for room, (_, _, value) in zip(rooms, new))
+            self._names[id(one)], self._known[name] = (name, one), (tensor, room)
 
     def _exchange(self, names: list[str], rate: Any, *gradients: Any) -> list[Any]:
         with self._lock:

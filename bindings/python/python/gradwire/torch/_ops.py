@@ -31,6 +31,13 @@ def _next_unnamed(names: Names, tensor: torch.Tensor, average: bool) -> str:
     return f"unnamed.{kind}.{turn % min(max(UNNAMED_BYTES // bytes_each, 2), UNNAMED_MAX)}"
 
 
+def next_name(tensor: torch.Tensor, average: bool) -> str:
+    """The name that an operation of the process's client without a name would have."""
+    names = state_of(client_or_default()).names
+    with names.lock:
+        return _next_unnamed(names, tensor, average)
+
+
 class Operation:
     """A push_pull in flight, for `poll` and `synchronize`."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,8 +36,6 @@ class _Reduction:
 Average = _Reduction("Average")
 Sum = _Reduction("Sum")
 Adasum, Min, Max, Product = (_Reduction(name) for name in ("Adasum", "Min", "Max", "Product"))
-# Broadcasts without a name are counted: all workers call them in the same order.
-_unnamed = itertools.count()
 
 
 def is_initialized() -> bool:
@@ -72,9 +69,10 @@ def gloo_built() -> bool:
 class _Scaled:
     """An operation in flight whose result is multiplied, and converted back where it was compressed."""
 
-    def __init__(self, operation: Operation, into: torch.Tensor | None, scale: float, compression: Any, context: Any) -> None:
-        self._operation, self._into, self._scale = operation, into, scale
+    def __init__(self, operation: Operation, into: torch.Tensor | None, scale: float, compression: Any, context: Any, divisor: int | None) -> None:
+        self._operation, self._into, self._scale, self._divisor = operation, into, scale, divisor
         self._compression, self._context = compression, context
+        self._result: torch.Tensor | None = None
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -82,12 +80,14 @@ class _Scaled:
 
     @torch.no_grad()
     def wait(self) -> torch.Tensor:
-        """Waits, and returns the result, which is the tensor itself for operations in place."""
-        got: torch.Tensor = self._compression.decompress(self._operation.wait(), self._context)
-        got = got if self._scale == 1.0 else got * self._scale
-        if self._into is None or self._into is got:
-            return got
-        return self._into.copy_(got)
+        """Waits, and returns the result, which is the tensor itself for operations in place. Each further call returns it again."""
+        if self._result is None:
+            got: torch.Tensor = self._compression.decompress(self._operation.wait(), self._context)
+            if self._divisor is not None:
+                got = torch.div(got, self._divisor, rounding_mode="trunc")
+            got = got if self._scale == 1.0 else got * self._scale
+            self._result = got if self._into is None or self._into is got else self._into.copy_(got)
+        return self._result
 
 
 def allreduce_async(
@@ -130,7 +130,7 @@ def allreduce(
     if not tensor.requires_grad:
         return _begin(tensor, None, (average, op), name, (prescale_factor, postscale_factor), compression, process_set).wait()
     _refuse(process_set)
-    name = name or f"allreduce.{next(_unnamed)}"
+    name = name or _ops.next_name(tensor, _is_average(average, op))
     scaled = tensor if prescale_factor == 1.0 else tensor * prescale_factor
     result = _ops.push_pull(scaled, _is_average(average, op), name, compression=compression)
     return result if postscale_factor == 1.0 else result * postscale_factor
@@ -149,12 +149,21 @@ def allreduce_(
     return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
 
 
-def grouped_allreduce(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None, **named: Any) -> list[torch.Tensor]:
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = None,
+) -> list[torch.Tensor]:
     """`allreduce` of each."""
-    compression = named.pop("compression", Compression.none)
-    op, scales = named.pop("op", None), (named.pop("prescale_factor", 1.0), named.pop("postscale_factor", 1.0))
-    process_set = named.pop("process_set", None)
     names = [None if name is None else f"{name}.{at}" for at in range(len(tensors))]
+    scales = prescale_factor, postscale_factor
+    if any(one.requires_grad for one in tensors):
+        return [allreduce(one, average, of, compression, op, *scales, process_set) for one, of in zip(tensors, names)]
     begun = [_begin(one, None, (average, op), of, scales, compression, process_set) for one, of in zip(tensors, names)]
     return [one.wait() for one in begun]
 
@@ -172,9 +181,13 @@ def _begin(
     sent, context = compression.compress(tensor.detach())
     if scales[0] != 1.0:
         sent = sent * scales[0]
+    average, divisor = _is_average(*how), None
+    if average and not sent.is_floating_point() and not sent.is_complex():
+        # Servers average floats. Horovod cuts off what is left.
+        average, divisor = False, client_or_default().workers
     is_copied = into is None or sent.data_ptr() != tensor.data_ptr()
     begin = _ops.push_pull_async if is_copied else _ops.push_pull_async_inplace
-    return _Scaled(begin(sent, _is_average(*how), name), into, scales[1], compression, context)
+    return _Scaled(begin(sent, average, name), into, scales[1], compression, context, divisor)
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> torch.Tensor:
@@ -184,15 +197,24 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = 
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
-    """The values of all workers, by rank. As with `broadcast_object`, received data is never executed."""
+    """The values of all workers, by rank. As with `broadcast_object`, received data is never executed. If a value of one worker does not
+    travel, every worker gets the InputError."""
     _refuse(process_set)
-    text, tensors = encode(obj, "the value")
-    if tensors:
-        raise InputError("allgather_object does not take tensors: pass them to allgather", "object")
+    refused, text = False, ""
+    try:
+        text, tensors = encode(obj, "the value")
+        if tensors:
+            raise InputError("allgather_object does not take tensors: pass them to allgather", "object")
+    except InputError as error:
+        refused, text = True, str(error)
     mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     full = name or "allgather_object"
-    lengths = _allgather(torch.tensor([len(mine)]), f"{full}.lengths").tolist()
-    return [decode(bytes(part.tolist()).decode(), iter(())) for part in _allgather(mine, full).split(lengths)]
+    heads = _allgather(torch.tensor([[len(mine), int(refused)]]), f"{full}.lengths").tolist()
+    texts = [bytes(part.tolist()).decode() for part in _allgather(mine, full).split([length for length, _ in heads])]
+    for rank, (one, (_, is_refused)) in enumerate(zip(texts, heads)):
+        if is_refused:
+            raise InputError(f"allgather_object: rank {rank}: {one}", "object")
+    return [decode(one, iter(())) for one in texts]
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
@@ -204,8 +226,39 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None, pr
     """Copies the tensor of `root_rank` into that of every worker."""
     _refuse(process_set)
     if tensor.numel():
-        _broadcast([(name or f"broadcast.{next(_unnamed)}", tensor)], client_or_default(), root_rank, initial=False)
+        # It ends before the next one begins, so one name is enough.
+        _broadcast([(name or "broadcast.unnamed", tensor)], client_or_default(), root_rank, initial=False)
     return tensor
+
+
+class _Done:
+    """An operation that has ended."""
+
+    def __init__(self, result: torch.Tensor) -> None:
+        self._result = result
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def wait(self) -> torch.Tensor:
+        """Returns the result."""
+        return self._result
+
+
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> Any:
+    """As `broadcast`, which it does at once; for `synchronize`."""
+    return _Done(broadcast(tensor, root_rank, name, process_set))
+
+
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> Any:
+    """As `broadcast_`, which it does at once; for `synchronize`."""
+    return _Done(broadcast_(tensor, root_rank, name, process_set))
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> Any:
+    """As `allgather`, which it does at once; for `synchronize`."""
+    return _Done(allgather(tensor, name, process_set))
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: Any = None) -> None:

@@ -11,6 +11,7 @@ from gradwire.torch._unchanged import (
     Sum,
     __getattr__,
     allgather,
+    allgather_async,
     allgather_object,
     allreduce,
     allreduce_,
@@ -19,6 +20,8 @@ from gradwire.torch._unchanged import (
     barrier,
     broadcast,
     broadcast_,
+    broadcast_async,
+    broadcast_async_,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
@@ -39,4 +42,4 @@ from gradwire.torch._unchanged import (
     rocm_built,
 )
 
-from . import compression
+from . import compression, mpi_ops

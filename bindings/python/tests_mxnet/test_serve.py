@@ -21,12 +21,17 @@ class Mine(mx.optimizer.Optimizer):
     def create_state(self, index, weight):
         return mx.nd.zeros(weight.shape, weight.context, dtype=weight.dtype)
 
-    def update(self, index, weight, grad, state):
+    def one(self, index, weight, grad, state):
         self._update_count(index)
         state[:] += grad.tostype("default")
         weight[:] = weight - self._get_lr(index) * self.speed * state * self._index_update_count[index]
 
-    step = None if mx.__version__ < "2" else lambda self, *words: [self.update(*one) for one in zip(*words)]
+    if mx.__version__ < "2":
+        def update(self, index, weight, grad, state):
+            self.one(index, weight, grad, state)
+    else:
+        def step(self, *lists):
+            [self.one(*some) for some in zip(*lists)]
 
 class Kept(Mine):
     def __init__(self, speed=2.0, **options):
@@ -36,7 +41,7 @@ class Kept(Mine):
     def create_state(self, index, weight):
         return {"sums": [mx.nd.zeros(weight.shape)], "count": [0]}
 
-    def update(self, index, weight, grad, state):
+    def one(self, index, weight, grad, state):
         self._update_count(index)
         state["count"][0] += 1
         self.seen[index] = self.seen.get(index, 0) + 1

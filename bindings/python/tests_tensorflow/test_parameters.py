@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -10,8 +13,9 @@ import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
+import gradwire
 import gradwire.tensorflow as gw
-from conftest import in_processes, on_each
+from conftest import PATIENCE_S, in_processes, on_each
 from gradwire.client import Client
 
 STEPS, BATCH = 12, 8
@@ -35,7 +39,7 @@ def data_of() -> tuple[Any, Any]:
     return (images / 16).astype("float32"), labels.astype("int32")
 
 
-def train(model: Any, optimizer: Any, rows: list[Any], in_graph: bool) -> list[Any]:
+def train(model: Any, optimizer: Any, rows: Iterable[Any], in_graph: bool) -> list[Any]:
     images, labels = data_of()
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -71,8 +75,8 @@ def on_servers(client: Client, in_graph: bool) -> dict[str, Any]:
 
 def check(found: list[dict[str, Any]]) -> None:
     both = [np.concatenate(pair) for pair in zip(rows_of(0), rows_of(1))]
-    for name, make in OPTIMIZERS.items():
-        expected = train(model_of(0), make(), both, True)
+    for name in found[0]:
+        expected = train(model_of(0), OPTIMIZERS[name](), both, True)
         for mine, its, alone in zip(found[0][name], found[1][name], expected):
             assert np.array_equal(mine, its), name
             np.testing.assert_allclose(mine, alone, rtol=1e-3, atol=1e-5, err_msg=name)
@@ -85,6 +89,24 @@ def test_rules_on_servers_are_those_of_keras_in_graphs() -> None:
 def test_rules_on_servers_are_those_of_keras_eagerly() -> None:
     # In processes: threads share Keras' seeds.
     check(in_processes(on_servers, False))
+
+
+def killing(client: Client, server: int) -> dict[str, Any]:
+    def rows_and_a_kill() -> Iterator[Any]:
+        for step, rows in enumerate(rows_of(client.rank)):
+            if step == 4 and client.rank == 0:
+                os.kill(server, signal.SIGKILL)
+            yield rows
+
+    optimizer = gw.ParameterServerOptimizer(OPTIMIZERS["adam"](), mode="sync", client=client)
+    return {"adam": train(model_of(client.rank), optimizer, rows_and_a_kill(), True)}
+
+
+def test_nothing_is_lost_with_a_server() -> None:
+    with gradwire.launch(servers=3, workers=2, cluster__replicas=1) as cluster:
+        found = cluster.run(killing, cluster.process("server-1").pid, timeout_s=PATIENCE_S)
+        assert cluster.process("server-1").poll() is not None
+    check(found)
 
 
 def fit(client: Client, mode: Any) -> float:

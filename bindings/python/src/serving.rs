@@ -32,7 +32,7 @@ impl Handler {
     fn join(&self, welcome: &Welcome) {
         let Welcome { rank, shape, coming, .. } = welcome;
         let words = (rank.0, shape.servers, *coming == Coming::Again);
-        // It ends the process where it cannot serve.
+        // It only stores them. An exception has been printed.
         let _ = self.ask(|handler| handler.call_method1("joined", words).map(drop));
     }
 

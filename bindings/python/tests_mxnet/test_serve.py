@@ -155,7 +155,7 @@ for name, make in [("lazy", lambda: opt.Adam(learning_rate=0.1, lazy_update=True
     wanted[[0, 2, 4]] = 0
     assert np.array_equal(out.asnumpy(), wanted) and out.indices.asnumpy().tolist() == [1, 3, 5], (name, out, local)
 
-# What fails is told by text, here and at the other worker's next call.
+# Failures raise errors with the reason.
 kv = mx.kv.create("dist_async")
 kv.set_optimizer(opt.SGD())
 kv.init(0, mx.nd.ones((2,)))

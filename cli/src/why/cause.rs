@@ -10,7 +10,7 @@ use proto_common::message::{PortReport, Wait, WaitCause};
 use serde::Serialize;
 use std::net::IpAddr;
 
-/// A wait that was told is told by those that are waited for, too, if it is so long.
+/// If one member reports a wait of 2.5 s, the members that it waits for report their own waits from this length on.
 const WAIT_TOLD_MS: u64 = 500;
 /// Rounds take their time: a wait shorter than this and than so many rounds holds nobody up.
 const WAIT_MIN_MS: u64 = RARE_HEARTBEAT_MS_MAX + WAIT_TOLD_MS;

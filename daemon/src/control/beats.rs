@@ -5,8 +5,8 @@ use proto_common::message::{ClusterShape, MemberReport};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// After so many heartbeats that told the same, they become rare. That is not between two steps of a training: whom servers wait for is
-/// counted in heartbeats.
+/// After so many heartbeats with the same report, they become rare. If they became rare between two steps of a training, workers that
+/// servers seldom wait for would count as stragglers: waits are counted in heartbeats.
 const SAME_MAX: u32 = 20;
 
 /// See the module.

@@ -68,6 +68,10 @@ pub(super) fn stragglers(members: &Members, waited: &Waited, shape: &ClusterShap
         let later_ms = newest_ms?.saturating_sub(at_ms).min(period_ms);
         Some(round as f64 + member.pace.rounds_per_second() * later_ms as f64 / 1e3)
     };
+    let reports_rarely = |at_ms: u64| {
+        let age_ms = newest_ms.map_or(0, |newest_ms| newest_ms - at_ms);
+        age_ms > period_ms && age_ms <= rare_ms + period_ms
+    };
     let first = working(members).filter_map(|(_, member)| place(member)).fold(0.0, f64::max);
     let fastest = working(members).map(|(_, member)| member.pace.rounds_per_second()).fold(0.0, f64::max);
     let allowed = BEHIND_MIN.max(fastest * BEHIND_SECONDS);
@@ -75,11 +79,7 @@ pub(super) fn stragglers(members: &Members, waited: &Waited, shape: &ClusterShap
     for (worker, member) in working(members) {
         let behind = match member.pace.idle() {
             // An idle member may report rarely. What the others have done since is no sign: it may have done the same.
-            Some((at_ms, round))
-                if newest_ms.is_some_and(|newest_ms| {
-                    (period_ms + 1..=rare_ms + period_ms).contains(&(newest_ms - at_ms))
-                }) =>
-            {
+            Some((at_ms, round)) if reports_rarely(at_ms) => {
                 let rounds = working(members).map(|(_, member)| member.pace.round_at(at_ms));
                 rounds.max().unwrap_or(0).saturating_sub(round) as f64
             }

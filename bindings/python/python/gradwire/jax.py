@@ -13,7 +13,7 @@
         updates, state = optimizer.update(gradients, state, parameters)
         return optax.apply_updates(parameters, updates), state
 
-Outside of `jit` arrays are read where they are, without a copy (DLPack), and must be on the CPU. Inside, an ordered callback copies each
+Outside of `jit`, arrays on the CPU are read where they are, without a copy (DLPack). Inside, an ordered callback copies each
 array once into registered memory; results are copied once, by JAX. Inside `shard_map` over several devices of a process, the shards of a
 device are averaged with those of the same device of the other workers.
 """
@@ -82,7 +82,7 @@ class Tree:
 
     def _traced(self, tree: Any) -> Any:
         leaves = self._leaves(tree)
-        shapes = [jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+        shapes = [jax.ShapeDtypeStruct(*form) for form in self._forms]
         # In one order on all workers: two executions at the same time would mix their rounds.
         got = io_callback(self._exchange, shapes, *leaves, ordered=True)
         return jax.tree_util.tree_unflatten(self.structure, got)

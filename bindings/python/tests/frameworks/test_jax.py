@@ -166,7 +166,7 @@ for _ in range(20):
     one = optax.apply_updates(one, updates)
 assert jnp.allclose(w, one, rtol=1e-5), (w, one)
 
-# What fails is told by our text.
+# Errors contain the reason.
 try:
     jax.block_until_ready(jax.jit(lambda x: gj.push_pull(client, x, name="a"))(jnp.zeros(3)))
 except Exception as error:

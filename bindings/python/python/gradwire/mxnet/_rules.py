@@ -3,39 +3,16 @@ runs on the workers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
 
-from ..optimizers import CONSTANT, Optimizer
+from .._rule import Rule
 from ._connection import IS_2
 
 
 class Unmapped(Exception):
     """The optimizer has no counterpart on servers; the text is the reason."""
-
-
-@dataclass(frozen=True)
-class Rule(Optimizer):
-    """A rule of servers with the factor of the gradients' sum, and in MXNet's form where that is another."""
-
-    rule: Any
-    learning_rate: float
-    weight_decay: float
-    rescale: float
-    form: str
-
-    def _json(self) -> dict[str, Any]:
-        return {
-            "rule": self.rule,
-            "learning_rate": self.learning_rate,
-            "schedule": CONSTANT._json(),
-            "weight_decay": self.weight_decay,
-            "average": False,
-            "rescale": self.rescale,
-            "form": self.form,
-        }
 
 
 def _sgd(o: Any) -> Any:

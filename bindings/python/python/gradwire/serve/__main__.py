@@ -35,7 +35,7 @@ def main(words: list[str]) -> int:
     role = os.environ.pop("DMLC_ROLE", None)
     path = Path(own.updates)
     if not path.is_file():
-        print(f"gradwire serve: cannot read {path}: it is no file", file=sys.stderr)
+        print(f"gradwire serve: cannot read {path}: name an existing Python file with --updates", file=sys.stderr)
         return _USAGE
     # The file may import modules beside it.
     sys.path.insert(0, str(path.resolve().parent))
@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
     # The operator's code may raise anything, and a service manager must not restart it for that.
     except Exception:  # pylint: disable=broad-exception-caught
         traceback.print_exc()
-        print(f"gradwire serve: {path} failed, as the lines above show", file=sys.stderr)
+        print(f"gradwire serve: {path} raised the exception above: correct the file", file=sys.stderr)
         return _USAGE
     if role is not None:
         os.environ["DMLC_ROLE"] = role

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from .._native import Tensor
+from .._rule import Rule
 from ..client import Client, Declaration, wait_all
 from ..errors import InputError
-from ..optimizers import CONSTANT, Optimizer
 from ._errors import as_tensorflow_errors
 from ._exchange import aligned, state_of
 from ._graph import run_in_order
@@ -33,25 +33,6 @@ _UNUSED = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-
-
-@dataclass(frozen=True)
-class Rule(Optimizer):
-    """A rule of servers, in the form that Keras has (which is MXNet's)."""
-
-    rule: Any
-    learning_rate: float
-    weight_decay: float = 0.0
-
-    def _json(self) -> dict[str, Any]:
-        return {
-            "rule": self.rule,
-            "learning_rate": self.learning_rate,
-            "schedule": CONSTANT._json(),
-            "weight_decay": self.weight_decay,
-            "average": True,
-            "form": "mxnet",
-        }
 
 
 def _sgd(config: dict[str, Any]) -> Any:
@@ -132,7 +113,8 @@ def _rule_of(optimizer: Any) -> Rule:
         raise InputError(
             f"the learning rate of {name} is a schedule, which servers do not have: pass a number, and change it with a callback", "optimizer"
         )
-    return Rule(_RULES[name](config), float(config["learning_rate"]))
+    # In the form that Keras has, which is MXNet's.
+    return Rule(_RULES[name](config), float(config["learning_rate"]), average=True)
 
 
 def _refuse_options(config: dict[str, Any], name: str, **expected: Any) -> None:
@@ -210,7 +192,7 @@ class Parameters:
     def _exchange(self, names: list[str], rate: Any, *gradients: Any) -> list[Any]:
         with self._lock:
             if float(rate) != self._rule.learning_rate:
-                self._rule = Rule(self._rule.rule, float(rate))
+                self._rule = replace(self._rule, learning_rate=float(rate))
                 if self._client.rank == 0:
                     for tensor, _ in self._known.values():
                         self._client.change_rule(tensor, self._rule)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._reduction import Average, Sum
+from .._reduction import is_average as _is_average
 from ..errors import InputError
 from . import _ops
 from ._compression import Compression
@@ -11,20 +13,6 @@ from ._errors import as_tensorflow_errors
 from ._optimizer import DistributedOptimizer as _distributed
 from ._process import client_or_default, initialized, local_size
 from ._tape import DistributedGradientTape as _Tape
-
-
-class _Reduction:
-    """How values of workers become one."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-Average = _Reduction("Average")
-Sum = _Reduction("Sum")
 
 
 def is_initialized() -> bool:
@@ -110,11 +98,7 @@ def cross_rank() -> int:
 def is_average(average: bool | None, op: Any) -> bool:
     """What `average` and `op` of a script ask for; the default is the average."""
     with as_tensorflow_errors():
-        if op is not None and op not in (Average, Sum):
-            raise InputError(f"unsupported reduction {op!r}: use Average or Sum", "reduction")
-        if op is not None and average is not None and average != (op is Average):
-            raise InputError(f"average={average} contradicts op={op!r}: leave one out", "reduction")
-    return op is not Sum if average is None else average
+        return _is_average(average, op)
 
 
 def _known(named: dict[str, Any]) -> dict[str, Any]:

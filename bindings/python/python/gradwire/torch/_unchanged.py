@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._reduction import Average, Reduction, Sum, is_average
 from ..errors import InputError
 from . import _ops
 from ._broadcast import broadcast as _broadcast
@@ -23,19 +24,7 @@ from ._optimizer import DistributedOptimizer as _Distributed
 from ._process import client_or_default, initialized, local_size
 
 
-class _Reduction:
-    """How the tensors of all workers become one."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-Average = _Reduction("Average")
-Sum = _Reduction("Sum")
-Adasum, Min, Max, Product = (_Reduction(name) for name in ("Adasum", "Min", "Max", "Product"))
+Adasum, Min, Max, Product = (Reduction(name) for name in ("Adasum", "Min", "Max", "Product"))
 
 
 def is_initialized() -> bool:
@@ -130,9 +119,9 @@ def allreduce(
     if not tensor.requires_grad:
         return _begin(tensor, None, (average, op), name, (prescale_factor, postscale_factor), compression, process_set).wait()
     _refuse(process_set)
-    name = name or _ops.next_name(tensor, _is_average(average, op))
+    name = name or _ops.next_name(tensor, is_average(average, op))
     scaled = tensor if prescale_factor == 1.0 else tensor * prescale_factor
-    result = _ops.push_pull(scaled, _is_average(average, op), name, compression=compression)
+    result = _ops.push_pull(scaled, is_average(average, op), name, compression=compression)
     return result if postscale_factor == 1.0 else result * postscale_factor
 
 
@@ -181,7 +170,7 @@ def _begin(
     sent, context = compression.compress(tensor.detach())
     if scales[0] != 1.0:
         sent = sent * scales[0]
-    average, divisor = _is_average(*how), None
+    average, divisor = is_average(*how), None
     if average and not sent.is_floating_point() and not sent.is_complex():
         # Servers average floats. Horovod cuts off what is left.
         average, divisor = False, client_or_default().workers
@@ -308,14 +297,6 @@ def DistributedOptimizer(
     if gradient_predivide_factor != 1.0:
         raise InputError("gradient_predivide_factor is not supported: leave it out, means are computed by servers", "argument")
     return _Distributed(optimizer, named_parameters, compression, backward_passes_per_step)
-
-
-def _is_average(average: bool | None, op: Any) -> bool:
-    if op is not None and op not in (Average, Sum):
-        raise InputError(f"unsupported reduction {op!r}: use Average or Sum", "reduction")
-    if op is not None and average is not None and average != (op is Average):
-        raise InputError(f"average={average} contradicts op={op!r}: leave one out", "reduction")
-    return op is not Sum if average is None else average
 
 
 def _refuse(process_set: Any) -> None:

@@ -1,45 +1,5 @@
 """Replaces `horovod.torch`: everything comes from `gradwire.torch`."""
 
-from gradwire.torch import Compression, init, local_rank, local_size, poll, rank, shutdown, size, synchronize
-from gradwire.torch._unchanged import (
-    Adasum,
-    Average,
-    DistributedOptimizer,
-    Max,
-    Min,
-    Product,
-    Sum,
-    __getattr__,
-    allgather,
-    allgather_async,
-    allgather_object,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    grouped_allreduce,
-    is_initialized,
-    join,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-
 from . import compression, mpi_ops
+from .mpi_ops import *  # noqa: F403
+from .mpi_ops import __getattr__

@@ -67,6 +67,10 @@ impl Failure {
         Self::new(Kind::Input, code, text.into())
     }
 
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
     pub(crate) fn internal(text: String) -> Self {
         Self { exit_code: ExitCode::Internal as u8, ..Self::new(Kind::Internal, "internal", text) }
     }

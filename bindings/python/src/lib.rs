@@ -8,6 +8,7 @@ mod adopted;
 mod array;
 mod client;
 mod dlpack;
+mod ends;
 mod error;
 mod finisher;
 mod handle;
@@ -20,6 +21,7 @@ mod rows;
 mod serving;
 mod settings;
 mod tensor;
+mod tensorflow;
 
 use pyo3::prelude::*;
 
@@ -44,6 +46,8 @@ mod _native {
     use crate::settings::{elements, enable_logging, settings_reference, transports};
     #[pymodule_export]
     use crate::tensor::{Tensor, key_of_name};
+    #[pymodule_export]
+    use crate::tensorflow::{TfExchange, tensorflow_forget, tensorflow_functions, tensorflow_register};
 
     use super::{Bound, PyModule, PyModuleMethods, PyResult};
 

@@ -3,11 +3,24 @@
 
 use crate::error::{Failure, lock};
 use crate::here::Here;
+use fabric::copy::{memcpy, streaming};
 use gradwire_worker::{Client, SharedBuffer};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+
+/// Copies of at least this much pass by the cache: it is too small to hold them until they are sent.
+const STREAMING_BYTES_MIN: usize = 4 << 20;
+
+/// Copies between memory of the library's and that of others, of the same length.
+pub(crate) fn copy(into: &mut [u8], from: &[u8]) {
+    if from.len() >= STREAMING_BYTES_MIN {
+        streaming(into, from);
+    } else {
+        memcpy(into, from);
+    }
+}
 
 /// Stretches of a client's memory that arrays lie in, by their address.
 #[derive(Clone, Debug, Default)]

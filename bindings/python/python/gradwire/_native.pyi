@@ -4,7 +4,7 @@ from typing import Any, Optional, final
 
 import numpy as np
 
-__all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "__version__", "elements", "enable_logging", "key_of_name", "serve", "settings_reference", "transports"]
+__all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "TfExchange", "__version__", "elements", "enable_logging", "key_of_name", "serve", "settings_reference", "tensorflow_forget", "tensorflow_functions", "tensorflow_register", "transports"]
 
 __version__: str
 
@@ -23,6 +23,16 @@ def transports() -> list[str]:
 def enable_logging(filter: str = "info", json: bool = False) -> None:
     """Writes the logs of the library to standard error, filtered by level and module, for example "info" or
     "warn,fabric=debug". Call it at most once per process."""
+
+def tensorflow_functions() -> list[str]:
+    """The names of the functions of TensorFlow's C interface that `tensorflow_register` needs, in order."""
+
+def tensorflow_register(addresses: Sequence[int], place: Any) -> None:
+    """Registers the operations GradwireStart and GradwireWait with TensorFlow, once. `addresses` are those of `tensorflow_functions`.
+    Kernels call `place(request, kind, nbytes)` for the TfExchange of a tensor, or for the code and the text of an error."""
+
+def tensorflow_forget() -> None:
+    """Kernels call `place` again: the client of the process has changed."""
 
 def serve(words: Sequence[str], mark: str, app: int, handler: Any) -> int:
     """Runs the program `gradwire-server` in this process until its job ends, and returns its exit code. Calls to `app` go to the handler;
@@ -216,6 +226,19 @@ class MxEngine:
     def __new__(cls, client: Client, addresses: Sequence[int], has_on_start: bool) -> MxEngine: ...
     def key(self, tensor: Tensor, order: int) -> MxKey:
         """Creates a key from its tensor and the handle of an MXNet array; the array orders the operations on the key."""
+
+@final
+class TfExchange:
+    """The place of a tensor at the servers, for native operations of TensorFlow: for tensors of more than `floor_bytes`, and at most as
+    many bytes as the declared tensor has. `kind` is TensorFlow's number of the element type."""
+
+    def __new__(cls, client: Client, tensor: Tensor, kind: int, floor_bytes: int) -> TfExchange: ...
+    @property
+    def placement(self) -> str:
+        """How contributions travel now: "slot", "static", "rendezvous-read" or "rendezvous-write"."""
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """The number of operations that were started, and of the copies that they made: of inputs, and of outputs."""
 
 @final
 class MxKey:

@@ -6,8 +6,9 @@
 
 use super::abi::{Array, Ending, Work};
 use super::patience;
+use crate::ends::when_ended;
 use crate::error::{Failure, lock};
-use fabric::copy::{memcpy, streaming};
+use crate::memory::copy;
 use gradwire_worker::{Client, ClientError, Ended, Handle, Tensor, TensorBuffer};
 use proto_common::tensor::Mode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,8 +16,6 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Copies of at least this much pass by the cache: it is too small to hold them until they are sent.
-const STREAMING_BYTES_MIN: usize = 4 << 20;
 /// Buffers a key keeps for its next operations: one under way, one being filled.
 const SPARE_MAX: usize = 3;
 
@@ -100,15 +99,6 @@ impl Key {
         let from = unsafe { std::slice::from_raw_parts(from, buffer.len()) };
         copy(&mut buffer, from);
         Ok(buffer)
-    }
-}
-
-/// Copies as much as there is, of the same length.
-pub(super) fn copy(into: &mut [u8], from: &[u8]) {
-    if from.len() >= STREAMING_BYTES_MIN {
-        streaming(into, from);
-    } else {
-        memcpy(into, from);
     }
 }
 
@@ -218,13 +208,6 @@ pub(crate) struct End {
 /// Ends operations. Its thread ends with the last key of its store.
 pub(crate) struct Finisher(Sender<(Handle, End)>);
 
-/// Who comes first: the caller, to leave what is to be ended, or the end itself.
-enum Meeting {
-    Nobody,
-    Left(Handle, End),
-    Over,
-}
-
 impl Finisher {
     pub(crate) fn start() -> std::io::Result<Self> {
         let (sender, receiver) = channel::<(Handle, End)>();
@@ -235,24 +218,8 @@ impl Finisher {
 
     /// Ends an operation when it has ended.
     pub(crate) fn when_ended(&self, handle: Handle, end: End) {
-        if handle.is_done() {
-            return leave(&self.0, handle, end);
-        }
-        let meeting = Arc::new(Mutex::new(Meeting::Nobody));
-        let (sender, place) = (self.0.clone(), meeting.clone());
-        handle.on_end(move |_| {
-            let before = std::mem::replace(&mut *lock(&place), Meeting::Over);
-            if let Meeting::Left(handle, end) = before {
-                leave(&sender, handle, end);
-            }
-        });
-        let mut place = lock(&meeting);
-        if let Meeting::Over = *place {
-            drop(place);
-            leave(&self.0, handle, end);
-        } else {
-            *place = Meeting::Left(handle, end);
-        }
+        let sender = self.0.clone();
+        when_ended(handle, end, move |handle, end| leave(&sender, handle, end));
     }
 }
 

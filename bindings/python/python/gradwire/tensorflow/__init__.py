@@ -7,12 +7,10 @@ for Keras (`gradwire.tensorflow.keras.callbacks`).
     model.compile(optimizer=gw.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
     model.fit(data, callbacks=[gw.keras.callbacks.BroadcastGlobalVariablesCallback(0)])
 
-Servers average the gradients of all workers. This is the Python way: each tensor is copied once into registered memory and once out of
-it, and Python functions in the graph start operations and wait for them. There are no native operations, so a function that uses them
-cannot be compiled by XLA (`jit_compile=True`).
+Servers average the gradients of all workers. Native operations of TensorFlow copy each tensor once into registered memory; the result is
+used where it has landed. `report()` tells what became of each tensor. XLA (`jit_compile=True`) has no kernels for these operations.
 
-Eager operations raise `tf.errors` with Gradwire's text. Inside a tf.function TensorFlow itself makes an error of an exception in Python:
-InvalidArgumentError for wrong arguments, ResourceExhaustedError for memory, and else UnknownError, all with Gradwire's text.
+Errors are `tf.errors` with Gradwire's text.
 
 Every function also accepts a client of your own: `client=gradwire.connect()`.
 """
@@ -27,10 +25,12 @@ except ImportError as _error:
 
 from . import keras
 from ._compression import Compression
+from ._gather import allgather
 from ._ops import broadcast, broadcast_variables, pull, push, push_pull, push_pull_all
 from ._optimizer import DistributedOptimizer
 from ._parameters import ParameterServerOptimizer
 from ._process import init, initialized, local_rank, local_size, rank, shutdown, size
+from ._report import Report, TensorReport, report
 from ._tape import DistributedGradientTape
 
 __all__ = [
@@ -38,6 +38,9 @@ __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "ParameterServerOptimizer",
+    "Report",
+    "TensorReport",
+    "allgather",
     "broadcast",
     "broadcast_variables",
     "init",
@@ -50,6 +53,7 @@ __all__ = [
     "push_pull",
     "push_pull_all",
     "rank",
+    "report",
     "shutdown",
     "size",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._native import Handle
+from .._native import Handle, TfExchange
 from ..client import Client
 from ..codecs import Codec
 from ..errors import Error, InputError, OperationError
@@ -37,6 +37,8 @@ class Request:
     root: int = 0
     priority: int = 0
     client: Client | None = None
+    #: Its length may differ between two operations, whatever the graph knows of it.
+    is_of_any_length: bool = False
 
     @property
     def text(self) -> str:
@@ -85,11 +87,10 @@ class Exchange:
     def __init__(self, client: Client, request: Request, elements: int, dtype: Any) -> None:
         self._client = client
         rule = Assign(average=True) if request.average and request.what != "broadcast" else Assign()
-        prefix = "broadcast." if request.what == "broadcast" else "mean." if request.average else "sum."
-        name = f"tensorflow.{prefix}{request.name}"
+        name = declared_name(request.name, request.average)
         if request.what == "broadcast":
             # Variables of one name may have several sizes, as those of two models.
-            name += f".{elements}"
+            name = f"tensorflow.broadcast.{request.name}.{elements}"
         self.elements, self.dtype = elements, np.dtype(dtype)
         self._declared = client.declare(name, elements, dtype, rule, request.codec, "sync", request.priority, backup_workers=0)
         self._buffer = client.empty(elements, dtype)
@@ -137,6 +138,11 @@ class Exchange:
         return got
 
 
+def declared_name(name: str, average: bool) -> str:
+    """The name at the servers."""
+    return f"tensorflow.{'mean' if average else 'sum'}.{name}"
+
+
 def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
     """A new array whose memory TensorFlow takes over."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
@@ -152,11 +158,26 @@ def _words(array: Array) -> Array:
     return words
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A tensor that native operations exchange, and its place."""
+
+    name: str
+    #: In the graph that used it first: None for a dimension that is unknown there. None if not even their number is known.
+    shape: tuple[int | None, ...] | None
+    dtype: str
+    #: Elements that the place has room for.
+    length: int
+    is_static: bool
+    exchange: TfExchange
+
+
 @dataclass
 class State:
     """What this package keeps with a client, so that it ends with the client."""
 
     exchanges: dict[tuple[Any, ...], Exchange] = field(default_factory=dict)
+    placed: dict[tuple[Any, ...], Placed] = field(default_factory=dict)
     # Of optimizers whose parameters are at the servers. A second one must not get the weights of the first.
     prefixes: set[str] = field(default_factory=set)
     # Declaring a tensor. An exchange has a lock of its own for its operations.

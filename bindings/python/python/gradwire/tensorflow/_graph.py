@@ -1,5 +1,6 @@
-"""Runs requests for tensors, eagerly and in graphs. A graph has Python functions for them: one starts an operation and returns its
-number, another one waits for the numbers of several operations. This is TensorFlow's way into Python, and no native operation.
+"""Runs requests for tensors, eagerly and in graphs. One operation starts an exchange and returns its number, another one waits for the
+numbers of several exchanges. They are native operations (`_native_ops`); for broadcasts, and where native operations cannot be used,
+they are Python functions in the graph.
 
 **Order.** TensorFlow runs operations of a graph in any order, perhaps on one thread, and each worker in its own order. If worker 0 started
 "a" and waited, and worker 1 started "b" and waited, both would wait for ever. So all starts of a process are in the order of the program,
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from ..dtypes import element_of
 from ..errors import InputError
+from . import _native_ops
 from ._errors import as_tensorflow_errors
 from ._exchange import Request, Tokens, start
 
@@ -30,6 +32,11 @@ def run(requests: Sequence[Request], tensors: Sequence[Any]) -> list[Any]:
     """The results for tensors, which are in flight at the same time."""
     for request, tensor in zip(requests, tensors):
         _check(request, tensor)
+    if _is_native(requests):
+        tokens = [_start_natively(*pair) for pair in zip(requests, tensors)]
+        return _native_ops.wait(tokens, tensors)
+    if any(request.is_of_any_length for request in requests):
+        raise tf.errors.UnimplementedError(None, None, "tensors whose lengths differ between two operations need native operations")
     if tf.executing_eagerly():
         with as_tensorflow_errors():
             operations = [start(request, _array_of(tensor)) for request, tensor in zip(requests, tensors)]
@@ -41,7 +48,9 @@ def run(requests: Sequence[Request], tensors: Sequence[Any]) -> list[Any]:
 def run_push(request: Request, tensor: Any) -> None:
     """Starts a push, which nothing waits for."""
     _check(request, tensor)
-    if tf.executing_eagerly():
+    if _is_native([request]):
+        _start_natively(request, tensor)
+    elif tf.executing_eagerly():
         with as_tensorflow_errors():
             start(request, _array_of(tensor))
     else:
@@ -88,7 +97,7 @@ def _refuse_xla(what: str) -> None:
         raise tf.errors.UnimplementedError(
             None,
             None,
-            f"{what} cannot be compiled by XLA, because it calls Python: pass jit_compile=False to tf.function or model.compile",
+            f"{what} cannot be compiled by XLA, which has no kernel for it: pass jit_compile=False to tf.function or model.compile",
         )
 
 
@@ -115,6 +124,21 @@ def _order() -> Any:
             with tf.init_scope(), tf.device("CPU:0"):
                 _order_variable = tf.Variable(0, trainable=False, dtype=tf.int64, name="gradwire_order")
         return _order_variable
+
+
+def _is_native(requests: Sequence[Request]) -> bool:
+    """Broadcasts happen once, and copy bits: they stay in Python."""
+    return all(request.what != "broadcast" for request in requests) and _native_ops.are_used()
+
+
+def _start_natively(request: Request, tensor: Any) -> Any:
+    if tf.executing_eagerly():
+        return _native_ops.start(request, tensor, tf.constant(0, tf.int64))
+    order = _order()
+    token = _native_ops.start(request, tensor, order.read_value())
+    token.set_shape(())
+    order.assign(token)
+    return token
 
 
 def _start_in_graph(request: Request, tensor: Any) -> Any:

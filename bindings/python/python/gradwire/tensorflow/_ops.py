@@ -40,10 +40,18 @@ def push_pull_all(
     with as_tensorflow_errors():
         codec = codec_of(compression)
     dense = [tf.convert_to_tensor(one) for one in tensors]
-    named = [name or _unnamed("push_pull", one) for name, one in zip(names, dense)]
+    named = [name or unnamed("push_pull", one) for name, one in zip(names, dense)]
     requests = [_request(name, one, average, codec, -at, client) for at, (name, one) in enumerate(zip(named, dense))]
     results = run(requests, [tf.stop_gradient(one) for one in dense])
     return [_attached(one, result, request) for one, result, request in zip(dense, results, requests)]
+
+
+def sums_of_any_length(tensors: Sequence[Any], names: Sequence[str], client: Client | None) -> list[Any]:
+    """The sums of tensors over all workers, without gradients. First dimensions may differ between two calls, but not between workers."""
+    requests = [
+        Request("push_pull", name, average=False, priority=-at, client=client, is_of_any_length=True) for at, name in enumerate(names)
+    ]
+    return run(requests, [tf.stop_gradient(one) for one in tensors])
 
 
 def push(tensor: Any, name: str, average: bool = True, *, client: Client | None = None) -> None:
@@ -64,7 +72,7 @@ def pull(like: Any, name: str, average: bool = True, *, client: Client | None = 
 def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None, *, client: Client | None = None) -> Any:
     """Returns the tensor of `root_rank` on every worker. Every bit is kept. Gradients are not propagated."""
     tensor = tf.stop_gradient(tf.convert_to_tensor(tensor))
-    name = name or _unnamed("broadcast", tensor)
+    name = name or unnamed("broadcast", tensor)
     [result] = run([Request("broadcast", name, root=root_rank, client=client)], [tensor])
     return result
 
@@ -118,7 +126,7 @@ def _attached(tensor: Any, result: Any, request: Request) -> Any:
     return tf.custom_gradient(attach)(tensor, result)
 
 
-def _unnamed(what: str, tensor: Any) -> str:
+def unnamed(what: str, tensor: Any) -> str:
     """A name that follows from the program alone. Eager operations end before the next one begins, so those of one kind share a name."""
     shape = "x".join(map(str, tensor.shape.as_list())) if tensor.shape.is_fully_defined() else "unknown"
     kind = f"{what}.{tensor.dtype.name}.{shape}"

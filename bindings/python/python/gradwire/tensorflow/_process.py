@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from .._native import tensorflow_forget
 from .._place import Place, known, place
 from ..client import Client, connect
 from ..errors import InputError
@@ -21,6 +22,7 @@ def init(**settings: Any) -> None:
     with _lock:
         if _client is None:
             _client = connect(**settings)
+            tensorflow_forget()
             _local = place(_client.workers)
 
 
@@ -29,6 +31,7 @@ def shutdown() -> None:
     global _client
     with _lock:
         client, _client = _client, None
+        tensorflow_forget()
     if client is not None:
         client.close()
 

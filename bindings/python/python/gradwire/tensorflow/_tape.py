@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from ..client import Client
 from ._compression import Compression
+from ._gather import gather_all
 from ._ops import name_of, push_pull_all
+from ._process import client_or_default
 
 
 @dataclass(frozen=True)
@@ -31,22 +33,29 @@ class Averaging:
         """The gradients of variables, averaged. None stays None, which must be so on all workers."""
         names = names_of(self.prefix, variables)
         found = [(at, one, name) for at, (one, name) in enumerate(zip(gradients, names)) if one is not None]
-        for _, gradient, name in found:
-            if isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
-                raise tf.errors.InvalidArgumentError(
-                    None,
-                    None,
-                    f"the gradient {name!r} is sparse (tf.IndexedSlices), and only dense tensors are averaged: pass sparse_as_dense=True. "
-                    "Adam and some other optimizers of Keras update sparse gradients in another way than dense ones",
-                )
+        # Of the last layers first: backward computes them first.
+        found.reverse()
         results = list(gradients)
-        if found:
-            # Of the last layers first: backward computes them first.
-            places, some, of_some = zip(*reversed(found))
-            means = push_pull_all(some, of_some, average=self.average, compression=self.compression, client=self.client)
-            for at, mean in zip(places, means):
-                results[at] = mean
+        sparse = [one for one in found if isinstance(one[1], tf.IndexedSlices) and not self.sparse_as_dense]
+        dense = [one for one in found if not any(one is other for other in sparse)]
+        tensors, called = [one for _, one, _ in dense], [name for _, _, name in dense]
+        means = push_pull_all(tensors, called, average=self.average, compression=self.compression, client=self.client) if dense else []
+        for (at, _, _), mean in zip(dense, means):
+            results[at] = mean
+        slices = self._gathered([one for _, one, _ in sparse], [name for _, _, name in sparse])
+        for (at, _, _), mean in zip(sparse, slices):
+            results[at] = mean
         return results
+
+    def _gathered(self, slices: list[Any], names: list[str]) -> list[Any]:
+        """The rows of all workers, of sparse gradients. What of them belongs to the same row is summed by whoever applies them."""
+        tensors = [part for one in slices for part in (one.values, one.indices)]
+        gathered = gather_all(tensors, [f"{name}.{part}" for name in names for part in ("values", "indices")], self.client)
+        workers = client_or_default(self.client).workers if slices and self.average else 1
+        made = []
+        for one, values, indices in zip(slices, gathered[::2], gathered[1::2]):
+            made.append(tf.IndexedSlices(values / tf.cast(workers, values.dtype), indices, one.dense_shape))
+        return made
 
 
 def names_of(prefix: str, variables: Sequence[Any]) -> list[str]:
@@ -66,7 +75,8 @@ def names_of(prefix: str, variables: Sequence[Any]) -> list[str]:
 
 class DistributedGradientTape:
     """Wraps a `tf.GradientTape`: `gradient` returns means over all workers. Everything else belongs to the wrapped tape, as a context
-    manager too. Tensors are named by `prefix`, and by the names and shapes of the sources. `tf.IndexedSlices` need `sparse_as_dense=True`."""
+    manager too. Tensors are named by `prefix`, and by the names and shapes of the sources. Sparse
+    gradients (`tf.IndexedSlices`) travel as rows and indices, or as dense tensors with `sparse_as_dense=True`."""
 
     def __init__(
         self,

@@ -39,6 +39,8 @@ class Request:
     client: Client | None = None
     #: Its length may differ between two operations, whatever the graph knows of it.
     is_of_any_length: bool = False
+    #: The number of a tensor that is declared already. It has the client and the rule that it was declared with.
+    declared: int | None = None
 
     @property
     def text(self) -> str:
@@ -178,6 +180,8 @@ class State:
 
     exchanges: dict[tuple[Any, ...], Exchange] = field(default_factory=dict)
     placed: dict[tuple[Any, ...], Placed] = field(default_factory=dict)
+    # Tensors with a rule of their own, by their numbers in requests.
+    declared: dict[int, TfExchange] = field(default_factory=dict)
     # Of optimizers whose parameters are at the servers. A second one must not get the weights of the first.
     prefixes: set[str] = field(default_factory=set)
     # Declaring a tensor. An exchange has a lock of its own for its operations.

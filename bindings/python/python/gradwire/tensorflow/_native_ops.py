@@ -113,8 +113,17 @@ def _attribute(name: str, value: Any) -> Any:
     return kind(i=value) if name == "N" else kind(type=value)
 
 
+def add_declared(client: Client, tensor: _native.Tensor, dtype: Any) -> int:
+    """Makes a tensor that is declared already one for requests, and returns its number."""
+    exchange = _native.TfExchange(client, tensor, dtype.as_datatype_enum, tensor.nbytes - 1)
+    state, number = state_of(client), next(_numbers)
+    with state.lock:
+        state.declared[number] = exchange
+    return number
+
+
 def _text_of(request: Request, tensor: Any) -> str:
-    """The request as an attribute of an operation: another process can read it in a saved graph."""
+    """The request as an attribute of an operation."""
     asked = {
         "what": request.what,
         "name": request.name,
@@ -124,6 +133,7 @@ def _text_of(request: Request, tensor: Any) -> str:
         "client": None if request.client is None else _number_of(request.client),
         "shape": tensor.shape.as_list() if tensor.shape.rank is not None else None,
         "is_of_any_length": request.is_of_any_length,
+        "declared": request.declared,
     }
     return json.dumps(asked)
 
@@ -162,6 +172,8 @@ def _exchange_of(asked: dict[str, Any], dtype: Any, size: int) -> _native.TfExch
     if client is None:
         raise SettingError("the graph was made with a client of its own (client=…), which is not there any more", "client")
     elements, state = size // dtype.size, state_of(client)
+    if asked["declared"] is not None:
+        return state.declared[asked["declared"]]
     what, name, shape = asked["what"], asked["name"], asked["shape"]
     is_static = shape is not None and None not in shape and not asked["is_of_any_length"]
     if elements == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -17,8 +17,9 @@ from .._rule import Rule
 from ..client import Client, Declaration, wait_all
 from ..errors import InputError
 from ._errors import as_tensorflow_errors
-from ._exchange import aligned, state_of
-from ._graph import run_in_order
+from ._exchange import Request, aligned, state_of
+from ._graph import run, run_in_order
+from ._native_ops import add_declared, are_used
 from ._optimizer import PARAMETERS, is_distributed, keep_keras_from_compiling, refuse_scaling
 from ._process import client_or_default
 from ._tape import names_of
@@ -123,6 +124,17 @@ def _refuse_options(config: dict[str, Any], name: str, **expected: Any) -> None:
             raise InputError(f"servers do not support {option}={config[option]!r} of {name}: leave it out, or use DistributedOptimizer", "optimizer")
 
 
+@dataclass(frozen=True)
+class _Known:
+    """A variable at the servers."""
+
+    tensor: Tensor
+    #: For native operations.
+    number: int | None
+    #: For Python functions: registered memory for gradients and weights.
+    room: Any
+
+
 class Parameters:
     """Variables at the servers, by their names and shapes."""
 
@@ -138,8 +150,7 @@ class Parameters:
         self._sparse_as_dense = sparse_as_dense
         # The name of each variable, which is kept so that its number stays its own.
         self._names: dict[int, tuple[str, Any]] = {}
-        # By name: the tensor, and registered memory for its gradients and weights.
-        self._known: dict[str, tuple[Tensor, Any]] = {}
+        self._known: dict[str, _Known] = {}
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Parameters:
@@ -159,8 +170,19 @@ class Parameters:
         if sparse and not self._sparse_as_dense:
             raise tf.errors.InvalidArgumentError(None, None, f"the gradient {sparse[0]!r} is sparse (tf.IndexedSlices): pass sparse_as_dense=True")
         dense = [tf.cast(tf.convert_to_tensor(one), variable.dtype) for one, variable in zip(gradients, variables)]
-        for one, weights in zip(variables, run_in_order(lambda *arrays: self._exchange(names, *arrays), [rate, *dense], dense)):
+        for one, weights in zip(variables, self._weights(names, rate, dense)):
             one.assign(weights)
+
+    def _weights(self, names: list[str], rate: Any, gradients: list[Any]) -> list[Any]:
+        """What the servers have after these gradients."""
+        if not are_used():
+            return run_in_order(lambda *arrays: self._exchange(names, *arrays), [rate, *gradients], gradients)
+        run_in_order(self._follow, [rate], [])
+        requests = [
+            Request("push_pull", name, priority=-at, client=self._client, declared=self._known[name].number)
+            for at, name in enumerate(names)
+        ]
+        return run(requests, gradients)
 
     def declare(self, variables: Sequence[Any]) -> bool:
         """Declares variables that are new, with the values of rank 0, and sets them to these. Returns whether there were any."""
@@ -187,24 +209,31 @@ class Parameters:
         for tensor, room, (name, one) in zip(declared, rooms, new):
             # A copy, because TensorFlow might use the room's memory itself.
             one.assign(np.array(room))
-            self._names[id(one)], self._known[name] = (name, one), (tensor, room)
+            number = add_declared(self._client, tensor, tf.as_dtype(room.dtype)) if are_used() else None
+            self._names[id(one)], self._known[name] = (name, one), _Known(tensor, number, None if are_used() else room)
 
-    def _exchange(self, names: list[str], rate: Any, *gradients: Any) -> list[Any]:
+    def _follow(self, rate: Any) -> list[Any]:
+        """Tells the servers of another learning rate."""
         with self._lock:
             if float(rate) != self._rule.learning_rate:
                 self._rule = replace(self._rule, learning_rate=float(rate))
                 if self._client.rank == 0:
-                    for tensor, _ in self._known.values():
-                        self._client.change_rule(tensor, self._rule)
+                    for known in self._known.values():
+                        self._client.change_rule(known.tensor, self._rule)
+        return []
+
+    def _exchange(self, names: list[str], rate: Any, *gradients: Any) -> list[Any]:
+        self._follow(rate)
+        with self._lock:
             handles = []
             for name, gradient in zip(names, gradients):
-                tensor, room = self._known[name]
-                np.copyto(room, gradient)
-                handles.append(self._client.push_pull(tensor, room, out=room))
+                known = self._known[name]
+                np.copyto(known.room, gradient)
+                handles.append(self._client.push_pull(known.tensor, known.room, out=known.room))
             wait_all(handles)
             results = []
             for name, gradient in zip(names, gradients):
                 result = aligned(gradient.shape, gradient.dtype)
-                np.copyto(result, self._known[name][1])
+                np.copyto(result, self._known[name].room)
                 results.append(result)
             return results

@@ -28,7 +28,7 @@ from ._compression import Compression
 from ._gather import allgather
 from ._ops import broadcast, broadcast_variables, pull, push, push_pull, push_pull_all
 from ._optimizer import DistributedOptimizer
-from ._parameters import ParameterServerOptimizer
+from ._parameters import ParameterServerOptimizer, resume
 from ._process import init, initialized, local_rank, local_size, rank, shutdown, size
 from ._report import Report, TensorReport, report
 from ._tape import DistributedGradientTape
@@ -54,6 +54,7 @@ __all__ = [
     "push_pull_all",
     "rank",
     "report",
+    "resume",
     "shutdown",
     "size",
 ]

@@ -83,6 +83,29 @@ def ParameterServerOptimizer(
     return optimizer
 
 
+def resume(optimizer: Any) -> int:
+    """Returns the number of the first step. All workers call it once, with an optimizer of `ParameterServerOptimizer` that is built, before
+    the first step.
+
+    In a new job the result is 0. In a worker that was restarted (`cluster.worker_loss` "wait") the variables have the weights of the
+    servers, and the result is the number of steps that are complete: in mode "sync" of all workers, and what the failed process had
+    contributed to the next one counts once; in other modes those that this worker had contributed to. If the script changes the learning
+    rate by itself, it must set it again. A restarted worker that does not call it gets an error at its first step.
+
+        optimizer = gw.ParameterServerOptimizer(keras.optimizers.SGD(0.1))
+        optimizer.build(model.trainable_variables)
+        for step in range(gw.resume(optimizer), steps):
+            ...
+    """
+    with as_tensorflow_errors():
+        parameters: Parameters | None = getattr(optimizer, PARAMETERS, None)
+        if parameters is None:
+            raise InputError("resume needs an optimizer of ParameterServerOptimizer: wrap it first", "resume")
+        steps = parameters.resume()
+    optimizer.iterations.assign(steps)
+    return steps
+
+
 def _serving_class(kind: type) -> type:
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         refuse_scaling(sys._getframe(1).f_code.co_name, "train in float32 or bfloat16")
@@ -151,15 +174,30 @@ class Parameters:
         # The name of each variable, which is kept so that its number stays its own.
         self._names: dict[int, tuple[str, Any]] = {}
         self._known: dict[str, _Known] = {}
+        # Complete steps of the training that this worker has come into, until `resume` has told them.
+        self._untold_steps = 0
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Parameters:
         # A client is not copied.
         return self
 
+    def resume(self) -> int:
+        """The complete steps of the training that this worker has come into."""
+        if not self._names:
+            raise InputError("call optimizer.build(model.trainable_variables) before resume", "resume")
+        if self._client._has_rejoined and not self._client._is_awaited and self._mode in (None, "sync") and self._client.mode == "sync":
+            raise InputError('resume cannot continue a training with cluster.worker_loss "continue": set "wait"', "resume")
+        steps, self._untold_steps = self._untold_steps, 0
+        return steps
+
     def step(self, rate: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Pushes gradients, and sets the variables to the servers' weights. In a graph it adds that to the graph."""
         is_new = self.declare(variables)
+        if self._untold_steps:
+            raise tf.errors.FailedPreconditionError(
+                None, None, f"this worker was restarted, and {self._untold_steps} steps are complete: call resume(optimizer) before the first step"
+            )
         if is_new and tf.executing_eagerly():
             # Of other workers' variables than those of rank 0.
             raise tf.errors.FailedPreconditionError(
@@ -204,7 +242,12 @@ class Parameters:
             Declaration(name, value.shape, value.dtype, self._rule, None, self._mode, -at, backup_workers=0)
             for at, ((name, _), value) in enumerate(zip(new, values))
         )
-        wait_all([self._client.init_start(tensor, value) for tensor, value in zip(declared, values)])
+        # 0 unless this worker was restarted. Its first pull brings the weights after these steps.
+        steps = self._client.resume(declared)
+        if steps:
+            self._untold_steps = max(self._untold_steps, steps)
+        else:
+            wait_all([self._client.init_start(tensor, value) for tensor, value in zip(declared, values)])
         rooms = wait_all([self._client.pull(tensor) for tensor in declared])
         for tensor, room, (name, one) in zip(declared, rooms, new):
             # A copy, because TensorFlow might use the room's memory itself.

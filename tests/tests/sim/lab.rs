@@ -251,12 +251,12 @@ mod broken {
 
     /// A rule, and a seed that catches who breaks it: of `everything_goes_wrong`, or of `late_writes_are_fenced`.
     const CAUGHT: [(Rule, u64); 8] = [
-        (Rule::Server(BrokenRule::Fence), 2059),
-        (Rule::Server(BrokenRule::Fencing), 35),
+        (Rule::Server(BrokenRule::Fence), 2246),
+        (Rule::Server(BrokenRule::Fencing), 540),
         (Rule::Server(BrokenRule::CreditReturn), 0),
         (Rule::Server(BrokenRule::Dedupe), 1),
-        (Rule::Server(BrokenRule::EpochCheck), 17),
-        (Rule::Server(BrokenRule::AckAfterReplicate), 40),
+        (Rule::Server(BrokenRule::EpochCheck), 79),
+        (Rule::Server(BrokenRule::AckAfterReplicate), 29),
         (Rule::Gate, 0),
         (Rule::Quorum, 1),
     ];

@@ -92,25 +92,25 @@ def python_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native_ops, "are_used", lambda: False)
 
 
-def order_of_starts(client: Client, seen: list[str], times: int) -> None:
+def order_of_starts(client: Client, prefix: str) -> None:
     @tf.function
     def step(mine: Any, large: Any) -> Any:
         # Ready late, but first in the program.
-        late = gw.push_pull(tf.linalg.matmul(large, large)[0, :2], "late", client=client)
+        late = gw.push_pull(tf.linalg.matmul(large, large)[0, :2], f"{prefix}late", client=client)
         for _ in tf.range(2):
-            mine += gw.push_pull(mine, "loop", client=client)
-        return late, [gw.push_pull(mine, f"{at}", client=client) for at in range(8)]
+            mine += gw.push_pull(mine, f"{prefix}loop", client=client)
+        return late, [gw.push_pull(mine, f"{prefix}{at}", client=client) for at in range(8)]
 
-    for _ in range(times):
-        seen.clear()
-        step(tf.ones(2), tf.ones((300, 300)))
+    step(tf.ones(2), tf.ones((300, 300)))
 
 
 def test_all_starts_are_in_the_order_of_the_program() -> None:
     # A tensor's place is made when its first operation starts.
     with gradwire.launch() as cluster, cluster.connect() as client:
-        order_of_starts(client, [], 1)
-        assert [one.name for one in gw.report(client)] == ["late", "loop", *map(str, range(8))]
+        for turn in range(5):
+            order_of_starts(client, f"{turn}.")
+            names = [one.name for one in gw.report(client)][-10:]
+            assert names == [f"{turn}.{name}" for name in ("late", "loop", *range(8))]
 
 
 def test_all_starts_of_python_functions_are_in_the_order_of_the_program(monkeypatch: pytest.MonkeyPatch, python_way: None) -> None:
@@ -118,8 +118,23 @@ def test_all_starts_of_python_functions_are_in_the_order_of_the_program(monkeypa
     begin = _exchange.start
     monkeypatch.setattr(_graph, "start", lambda request, array: (seen.append(request.name), begin(request, array))[1])
     with gradwire.launch() as cluster, cluster.connect() as client:
-        order_of_starts(client, seen, 5)
-        assert seen == ["late", "loop", "loop", *map(str, range(8))]
+        for _ in range(5):
+            seen.clear()
+            order_of_starts(client, "")
+            assert seen == ["late", "loop", "loop", *map(str, range(8))]
+
+
+def test_python_functions_give_the_same_values(python_way: None) -> None:
+    def work(client: Client) -> None:
+        mine = tf.constant([1.0, 2.0]) * (client.rank + 1)
+        assert gw.push_pull(mine, "a", client=client).numpy().tolist() == [1.5, 3.0]
+        gw.push(mine, "pushed", client=client)
+        assert gw.pull(mine, "pushed", client=client).numpy().tolist() == [1.5, 3.0]
+        with pytest.raises(tf.errors.UnimplementedError, match="allgather of tensor 'b.gathered' needs native operations"):
+            gw.allgather(mine, "b", client=client)
+        assert gw.report(client) == []
+
+    on_each(work)
 
 
 # VGG-16 has 32 tensors; here each is a hundredth of its size, in bytes.
@@ -132,26 +147,27 @@ VGG_ELEMENTS = [
 ] + [1027605, 41, 167773, 41, 410, 1]
 
 
+def vgg_worker(client: Client) -> None:
+    names = [f"{at}" for at in range(len(VGG_ELEMENTS))]
+
+    @tf.function
+    def step(factor: Any) -> Any:
+        means = gw.push_pull_all([tf.fill([elements], factor) for elements in VGG_ELEMENTS], names, client=client)
+        return tf.add_n([tf.reduce_mean(one) for one in means])
+
+    assert len(names) == 32
+    for turn in range(4):
+        total = step(tf.constant(float(turn + client.rank)))
+        assert float(total) == pytest.approx(32 * (turn + 0.5))
+    for one in gw.report(client):
+        assert one.is_static and (one.operations, one.copies_in, one.copies_out) == (4, 4, 0)
+    # An eager operation, too.
+    assert gw.push_pull(tf.ones(1000), "eager", client=client).numpy().tolist() == [1.0] * 1000
+    assert gw.report(client)[-1][-3:] == (1, 1, 0)
+
+
 def test_results_are_used_where_they_landed_and_inputs_are_copied_once(transport: str) -> None:
-    def work(client: Client) -> None:
-        names = [f"{at}" for at in range(len(VGG_ELEMENTS))]
-
-        @tf.function
-        def step(factor: Any) -> Any:
-            means = gw.push_pull_all([tf.fill([elements], factor) for elements in VGG_ELEMENTS], names, client=client)
-            return tf.add_n([tf.reduce_mean(one) for one in means])
-
-        assert len(names) == 32
-        for turn in range(4):
-            total = step(tf.constant(float(turn + client.rank)))
-            assert float(total) == pytest.approx(32 * (turn + 0.5))
-        for one in gw.report(client):
-            assert one.is_static and (one.operations, one.copies_in, one.copies_out) == (4, 4, 0)
-        # An eager operation, too.
-        assert gw.push_pull(tf.ones(1000), "eager", client=client).numpy().tolist() == [1.0] * 1000
-        assert gw.report(client)[-1][-3:] == (1, 1, 0)
-
-    on_each(work, transport=transport)
+    in_processes(vgg_worker, transport=transport)
 
 
 def test_a_result_outlives_its_name_its_client_and_its_cluster() -> None:
@@ -166,29 +182,47 @@ def test_a_result_outlives_its_name_its_client_and_its_cluster() -> None:
     assert [one.numpy().tolist() == [float(turn)] * 70_000 for turn, one in enumerate(kept)] == [True] * 10
 
 
+def unknown_worker(client: Client) -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(rows: Any) -> Any:
+        # A codec needs a length, and is left out.
+        return gw.push_pull(rows, "rows", compression=gw.Compression.fp16, client=client)
+
+    for count in (1, 5, 400, 341, 342, 2, 400):
+        rows = tf.range(count * 3.0) * (client.rank + 1)
+        got = step(tf.reshape(rows, [count, 3]))
+        assert got.shape == (count, 3) and np.array_equal(got.numpy().ravel(), np.arange(count * 3) * 1.5)
+    gw.push_pull(tf.ones([2, 3]), "fixed", average=False, client=client)
+    table = [one for one in gw.report(client) if "lengths" not in one.name]
+    assert [(one.name, one.rule, one.shape, one.is_static) for one in table] == [
+        ("rows", "mean", (None, 3), False), ("rows", "mean", (None, 3), False), ("fixed", "sum", (2, 3), True)
+    ]
+    assert [one.operations for one in table] == [4, 3, 1] and sum(one.copies_out for one in table) == 0
+    lines = str(gw.report(client)).splitlines()
+    assert lines[0].split()[:4] == ["tensor", "rule", "shape", "dtype"]
+    [of_rows] = {tuple(line.split()[2:7]) for line in lines if line.startswith("rows ")}
+    assert of_rows == ("?", "x", "3", "float32", "dynamic") and "2 x 3" in lines[-1] and "static" in lines[-1]
+
+
 def test_an_unknown_dimension_makes_a_tensor_dynamic_with_the_right_values(transport: str) -> None:
-    def work(client: Client) -> None:
-        rows_of = tf.TensorSpec([None, 3])
+    in_processes(unknown_worker, transport=transport)
 
-        @tf.function(input_signature=[rows_of])
-        def step(rows: Any) -> Any:
-            return gw.push_pull(rows, "rows", client=client)
 
-        for count in (1, 5, 400, 341, 342, 2, 400):
-            rows = tf.range(count * 3.0) * (client.rank + 1)
-            got = step(tf.reshape(rows, [count, 3]))
-            assert got.shape == (count, 3) and np.array_equal(got.numpy().ravel(), np.arange(count * 3) * 1.5)
-        gw.push_pull(tf.ones([2, 3]), "fixed", client=client)
-        table = gw.report(client)
-        assert [(one.name, one.shape, one.is_static) for one in table] == [
-            ("rows", (None, 3), False), ("rows", (None, 3), False), ("fixed", (2, 3), True)
-        ]
-        assert [one.operations for one in table] == [4, 3, 1] and sum(one.copies_out for one in table) == 0
-        lines = str(table).splitlines()
-        assert lines[0].split()[:4] == ["tensor", "shape", "dtype", "shape"] and "? x 3" in lines[1] and "dynamic" in lines[1]
-        assert "2 x 3" in lines[3] and "static" in lines[3]
+def several_rounds_worker(client: Client) -> list[Any]:
+    """Two rounds of a dynamic tensor in flight."""
 
-    on_each(work, transport=transport)
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(rows: Any) -> Any:
+        first, second = gw.push_pull(rows, "rows", client=client), gw.push_pull(10 * rows, "rows", client=client)
+        for _ in tf.range(3):
+            second += gw.push_pull(rows, "rows", client=client)
+        return first + second
+
+    return [step(tf.ones(count) * (client.rank + 1)).numpy().tolist() for count in (3, 5, 3)]
+
+
+def test_rounds_of_a_dynamic_tensor_are_in_order() -> None:
+    assert in_processes(several_rounds_worker) == [[[21.0] * count for count in (3, 5, 3)]] * 2
 
 
 def ragged_worker(client: Client) -> list[Any]:
@@ -213,18 +247,35 @@ def test_a_ragged_dimension_has_the_right_values() -> None:
     assert in_processes(ragged_worker) == [expected] * 2
 
 
-def test_a_worker_with_another_length_is_refused() -> None:
+def lengths_worker(client: Client, counts: list[int]) -> float:
+    step = tf.function(lambda rows: gw.push_pull(rows, "rows", client=client), input_signature=[tf.TensorSpec([None])])
+    begun = time.monotonic()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="other workers have another length"):
+        step(tf.ones(counts[client.rank]))
+    return time.monotonic() - begun
+
+
+# In one power of two, and in two of them.
+@pytest.mark.parametrize("counts", [[10, 11], [1000, 1030], [0x100000, 0x200000]])
+def test_other_lengths_are_an_error_on_all_workers_at_once(counts: list[int]) -> None:
+    assert max(in_processes(lengths_worker, counts)) < 20
+
+
+def test_a_push_that_is_refused_is_reported_by_the_pull() -> None:
     def work(client: Client) -> str:
-        step = tf.function(lambda rows: gw.push_pull(rows, "rows", client=client), input_signature=[tf.TensorSpec([None])])
+        request = _exchange.Request("push", "a", client=client, is_of_any_length=True)
+        pull, order = _exchange.Request("pull", "a", client=client, is_of_any_length=True), tf.constant(0, tf.int64)
+        mine = tf.ones(10 + client.rank)
         try:
             # Whoever comes second; the other one is alone when it has left.
-            assert step(tf.ones(10 + client.rank)).shape == [10 + client.rank]
+            _native_ops.start(request, mine, order)
+            assert _native_ops.wait([_native_ops.start(pull, mine, order)], [mine])[0].shape == mine.shape
         except tf.errors.AbortedError as error:
             return str(error.message)
         return ""
 
     texts = sorted(on_each(work))
-    assert texts[0] == "" and 'push of tensor "tensorflow.mean.rows.1024" was refused' in texts[1]
+    assert texts[0] == "" and "push of tensor" in texts[1] and "was refused" in texts[1]
 
 
 def test_tensors_of_all_workers_after_one_another(transport: str) -> None:
@@ -236,8 +287,13 @@ def test_tensors_of_all_workers_after_one_another(transport: str) -> None:
             got = gw.allgather(mine, "a", client=client)
             assert got.dtype == tf.int64
             assert got.numpy().tolist() == [[10 * turn] * 2] * turn + [[10 * turn + 1] * 2] * (turn + 2)
+        # Without a name, too, and with no rows at all.
+        assert gw.allgather(tf.ones([client.rank + 1]), client=client).numpy().tolist() == [1.0] * 3
+        assert gw.allgather(tf.ones([0, 2]), client=client).shape == (0, 2)
         with pytest.raises(tf.errors.InvalidArgumentError, match="at least one dimension"):
             gw.allgather(tf.constant(1.0), client=client)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="other dimensions than the first one"):
+            gw.allgather(tf.ones([1, 2, 3] if client.rank else [1, 3, 2]), "form", client=client)
 
     on_each(work, transport=transport)
 
@@ -393,6 +449,19 @@ def test_a_root_that_has_left_is_an_error() -> None:
     on_each(work)
 
 
+def test_a_closed_client_is_an_error_and_its_memory_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gradwire.launch() as cluster:
+        client = cluster.connect()
+        step = tf.function(lambda one: gw.push_pull(one, "a", client=client))
+        step(tf.ones(1000))
+        client.close()
+        for call in (step, lambda one: gw.push_pull(one, "a", client=client)):
+            with pytest.raises(tf.errors.FailedPreconditionError, match="closed"):
+                call(tf.ones(1000))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not a client"):
+        gw.push_pull(tf.ones(3), "a", client="client")
+
+
 def test_a_forked_process_is_refused() -> None:
     with gradwire.launch() as cluster, cluster.connect() as client:
         sent = tf.ones(3)
@@ -419,7 +488,9 @@ def test_results_that_nobody_fetches_are_bounded() -> None:
             _native_ops.wait(tokens[:1], sent[:1])
         assert _native_ops.wait(tokens[1:2], sent[1:2])[0].numpy().tolist() == [1.0, 1.0]
         assert _native_ops.wait(tokens[-1:], sent[-1:])[0].numpy().tolist() == [float(_exchange.UNFETCHED_MAX)] * 2
-        with pytest.raises(tf.errors.FailedPreconditionError, match="closed before"):
+        with pytest.raises(tf.errors.AbortedError, match="waited for before"):
+            _native_ops.wait(tokens[1:2], sent[1:2])
+        with pytest.raises(tf.errors.FailedPreconditionError, match="client was closed"):
             _native_ops.wait([order], sent[:1])
 
 

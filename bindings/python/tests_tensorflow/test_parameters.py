@@ -17,6 +17,7 @@ import gradwire
 import gradwire.tensorflow as gw
 from conftest import PATIENCE_S, in_processes, on_each
 from gradwire.client import Client
+from gradwire.tensorflow import _native_ops
 
 STEPS, BATCH = 12, 8
 OPTIMIZERS = {
@@ -89,6 +90,34 @@ def test_rules_on_servers_are_those_of_keras_in_graphs() -> None:
 def test_rules_on_servers_are_those_of_keras_eagerly() -> None:
     # In processes: threads share Keras' seeds.
     check(in_processes(on_servers, False))
+
+
+def python_way_worker(client: Client) -> dict[str, Any]:
+    _native_ops.are_used = lambda: False
+    return on_servers(client, True)
+
+
+def test_python_functions_give_the_same_parameters() -> None:
+    check(in_processes(python_way_worker))
+
+
+def wrong_gradient(client: Client) -> None:
+    variable = tf.Variable(tf.zeros(10))
+    optimizer = gw.ParameterServerOptimizer(keras.optimizers.SGD(0.1), client=client)
+    optimizer.build([variable])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has shape .1000.*the variable has .10,"):
+        optimizer.apply([tf.ones(1000)], [variable])
+    unknown = tf.function(lambda one: optimizer.apply([one], [variable]), input_signature=[tf.TensorSpec([None])])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has 1000 elements of float32, and had 10 of float32"):
+        unknown(tf.ones(1000))
+    unknown(tf.ones(10))
+    assert variable.numpy().tolist() == pytest.approx([-0.1] * 10)
+    [row] = gw.report(client)
+    assert (row.rule, row.shape, row.copies_out) == ("parameters", (10,), 0)
+
+
+def test_a_gradient_of_another_shape_is_refused() -> None:
+    on_each(wrong_gradient, workers=1)
 
 
 def killing(client: Client, server: int) -> dict[str, Any]:

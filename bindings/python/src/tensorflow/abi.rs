@@ -79,11 +79,33 @@ static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 /// TensorFlow's number of 64-bit integers.
 const INT64: c_int = 9;
 
+/// Numbers of `TF_Code`.
+pub(super) mod code {
+    pub(crate) const UNKNOWN: i32 = 2;
+    pub(crate) const INVALID_ARGUMENT: i32 = 3;
+    pub(crate) const DEADLINE_EXCEEDED: i32 = 4;
+    pub(crate) const RESOURCE_EXHAUSTED: i32 = 8;
+    pub(crate) const FAILED_PRECONDITION: i32 = 9;
+    pub(crate) const ABORTED: i32 = 10;
+    pub(crate) const INTERNAL: i32 = 13;
+    pub(crate) const UNAVAILABLE: i32 = 14;
+}
+
 /// An error as TensorFlow has it: a number of `TF_Code`, and a text.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     pub(super) code: c_int,
     pub(super) text: String,
+}
+
+impl Fault {
+    pub(super) fn new(code: c_int, text: &str) -> Self {
+        Self { code, text: text.to_owned() }
+    }
+
+    pub(super) fn internal(text: &str) -> Self {
+        Self::new(code::INTERNAL, text)
+    }
 }
 
 /// A status of TensorFlow's, freed when it is dropped.
@@ -103,7 +125,7 @@ impl Status {
         status
     }
 
-    fn told(&self) -> Result<(), Fault> {
+    fn ok(&self) -> Result<(), Fault> {
         // SAFETY: a status of our own; its text is copied at once.
         unsafe {
             match (self.1.GetCode)(self.0) {
@@ -126,7 +148,10 @@ impl Drop for Status {
 
 /// What a kernel does. One is made for each node of a graph, and for each kind of eager operation.
 pub(super) trait Kernel: Send + Sync + Sized + 'static {
-    /// From the value of its attribute `request`.
+    /// Whether its operation has an attribute `request`.
+    const HAS_REQUEST: bool;
+
+    /// From the value of its attribute `request`, or from an empty string.
     fn create(request: String) -> Self;
 
     /// Computes: reads inputs, sets outputs.
@@ -155,7 +180,7 @@ pub(super) unsafe fn found(addresses: &[usize]) -> bool {
 /// Registers an operation with its kernel for the CPU; its name must be new to the process. [`found`] comes before.
 pub(super) fn register<K: Kernel>(definition: &Definition<'_>) -> Result<(), Fault> {
     let Some(functions) = FUNCTIONS.get() else {
-        return Err(Fault { code: 13, text: "TensorFlow's functions are not known".into() });
+        return Err(Fault::internal("the functions of TensorFlow were not found"));
     };
     let status = Status::new(functions);
     let Definition { name, attributes, inputs, outputs } = definition;
@@ -169,12 +194,12 @@ pub(super) fn register<K: Kernel>(definition: &Definition<'_>) -> Result<(), Fau
         (functions.OpDefinitionBuilderSetIsStateful)(builder, true);
         (functions.OpDefinitionBuilderSetShapeInferenceFunction)(builder, infer);
         (functions.RegisterOpDefinition)(builder, status.0);
-        status.told()?;
+        status.ok()?;
         let (create, compute, delete): (Create, Compute, Delete) = (create::<K>, compute::<K>, delete::<K>);
         let builder = (functions.NewKernelBuilder)(name.as_ptr(), c"CPU".as_ptr(), create, compute, delete);
         (functions.RegisterKernelBuilder)(name.as_ptr(), builder, status.0);
     }
-    status.told()
+    status.ok()
 }
 
 /// Shapes are set in Python, where the graph is made.
@@ -187,6 +212,9 @@ unsafe extern "C" fn infer(context: Pointer, status: Pointer) {
 
 unsafe extern "C" fn create<K: Kernel>(construction: Pointer) -> Pointer {
     let Some(functions) = FUNCTIONS.get() else { return std::ptr::null_mut() };
+    if !K::HAS_REQUEST {
+        return Box::into_raw(Box::new(K::create(String::new()))).cast();
+    }
     let status = Status::new(functions);
     let (mut count, mut bytes) = (0, 0);
     let name = c"request".as_ptr();
@@ -199,11 +227,11 @@ unsafe extern "C" fn create<K: Kernel>(construction: Pointer) -> Pointer {
             &raw mut bytes,
             status.0,
         );
-        status.told().and_then(|()| {
+        status.ok().and_then(|()| {
             let mut text = vec![0u8; usize::try_from(bytes).unwrap_or_default()];
             let place = text.as_mut_ptr().cast();
             (functions.OpKernelConstruction_GetAttrString)(construction, name, place, text.len(), status.0);
-            status.told().map(|()| String::from_utf8_lossy(&text).into_owned())
+            status.ok().map(|()| String::from_utf8_lossy(&text).into_owned())
         })
     };
     match read {
@@ -228,7 +256,7 @@ unsafe extern "C" fn compute<K: Kernel>(kernel: Pointer, context: Pointer) {
     let Some(functions) = FUNCTIONS.get() else { return };
     let turn = Turn { context, functions };
     let done = if kernel.is_null() {
-        Err(Fault { code: 13, text: "the kernel could not be created".into() })
+        Err(Fault::internal("the kernel could not be created"))
     } else {
         // SAFETY: it was made by `create`, and several threads may use it at once.
         unsafe { (*kernel.cast::<K>()).compute(&turn) }
@@ -253,7 +281,7 @@ impl Turn {
         let (status, mut tensor) = (Status::new(self.functions), std::ptr::null_mut());
         // SAFETY: TensorFlow's context, and a place for a new reference.
         unsafe { (self.functions.GetInput)(self.context, number, &raw mut tensor, status.0) };
-        status.told()?;
+        status.ok()?;
         Ok(Tensor(tensor, self.functions))
     }
 
@@ -262,7 +290,7 @@ impl Turn {
         let status = Status::new(self.functions);
         // SAFETY: TensorFlow's context; it takes a reference of its own.
         unsafe { (self.functions.SetOutput)(self.context, number, tensor.0, status.0) };
-        status.told()
+        status.ok()
     }
 
     /// The type of an output, as TensorFlow's number.
@@ -311,10 +339,8 @@ impl Tensor {
             (functions.NewTensor)(kind, dims.as_ptr(), count, address as Pointer, bytes, release, owner)
         };
         if tensor.is_null() {
-            return Err(Fault {
-                code: 13,
-                text: format!("TensorFlow made no tensor of shape {dims:?} of {bytes} bytes"),
-            });
+            let text = format!("TensorFlow made no tensor of shape {dims:?} of {bytes} bytes");
+            return Err(Fault::internal(&text));
         }
         let tensor = Self(tensor, functions);
         let is_copied = tensor.address() as usize != address;

@@ -1,7 +1,7 @@
 //! A tensor that is declared at the servers, as kernels use it: its rooms in registered memory, and its operations in flight. A room
 //! receives the tensor, is sent from, receives the result, and is then the memory of TensorFlow's output, without another copy.
 
-use super::abi::{Fault, Tensor, Turn};
+use super::abi::{Fault, Tensor, Turn, code};
 use super::fault_of;
 use crate::ends::when_ended;
 use crate::error::{Failure, lock};
@@ -33,24 +33,33 @@ struct Room {
     bytes: usize,
     /// While TensorFlow has it.
     home: Option<Arc<Exchange>>,
+    /// Of the process whose pool it is of. A forked child leaves it alone.
+    pid: u32,
 }
 
 struct Operation {
     number: u32,
-    /// The push before the pull, where they are two. If it fails, the pull brings the round before.
-    push: Option<Handle>,
+    /// The push before a pull. If it fails, the pull brings the round before.
+    push: Option<Sent>,
     handle: Handle,
     room: Box<Room>,
 }
 
+/// A push in flight, and the memory that it is sent from.
+type Sent = (Handle, Box<Room>);
+
 #[derive(Default)]
 struct Flying {
     next: u32,
+    /// Until a pull waits for it.
+    push: Option<Sent>,
     operations: VecDeque<Operation>,
 }
 
 /// The tensor.
 pub(super) struct Exchange {
+    /// What operations in flight have, to find it again.
+    pub(super) number: u32,
     client: Client,
     tensor: gradwire_worker::Tensor,
     /// TensorFlow's number of its type.
@@ -59,8 +68,8 @@ pub(super) struct Exchange {
     floor_bytes: usize,
     spare: Mutex<Vec<Box<Room>>>,
     flying: Mutex<Flying>,
-    /// What became of a push, for which nobody waits.
-    failure: Arc<Mutex<Option<Failure>>>,
+    /// The error of a push that nobody waited for, until the next operation returns it.
+    failure: Mutex<Option<Failure>>,
     pub(super) counts: Counts,
 }
 
@@ -74,13 +83,13 @@ pub(super) struct Counts {
 
 impl Exchange {
     pub(super) fn new(
+        number: u32,
         client: Client,
         tensor: gradwire_worker::Tensor,
-        kind: i32,
-        floor_bytes: usize,
+        (kind, floor_bytes): (i32, usize),
     ) -> Self {
         let (spare, flying, failure, counts) = Default::default();
-        Self { client, tensor, kind, floor_bytes, spare, flying, failure, counts }
+        Self { number, client, tensor, kind, floor_bytes, spare, flying, failure, counts }
     }
 
     /// Whether a tensor of so many bytes has its place here.
@@ -94,7 +103,7 @@ impl Exchange {
         }
         let mut buffer = self.client.allocate(self.tensor.bytes())?;
         let address = buffer.as_mut_ptr() as usize;
-        Ok(Box::new(Room { address, shared: buffer.share(), dims: Vec::new(), bytes: 0, home: None }))
+        Ok(Box::new(Room { address, shared: buffer.share(), dims: Vec::new(), bytes: 0, home: None, pid: std::process::id() }))
     }
 
     fn take_back(&self, room: Box<Room>) {
@@ -104,27 +113,26 @@ impl Exchange {
         }
     }
 
-    /// Starts an operation with a tensor, and returns its number. Never waits for another worker.
-    pub(super) fn start(&self, what: What, tensor: &Tensor, priority: i32) -> Result<u32, Failure> {
-        if let Some(failure) = lock(&self.failure).clone() {
+    /// Starts an operation with a tensor that fits, and returns its number. Never waits for another worker.
+    pub(super) fn start(self: &Arc<Self>, what: What, tensor: &Tensor, priority: i32) -> Result<u32, Failure> {
+        if let Some(failure) = lock(&self.failure).take() {
             return Err(failure);
         }
         self.counts.operations.fetch_add(1, Ordering::Relaxed);
-        if what == What::Push {
-            let (handle, room) = self.push(tensor, priority)?;
-            let failure = self.failure.clone();
-            when_ended(handle, room, move |handle, room| {
-                // Nobody waits for it: the next operation tells what became of it.
-                if let Err(error) = handle.wait() {
-                    lock(&failure).get_or_insert(error.into());
-                }
-                drop(room);
-            });
-            return Ok(0);
-        }
+        // No operation of another thread may come between a push and its pull.
+        let mut flying = lock(&self.flying);
         // A round of a tensor of any length is pushed, and then pulled: its length is known when it is complete.
         let is_two = what == What::PushPull && self.tensor.spec().dynamic;
-        let push = if is_two { Some(self.push(tensor, priority)?.0) } else { None };
+        if what == What::Push || is_two {
+            let push = self.push(tensor, priority)?;
+            if let Some((handle, room)) = flying.push.replace(push) {
+                let this = self.clone();
+                when_ended(handle, room, move |handle, room| this.end_unseen((handle, room)));
+            }
+        }
+        if what == What::Push {
+            return Ok(0);
+        }
         let room = self.room_for(tensor)?;
         let into = Target::Shared(room.shared.clone());
         let handle = if what == What::Pull || is_two {
@@ -132,7 +140,7 @@ impl Exchange {
         } else {
             self.client.push_pull(&self.tensor, self.copied(tensor, &room)?, into, priority)?
         };
-        let mut flying = lock(&self.flying);
+        let push = flying.push.take();
         // 0 is no operation's.
         flying.next = flying.next.checked_add(1).unwrap_or(1);
         let number = flying.next;
@@ -144,6 +152,16 @@ impl Exchange {
         Ok(number)
     }
 
+    /// A push that no pull waits for has ended.
+    fn end_unseen(&self, (handle, room): Sent) {
+        match handle.wait() {
+            Ok(_) => self.take_back(room),
+            Err(error) => {
+                lock(&self.failure).get_or_insert(error.into());
+            }
+        }
+    }
+
     fn room_for(&self, tensor: &Tensor) -> Result<Box<Room>, Failure> {
         let mut room = self.room()?;
         room.bytes = tensor.bytes();
@@ -153,50 +171,65 @@ impl Exchange {
 
     /// The part of a room that now has the tensor's numbers.
     fn copied(&self, tensor: &Tensor, room: &Room) -> Result<SharedBuffer, Failure> {
-        // SAFETY: the room has at least so many bytes (`fits`), and is this operation's alone. Needed because TensorFlow's tensors are no
-        // Rust types.
+        let part = room.shared.slice(0, room.bytes as u64);
+        let part = part.map_err(|error| Failure::internal(error.to_string()))?;
+        // SAFETY: the part has exactly so many bytes, and is this operation's alone. Needed because TensorFlow's tensors are no Rust types.
         unsafe { tensor.copy_to(room.address as *mut u8) };
         self.counts.copies_in.fetch_add(1, Ordering::Relaxed);
-        let part = room.shared.slice(0, room.bytes as u64);
-        part.map_err(|error| Failure::internal(error.to_string()))
+        Ok(part)
     }
 
-    fn push(&self, tensor: &Tensor, priority: i32) -> Result<(Handle, Box<Room>), Failure> {
+    fn push(&self, tensor: &Tensor, priority: i32) -> Result<Sent, Failure> {
         let room = self.room_for(tensor)?;
         Ok((self.client.push_at(&self.tensor, self.copied(tensor, &room)?, priority)?, room))
     }
 
+    fn taken(&self, number: u32) -> Option<Operation> {
+        let mut flying = lock(&self.flying);
+        let at = flying.operations.iter().position(|operation| operation.number == number)?;
+        flying.operations.remove(at)
+    }
+
+    /// Nobody will wait for an operation.
+    pub(super) fn abandon(&self, number: u32) {
+        drop(self.taken(number));
+    }
+
     /// Waits for an operation, and makes its result an output.
-    pub(super) fn end(self: &Arc<Self>, number: u32, (turn, output): (&Turn, i32)) -> Result<(), Fault> {
-        let operation = {
-            let mut flying = lock(&self.flying);
-            let at = flying.operations.iter().position(|operation| operation.number == number);
-            at.and_then(|at| flying.operations.remove(at))
-        };
-        let Some(Operation { push, handle, room, .. }) = operation else {
+    pub(super) fn end(self: &Arc<Self>, number: u32, to: (&Turn, i32)) -> Result<(), Fault> {
+        let Some(Operation { push, handle, room, .. }) = self.taken(number) else {
             let text = format!(
-                "an operation on {} has no result: more than {UNFETCHED_MAX} operations of its name were started after it and not \
-                 waited for; use more names",
-                self.tensor.spec().label()
+                "an operation on {} has no result: it was waited for before, or more than {UNFETCHED_MAX} operations of its name were \
+                 started after it; use more names",
+                self.label()
             );
-            return Err(Fault { code: 10, text });
+            return Err(Fault::new(code::ABORTED, &text));
         };
-        let contributed = push.map(Handle::wait).transpose();
-        let ended =
-            contributed.and_then(|_| handle.wait()).map_err(|error| fault_of(&Failure::from(error)))?;
-        self.give((turn, output), room, &ended)
+        let failed = |error| fault_of(&Failure::from(error));
+        let mut round = None;
+        if let Some((handle, room)) = push {
+            round = Some(handle.wait().map_err(failed)?.version);
+            self.take_back(room);
+        }
+        let ended = handle.wait().map_err(failed)?;
+        // After a broken channel a pull may bring a later round than that of its push, if another push has followed.
+        if self.tensor.spec().dynamic && round.is_some_and(|round| round != ended.version) {
+            let text = format!("{} was pulled after its next round had begun: use more names", self.label());
+            return Err(Fault::new(code::ABORTED, &text));
+        }
+        self.give(to, room, &ended)
     }
 
     /// Makes the room the memory of the output.
     fn give(self: &Arc<Self>, to: (&Turn, i32), mut room: Box<Room>, ended: &Ended) -> Result<(), Fault> {
         if ended.landed_bytes != room.bytes as u64 {
             let text = format!(
-                "{} has {} bytes in this round, and {} bytes on this worker: all workers must pass the same shape",
-                self.tensor.spec().label(),
+                "{} has {} bytes in this round, and {} bytes on this worker: pass the same shape on all workers, and to pull that of push",
+                self.label(),
                 ended.landed_bytes,
                 room.bytes
             );
-            return Err(Fault { code: 3, text });
+            return Err(Fault::new(code::INVALID_ARGUMENT, &text));
         }
         let (place, dims) = ((room.address, room.bytes), std::mem::take(&mut room.dims));
         room.home = Some(self.clone());
@@ -218,10 +251,14 @@ impl Exchange {
     }
 }
 
-/// Nobody has the output any more.
+/// TensorFlow has freed the output.
 unsafe extern "C" fn release(_data: *mut c_void, _bytes: usize, room: *mut c_void) {
     // SAFETY: it was made by `Box::into_raw` of this type, and is given back once.
     let mut room = unsafe { Box::from_raw(room.cast::<Room>()) };
+    if room.pid != std::process::id() {
+        // The pool and its locks are the parent's.
+        return std::mem::forget(room);
+    }
     if let Some(home) = room.home.take() {
         home.take_back(room);
     }

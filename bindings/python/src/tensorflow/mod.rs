@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::error::{Failure, Kind, lock};
 use crate::here::Here;
 use crate::tensor::Tensor;
-use abi::{Definition, Fault, Kernel, Turn};
+use abi::{Definition, Fault, Kernel, Turn, code};
 use exchange::{Exchange, What};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -23,15 +23,15 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 /// TensorFlow's code of an error (`TF_Code`), as `gradwire.tensorflow._errors` has it for exceptions.
 fn fault_of(failure: &Failure) -> Fault {
     let code = match failure.kind() {
-        Kind::Input | Kind::Declare | Kind::Setting => 3,
-        Kind::Died | Kind::Connect => 14,
-        Kind::Deadline | Kind::WaitTimeout => 4,
-        Kind::Memory => 8,
-        Kind::Closed | Kind::Fork => 9,
-        Kind::Operation => 10,
-        Kind::Internal => 2,
+        Kind::Input | Kind::Declare | Kind::Setting => code::INVALID_ARGUMENT,
+        Kind::Died | Kind::Connect => code::UNAVAILABLE,
+        Kind::Deadline | Kind::WaitTimeout => code::DEADLINE_EXCEEDED,
+        Kind::Memory => code::RESOURCE_EXHAUSTED,
+        Kind::Closed | Kind::Fork => code::FAILED_PRECONDITION,
+        Kind::Operation => code::ABORTED,
+        Kind::Internal => code::UNKNOWN,
     };
-    Fault { code, text: failure.to_string() }
+    Fault::new(code, &failure.to_string())
 }
 
 /// Finds the exchange of a tensor: `(request, type, bytes)` to a `TfExchange`, or to a code and a text.
@@ -39,14 +39,15 @@ static PLACE: OnceLock<Py<PyAny>> = OnceLock::new();
 /// Exchanges by their numbers, which operations in flight have.
 static EXCHANGES: Mutex<BTreeMap<u32, Weak<Exchange>>> = Mutex::new(BTreeMap::new());
 static NEXT_EXCHANGE: AtomicU32 = AtomicU32::new(1);
-/// Grows when the client of the process is another one, or gone: what kernels have found before counts no more.
+/// Counts the clients that the process has had. What kernels have found with an earlier one is not used.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
+/// Whether the operations are registered, and if not, why.
+static REGISTERED: OnceLock<Result<(), Fault>> = OnceLock::new();
 
-/// The place of a tensor at the servers, for operations of TensorFlow's.
-#[pyclass(module = "gradwire._native", frozen)]
+/// The place of a tensor at the servers, for operations of TensorFlow's. Its memory lives as long as it, and as results of it.
+#[pyclass(module = "gradwire._native", frozen, weakref)]
 pub(crate) struct TfExchange {
     exchange: Here<Arc<Exchange>>,
-    number: u32,
 }
 
 #[pymethods]
@@ -54,10 +55,11 @@ impl TfExchange {
     /// For tensors of more than `floor_bytes`. `kind` is TensorFlow's number of the element type.
     #[new]
     fn new(client: &Client, tensor: &Tensor, kind: i32, floor_bytes: usize) -> PyResult<Self> {
-        let exchange = Arc::new(Exchange::new(client.shared()?, tensor.inner.clone(), kind, floor_bytes));
         let number = NEXT_EXCHANGE.fetch_add(1, Ordering::Relaxed);
+        let of = (kind, floor_bytes);
+        let exchange = Arc::new(Exchange::new(number, client.shared()?, tensor.inner.clone(), of));
         lock(&EXCHANGES).insert(number, Arc::downgrade(&exchange));
-        Ok(Self { exchange: Here::new(exchange), number })
+        Ok(Self { exchange: Here::new(exchange) })
     }
 
     /// How contributions travel now: "slot", "static", "rendezvous-read" or "rendezvous-write".
@@ -82,15 +84,17 @@ impl TfExchange {
 
 impl Drop for TfExchange {
     fn drop(&mut self) {
-        lock(&EXCHANGES).remove(&self.number);
+        // In a forked child the lock may be held by a thread that it does not have.
+        if let Ok(exchange) = self.exchange.get() {
+            lock(&EXCHANGES).remove(&exchange.number);
+        }
     }
 }
 
-/// What a kernel has found.
+/// What a kernel has found. It keeps no memory of a client that was closed.
 #[derive(Clone)]
 struct Found {
-    exchange: Arc<Exchange>,
-    number: u32,
+    exchange: Weak<Exchange>,
     generation: u64,
     /// A child that was forked must not use it.
     pid: u32,
@@ -99,8 +103,7 @@ struct Found {
 /// `GradwireStart`.
 struct Start {
     request: String,
-    what: What,
-    priority: i32,
+    asked: Result<(What, i32), Fault>,
     found: Mutex<Option<Found>>,
 }
 
@@ -108,90 +111,109 @@ struct Start {
 #[derive(serde::Deserialize)]
 struct Asked {
     what: String,
-    #[serde(default)]
     priority: i32,
 }
 
+impl Asked {
+    fn parsed(request: &str) -> Result<(What, i32), Fault> {
+        let invalid = |why: &str| {
+            let text = format!("invalid attribute `request` of GradwireStart ({why}): {request}");
+            Fault::new(code::INVALID_ARGUMENT, &text)
+        };
+        let asked: Self = serde_json::from_str(request).map_err(|error| invalid(&error.to_string()))?;
+        let what = match asked.what.as_str() {
+            "push_pull" => What::PushPull,
+            "push" => What::Push,
+            "pull" => What::Pull,
+            _ => return Err(invalid("unknown operation")),
+        };
+        Ok((what, asked.priority))
+    }
+}
+
 impl Start {
-    /// The exchange for a tensor of so many bytes; the interpreter is asked where it is another one than the last time.
-    fn exchange(&self, kind: i32, bytes: usize) -> Result<Found, Fault> {
+    /// The exchange for a tensor of so many bytes. If it is not the one of the last time, Python is asked.
+    fn exchange(&self, kind: i32, bytes: usize) -> Result<Arc<Exchange>, Fault> {
         let (generation, pid) = (GENERATION.load(Ordering::Acquire), std::process::id());
         let last = lock(&self.found).clone();
-        let still = |found: &Found| {
-            found.generation == generation && found.pid == pid && found.exchange.fits(kind, bytes)
-        };
-        if let Some(found) = last.filter(still) {
-            return Ok(found);
+        let last = last.filter(|found| found.generation == generation && found.pid == pid);
+        let last = last.and_then(|found| found.exchange.upgrade());
+        if let Some(exchange) = last.filter(|exchange| exchange.fits(kind, bytes)) {
+            return Ok(exchange);
         }
-        let internal = |text: String| Fault { code: 13, text };
-        let placed = Python::try_attach(|py| -> PyResult<Result<Found, Fault>> {
+        let placed = Python::try_attach(|py| -> PyResult<Result<Arc<Exchange>, Fault>> {
             let Some(place) = PLACE.get() else {
-                return Ok(Err(internal("gradwire.tensorflow is not imported".into())));
+                return Ok(Err(Fault::internal("gradwire.tensorflow is not imported")));
             };
             let placed = place.bind(py).call1((self.request.as_str(), kind, bytes))?;
             if let Ok(exchange) = placed.cast::<TfExchange>() {
-                let TfExchange { exchange, number } = exchange.get();
-                let found = exchange.get().map(|exchange| {
-                    let exchange = exchange.clone();
-                    Found { exchange, number: *number, generation, pid }
-                });
-                return Ok(found.map_err(|failure| fault_of(&failure)));
+                return Ok(exchange.get().exchange.get().cloned().map_err(|failure| fault_of(&failure)));
             }
             let (code, text) = placed.extract()?;
             Ok(Err(Fault { code, text }))
         });
-        let placed = placed.ok_or_else(|| internal("the interpreter ends".into()))?;
-        let found = placed.map_err(|error| internal(error.to_string()))??;
-        *lock(&self.found) = Some(found.clone());
-        Ok(found)
-    }
-
-    fn start(&self, turn: &Turn) -> Result<(), Fault> {
-        let tensor = turn.input(0)?;
-        let Found { exchange, number, .. } = self.exchange(tensor.kind(), tensor.bytes())?;
-        let operation = exchange.start(self.what, &tensor, self.priority).map_err(|one| fault_of(&one))?;
-        turn.output_number(i64::from(number) << 32 | i64::from(operation))
+        let placed = placed.ok_or_else(|| Fault::internal("the Python interpreter is shutting down"))?;
+        let exchange = placed.map_err(|error| Fault::internal(&error.to_string()))??;
+        if !exchange.fits(kind, bytes) {
+            let text = format!("{} has another length than the tensor, which has {bytes} bytes", exchange.label());
+            return Err(Fault::new(code::INVALID_ARGUMENT, &text));
+        }
+        *lock(&self.found) = Some(Found { exchange: Arc::downgrade(&exchange), generation, pid });
+        Ok(exchange)
     }
 }
 
 impl Kernel for Start {
+    const HAS_REQUEST: bool = true;
+
     fn create(request: String) -> Self {
-        // Python tells what is wrong with a request that is none.
-        let asked = serde_json::from_str(&request);
-        let Asked { what, priority } = asked.unwrap_or(Asked { what: String::new(), priority: 0 });
-        let what = match what.as_str() {
-            "push" => What::Push,
-            "pull" => What::Pull,
-            _ => What::PushPull,
-        };
-        Self { request, what, priority, found: Mutex::default() }
+        let asked = Asked::parsed(&request);
+        Self { request, asked, found: Mutex::default() }
     }
 
     fn compute(&self, turn: &Turn) -> Result<(), Fault> {
-        self.start(turn)
+        let (what, priority) = self.asked.clone()?;
+        let tensor = turn.input(0)?;
+        let exchange = self.exchange(tensor.kind(), tensor.bytes())?;
+        let operation = exchange.start(what, &tensor, priority).map_err(|one| fault_of(&one))?;
+        turn.output_number(i64::from(exchange.number) << 32 | i64::from(operation))
     }
 }
 
 /// `GradwireWait`.
 struct Wait;
 
+/// The exchange of a token, and the number of its operation there.
+fn found_by(token: &abi::Tensor) -> Option<(Arc<Exchange>, u32)> {
+    let token = token.number().unwrap_or_default();
+    let (number, operation) = ((token >> 32) as u32, token as u32);
+    Some((lock(&EXCHANGES).get(&number).and_then(Weak::upgrade)?, operation))
+}
+
 impl Kernel for Wait {
+    const HAS_REQUEST: bool = false;
+
     fn create(_request: String) -> Self {
         Self
     }
 
     fn compute(&self, turn: &Turn) -> Result<(), Fault> {
+        let mut failed = None;
         for at in 0..turn.inputs() {
-            let token = turn.input(at)?.number().unwrap_or_default();
-            let (number, operation) = ((token >> 32) as u32, token as u32);
-            let exchange = lock(&EXCHANGES).get(&number).and_then(Weak::upgrade);
-            let Some(exchange) = exchange else {
-                let text = "the client was closed before the operation was waited for".into();
-                return Err(Fault { code: 9, text });
-            };
-            exchange.end(operation, (turn, at))?;
+            let found = found_by(&turn.input(at)?);
+            match (found, &failed) {
+                (Some((exchange, operation)), None) => {
+                    failed = exchange.end(operation, (turn, at)).err();
+                }
+                // Their results have nowhere to go.
+                (Some((exchange, operation)), Some(_)) => exchange.abandon(operation),
+                (None, _) => {
+                    let text = "the client was closed before its operations were waited for: wait first, then close it";
+                    failed = failed.or_else(|| Some(Fault::new(code::FAILED_PRECONDITION, text)));
+                }
+            }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 }
 
@@ -205,12 +227,14 @@ pub(crate) fn tensorflow_functions() -> Vec<&'static str> {
 /// `libtensorflow_framework` of the process; `place` finds the exchange of a tensor.
 #[pyfunction]
 pub(crate) fn tensorflow_register(addresses: Vec<usize>, place: Py<PyAny>) -> PyResult<()> {
-    if PLACE.set(place).is_err() {
-        return Ok(());
-    }
+    PLACE.get_or_init(|| place);
+    REGISTERED.get_or_init(|| registered(&addresses)).clone().map_err(|fault| refused(&fault.text))
+}
+
+fn registered(addresses: &[usize]) -> Result<(), Fault> {
     // SAFETY: `gradwire.tensorflow` passes the addresses of the functions in their order, and the interpreter never unloads the library.
-    if !unsafe { abi::found(&addresses) } {
-        return Err(refused("it lacks functions of the C interface"));
+    if !unsafe { abi::found(addresses) } {
+        return Err(Fault::internal("functions of its C interface are missing"));
     }
     let start = Definition {
         name: c"GradwireStart",
@@ -220,20 +244,20 @@ pub(crate) fn tensorflow_register(addresses: Vec<usize>, place: Py<PyAny>) -> Py
     };
     let wait = Definition {
         name: c"GradwireWait",
-        attributes: &[c"N: int >= 1", c"T: list(type) >= 1", c"request: string"],
+        attributes: &[c"N: int >= 1", c"T: list(type) >= 1"],
         inputs: &[c"tokens: N * int64"],
         outputs: &[c"results: T"],
     };
-    abi::register::<Start>(&start).map_err(|fault| refused(&fault.text))?;
-    abi::register::<Wait>(&wait).map_err(|fault| refused(&fault.text))
+    abi::register::<Start>(&start)?;
+    abi::register::<Wait>(&wait)
 }
 
 fn refused(why: &str) -> PyErr {
-    let text = format!("TensorFlow does not take native operations: {why}");
+    let text = format!("native operations cannot be registered with TensorFlow: {why}");
     Failure::new(Kind::Operation, "tensorflow", text).into()
 }
 
-/// The client of the process is another one now, or none: kernels ask again for their tensors' places.
+/// The client of the process has changed: kernels ask again for the places of their tensors.
 #[pyfunction]
 pub(crate) fn tensorflow_forget() {
     GENERATION.fetch_add(1, Ordering::AcqRel);

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,8 +40,8 @@ class Request:
     client: Client | None = None
     #: Its length may differ between two operations, whatever the graph knows of it.
     is_of_any_length: bool = False
-    #: The number of a tensor that is declared already. It has the client and the rule that it was declared with.
-    declared: int | None = None
+    #: The number of a tensor that is declared already, with a rule of its own.
+    parameter: int | None = None
 
     @property
     def text(self) -> str:
@@ -160,11 +161,13 @@ def _words(array: Array) -> Array:
     return words
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Placed:
     """A tensor that native operations exchange, and its place."""
 
     name: str
+    #: What the servers do with it: "mean", "sum", or "parameters".
+    rule: str
     #: In the graph that used it first: None for a dimension that is unknown there. None if not even their number is known.
     shape: tuple[int | None, ...] | None
     dtype: str
@@ -180,8 +183,8 @@ class State:
 
     exchanges: dict[tuple[Any, ...], Exchange] = field(default_factory=dict)
     placed: dict[tuple[Any, ...], Placed] = field(default_factory=dict)
-    # Tensors with a rule of their own, by their numbers in requests.
-    declared: dict[int, TfExchange] = field(default_factory=dict)
+    # Parameters at servers, by their numbers in requests. Their optimizers have them.
+    parameters: weakref.WeakValueDictionary[int, Placed] = field(default_factory=weakref.WeakValueDictionary)
     # Of optimizers whose parameters are at the servers. A second one must not get the weights of the first.
     prefixes: set[str] = field(default_factory=set)
     # Declaring a tensor. An exchange has a lock of its own for its operations.

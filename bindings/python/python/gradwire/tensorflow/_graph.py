@@ -33,10 +33,7 @@ def run(requests: Sequence[Request], tensors: Sequence[Any]) -> list[Any]:
     for request, tensor in zip(requests, tensors):
         _check(request, tensor)
     if _is_native(requests):
-        tokens = [_start_natively(*pair) for pair in zip(requests, tensors)]
-        return _native_ops.wait(tokens, tensors)
-    if any(request.is_of_any_length for request in requests):
-        raise tf.errors.UnimplementedError(None, None, "tensors whose lengths differ between two operations need native operations")
+        return _run_natively(requests, tensors)
     if tf.executing_eagerly():
         with as_tensorflow_errors():
             operations = [start(request, _array_of(tensor)) for request, tensor in zip(requests, tensors)]
@@ -129,6 +126,40 @@ def _order() -> Any:
 def _is_native(requests: Sequence[Request]) -> bool:
     """Broadcasts happen once, and copy bits: they stay in Python."""
     return all(request.what != "broadcast" for request in requests) and _native_ops.are_used()
+
+
+def _run_natively(requests: Sequence[Request], tensors: Sequence[Any]) -> list[Any]:
+    # Lengths of which the graph knows nothing, and that nobody has compared before.
+    unknown = [
+        (request, tensor)
+        for request, tensor in zip(requests, tensors)
+        if request.what != "pull" and not request.is_of_any_length and not _native_ops.is_static(request, tensor)
+    ]
+    same = _start_lengths(*zip(*unknown)) if unknown else None
+    tokens = [_start_natively(*pair) for pair in zip(requests, tensors)]
+    if same is not None:
+        # Workers with other lengths may wait for other tensors, so lengths are compared first.
+        with tf.control_dependencies([same()]):
+            tokens = [tf.identity(token) for token in tokens]
+    return _native_ops.wait(tokens, tensors)
+
+
+def _start_lengths(requests: Sequence[Request], tensors: Sequence[Any]) -> Callable[[], Any]:
+    """Starts the exchange of the tensors' lengths. Returns what compares them: an assertion that they are the same on all workers."""
+    lengths = tf.stack([tf.size(tensor, tf.int64) for tensor in tensors])
+    # If the sum of the squares of n numbers, times n, is the square of their sum, they are the same. In two halves, which do not overflow.
+    halves = tf.stack([lengths % 2**20, lengths // 2**20])
+    mine = tf.concat([halves, halves * halves, tf.ones_like(halves)], axis=0)
+    request = Request("push_pull", f"{requests[0].name}.lengths.{len(requests)}", average=False, client=requests[0].client)
+    token = _start_natively(request, mine)
+
+    def compared() -> Any:
+        [sums] = _native_ops.wait([token], [mine])
+        are_same = tf.reduce_all(sums[2:4] * sums[4:6] == sums[0:2] * sums[0:2])
+        text = f"{requests[0].text}: other workers have another length: pass the same shape on all workers"
+        return tf.debugging.Assert(are_same, [text, lengths])
+
+    return compared
 
 
 def _start_natively(request: Request, tensor: Any) -> Any:

@@ -63,7 +63,7 @@ def _register() -> str | None:
         library = ctypes.CDLL(str(found[0]))
         functions = [getattr(library, name) for name in _native.tensorflow_functions()]
     except (OSError, AttributeError) as error:
-        return f"TensorFlow {tf.__version__} lacks a function of its C interface ({error})"
+        return f"a function of the C interface is missing in TensorFlow {tf.__version__} ({error})"
     addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions]
     try:
         _native.tensorflow_register(addresses, _place)
@@ -74,7 +74,9 @@ def _register() -> str | None:
 
 def start(request: Request, tensor: Any, order: Any) -> Any:
     """Starts the exchange of a tensor, and returns its token. `order` is any tensor that the start waits for."""
-    attributes = {"T": tensor.dtype.as_datatype_enum, "request": _text_of(request, tensor).encode()}
+    with as_tensorflow_errors():
+        text = _text_of(request, tensor)
+    attributes = {"T": tensor.dtype.as_datatype_enum, "request": text.encode()}
     [token] = _run("GradwireStart", [tensor, order], [tf.int64], attributes)
     return token
 
@@ -82,7 +84,7 @@ def start(request: Request, tensor: Any, order: Any) -> Any:
 def wait(tokens: Sequence[Any], likes: Sequence[Any]) -> list[Any]:
     """The results of exchanges: tensors like those that were sent."""
     types = [like.dtype for like in likes]
-    attributes = {"N": len(tokens), "T": [one.as_datatype_enum for one in types], "request": b"{}"}
+    attributes = {"N": len(tokens), "T": [one.as_datatype_enum for one in types]}
     results = _run("GradwireWait", list(tokens), types, attributes)
     if not tf.executing_eagerly():
         for result, like in zip(results, likes):
@@ -113,13 +115,20 @@ def _attribute(name: str, value: Any) -> Any:
     return kind(i=value) if name == "N" else kind(type=value)
 
 
-def add_declared(client: Client, tensor: _native.Tensor, dtype: Any) -> int:
-    """Makes a tensor that is declared already one for requests, and returns its number."""
+def is_static(request: Request, tensor: Any) -> bool:
+    """Whether a tensor has a place of exactly its length."""
+    return request.parameter is not None or tensor.shape.is_fully_defined() and not request.is_of_any_length
+
+
+def placed_parameter(client: Client, tensor: _native.Tensor, variable: Any) -> tuple[int, Placed]:
+    """Makes a tensor that is declared already one for requests. Returns its number for `Request.parameter`, and its place, to be kept."""
+    dtype = tf.as_dtype(variable.dtype)
     exchange = _native.TfExchange(client, tensor, dtype.as_datatype_enum, tensor.nbytes - 1)
+    placed = Placed(tensor.name, "parameters", tuple(variable.shape), dtype.name, tensor.size, True, exchange)
     state, number = state_of(client), next(_numbers)
     with state.lock:
-        state.declared[number] = exchange
-    return number
+        state.parameters[number] = placed
+    return number, placed
 
 
 def _text_of(request: Request, tensor: Any) -> str:
@@ -131,9 +140,10 @@ def _text_of(request: Request, tensor: Any) -> str:
         "codec": None if request.codec is None else request.codec._json(),
         "priority": request.priority,
         "client": None if request.client is None else _number_of(request.client),
-        "shape": tensor.shape.as_list() if tensor.shape.rank is not None else None,
-        "is_of_any_length": request.is_of_any_length,
-        "declared": request.declared,
+        # Eager kernels are kept for each request, so what may differ at each call is left out.
+        "shape": None if request.is_of_any_length or tensor.shape.rank is None else tensor.shape.as_list(),
+        "is_static": is_static(request, tensor),
+        "parameter": request.parameter,
     }
     return json.dumps(asked)
 
@@ -167,36 +177,51 @@ def _place(text: str, kind: int, size: int) -> Any:
 
 
 def _exchange_of(asked: dict[str, Any], dtype: Any, size: int) -> _native.TfExchange:
-    number = asked["client"]
+    what, name, number = asked["what"], asked["name"], asked["client"]
     client = client_or_default() if number is None else _clients.get(number)
     if client is None:
-        raise SettingError("the graph was made with a client of its own (client=…), which is not there any more", "client")
-    elements, state = size // dtype.size, state_of(client)
-    if asked["declared"] is not None:
-        return state.declared[asked["declared"]]
-    what, name, shape = asked["what"], asked["name"], asked["shape"]
-    is_static = shape is not None and None not in shape and not asked["is_of_any_length"]
+        raise SettingError(
+            f"{what} of tensor {name!r}: the client with which the graph was traced (client=…) is gone: keep it, or trace the function again",
+            "client",
+        )
+    state = state_of(client)
+    if asked["parameter"] is not None:
+        with state.lock:
+            parameter = state.parameters.get(asked["parameter"])
+        if parameter is None:
+            raise SettingError(f"the optimizer that has the parameter {name!r} is gone: keep it, or trace the function again", "optimizer")
+        _check_length(asked, parameter, dtype, size // dtype.size)
+        return parameter.exchange
+    elements = size // dtype.size
     if elements == 0:
         raise InputError(f"{what} of tensor {name!r}: a tensor without elements cannot be sent: leave it out", "wrong_shape")
-    length = elements if is_static else max(_DYNAMIC_ELEMENTS_MIN, 1 << (elements - 1).bit_length())
-    spelled = asked["codec"]
-    key = (name, asked["average"], json.dumps(spelled), None if is_static else length)
+    length = elements if asked["is_static"] else max(_DYNAMIC_ELEMENTS_MIN, 1 << (elements - 1).bit_length())
+    key = (name, asked["average"], json.dumps(asked["codec"]), None if asked["is_static"] else length)
     with state.lock:
         placed = state.placed.get(key)
         if placed is None:
-            rule = Assign(average=True) if asked["average"] else Assign()
-            label = declared_name(name, asked["average"]) + ("" if is_static else f".{length}")
-            codec = None if spelled is None else _Spelled(spelled)
-            declared = client.declare(
-                label, length, dtype.name, rule, codec, "sync", asked["priority"], not is_static, backup_workers=0
-            )
-            floor = 0 if length == _DYNAMIC_ELEMENTS_MIN else length // 2
-            exchange = _native.TfExchange(client, declared, dtype.as_datatype_enum, dtype.size * (length - 1 if is_static else floor))
-            placed = state.placed[key] = Placed(name, tuple(shape) if shape is not None else None, dtype.name, length, is_static, exchange)
-    if (is_static and placed.length != elements) or placed.dtype != dtype.name:
+            placed = state.placed[key] = _declared(client, asked, dtype, length)
+    _check_length(asked, placed, dtype, elements)
+    return placed.exchange
+
+
+def _check_length(asked: dict[str, Any], placed: Placed, dtype: Any, elements: int) -> None:
+    if (placed.is_static and placed.length != elements) or placed.dtype != dtype.name:
         raise InputError(
-            f"{what} of tensor {name!r}: the tensor has {elements} elements of {dtype.name}, and had {placed.length} of {placed.dtype} "
-            "before: use another name for a tensor of another length or dtype",
+            f"{asked['what']} of tensor {asked['name']!r}: the tensor has {elements} elements of {dtype.name}, and had {placed.length} of "
+            f"{placed.dtype} before: use another name for a tensor of another length or dtype",
             "wrong_shape",
         )
-    return placed.exchange
+
+
+def _declared(client: Client, asked: dict[str, Any], dtype: Any, length: int) -> Placed:
+    is_static, average = asked["is_static"], asked["average"]
+    label = declared_name(asked["name"], average) if is_static else f"tensorflow.dynamic{length}.{'mean' if average else 'sum'}.{asked['name']}"
+    # A codec needs to know the length.
+    codec = _Spelled(asked["codec"]) if is_static and asked["codec"] is not None else None
+    rule = Assign(average=True) if average else Assign()
+    tensor = client.declare(label, length, dtype.name, rule, codec, "sync", asked["priority"], not is_static, backup_workers=0)
+    floor = length - 1 if is_static else 0 if length == _DYNAMIC_ELEMENTS_MIN else length // 2
+    exchange = _native.TfExchange(client, tensor, dtype.as_datatype_enum, dtype.size * floor)
+    shape = None if asked["shape"] is None else tuple(asked["shape"])
+    return Placed(asked["name"], "mean" if average else "sum", shape, dtype.name, length, is_static, exchange)

@@ -126,10 +126,11 @@ def _attached(tensor: Any, result: Any, request: Request) -> Any:
     return tf.custom_gradient(attach)(tensor, result)
 
 
-def unnamed(what: str, tensor: Any) -> str:
+def unnamed(what: str, tensor: Any, shape: Any = None) -> str:
     """A name that follows from the program alone. Eager operations end before the next one begins, so those of one kind share a name."""
-    shape = "x".join(map(str, tensor.shape.as_list())) if tensor.shape.is_fully_defined() else "unknown"
-    kind = f"{what}.{tensor.dtype.name}.{shape}"
+    shape = tensor.shape if shape is None else shape
+    lengths = "x".join(map(str, shape.as_list())) if shape.is_fully_defined() else "unknown"
+    kind = f"{what}.{tensor.dtype.name}.{lengths}"
     if tf.executing_eagerly():
         return f"unnamed.{kind}"
     # A function that is traced again, perhaps on one worker only, has the same names again.

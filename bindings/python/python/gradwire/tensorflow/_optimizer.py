@@ -37,9 +37,9 @@ def DistributedOptimizer(
     object with its state, and is saved with a model as the optimizer that it was. Clipping and weight decay see the means.
 
     Sparse gradients (`tf.IndexedSlices`), as those of an Embedding are, travel as rows and indices, or as dense tensors with
-    `sparse_as_dense=True`. `name` and the devices have no effect. A variable without a gradient must have none on all workers. Tensors are named by `prefix`, and by the paths and shapes of the variables, which must be the same on all
-    workers. For mixed precision wrap the scaling optimizer:
-    `DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))`."""
+    `sparse_as_dense=True`. `name` and the devices have no effect. A variable without a gradient must have none on all workers. Tensors are
+    named by `prefix`, and by the paths and shapes of the variables, which must be the same on all workers. For mixed precision wrap the
+    scaling optimizer: `DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))`."""
     with as_tensorflow_errors():
         _refuse(optimizer, backward_passes_per_step)
         codec_of(compression)

@@ -16,10 +16,10 @@ from .._native import Tensor
 from .._rule import Rule
 from ..client import Client, Declaration, wait_all
 from ..errors import InputError
+from . import _native_ops
 from ._errors import as_tensorflow_errors
-from ._exchange import Request, aligned, state_of
+from ._exchange import Placed, Request, aligned, state_of
 from ._graph import run, run_in_order
-from ._native_ops import add_declared, are_used
 from ._optimizer import PARAMETERS, is_distributed, keep_keras_from_compiling, refuse_scaling
 from ._process import client_or_default
 from ._tape import names_of
@@ -87,7 +87,7 @@ def resume(optimizer: Any) -> int:
     """Returns the number of the first step. All workers call it once, with an optimizer of `ParameterServerOptimizer` that is built, before
     the first step.
 
-    In a new job the result is 0. In a worker that was restarted (`cluster.worker_loss` "wait") the variables have the weights of the
+    In a new job the result is 0, or the steps of the checkpoint that the servers have restored. In a worker that was restarted (`cluster.worker_loss` "wait") the variables have the weights of the
     servers, and the result is the number of steps that are complete: in mode "sync" of all workers, and what the failed process had
     contributed to the next one counts once; in other modes those that this worker had contributed to. If the script changes the learning
     rate by itself, it must set it again. A restarted worker that does not call it gets an error at its first step.
@@ -152,10 +152,11 @@ class _Known:
     """A variable at the servers."""
 
     tensor: Tensor
-    #: For native operations.
-    number: int | None
     #: For Python functions: registered memory for gradients and weights.
     room: Any
+    #: For native operations: the number of the parameter, and its place.
+    number: int | None = None
+    placed: Placed | None = None
 
 
 class Parameters:
@@ -174,8 +175,8 @@ class Parameters:
         # The name of each variable, which is kept so that its number stays its own.
         self._names: dict[int, tuple[str, Any]] = {}
         self._known: dict[str, _Known] = {}
-        # Complete steps of the training that this worker has come into, until `resume` has told them.
-        self._untold_steps = 0
+        # Steps that were complete when the variables were declared, and whether `resume` must be called before the next one.
+        self._complete_steps, self._must_resume = 0, False
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Parameters:
@@ -183,20 +184,20 @@ class Parameters:
         return self
 
     def resume(self) -> int:
-        """The complete steps of the training that this worker has come into."""
+        """The steps that were complete when the variables were declared."""
         if not self._names:
             raise InputError("call optimizer.build(model.trainable_variables) before resume", "resume")
         if self._client._has_rejoined and not self._client._is_awaited and self._mode in (None, "sync") and self._client.mode == "sync":
             raise InputError('resume cannot continue a training with cluster.worker_loss "continue": set "wait"', "resume")
-        steps, self._untold_steps = self._untold_steps, 0
-        return steps
+        self._must_resume = False
+        return self._complete_steps
 
     def step(self, rate: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Pushes gradients, and sets the variables to the servers' weights. In a graph it adds that to the graph."""
         is_new = self.declare(variables)
-        if self._untold_steps:
+        if self._must_resume:
             raise tf.errors.FailedPreconditionError(
-                None, None, f"this worker was restarted, and {self._untold_steps} steps are complete: call resume(optimizer) before the first step"
+                None, None, f"this worker was restarted, and {self._complete_steps} steps are complete: call resume(optimizer) before the first step"
             )
         if is_new and tf.executing_eagerly():
             # Of other workers' variables than those of rank 0.
@@ -208,16 +209,21 @@ class Parameters:
         if sparse and not self._sparse_as_dense:
             raise tf.errors.InvalidArgumentError(None, None, f"the gradient {sparse[0]!r} is sparse (tf.IndexedSlices): pass sparse_as_dense=True")
         dense = [tf.cast(tf.convert_to_tensor(one), variable.dtype) for one, variable in zip(gradients, variables)]
+        for name, one, variable in zip(names, dense, variables):
+            if not one.shape.is_compatible_with(variable.shape):
+                raise tf.errors.InvalidArgumentError(
+                    None, None, f"the gradient of {name!r} has shape {one.shape}, and the variable has {tuple(variable.shape)}: pass them in the same order"
+                )
         for one, weights in zip(variables, self._weights(names, rate, dense)):
             one.assign(weights)
 
     def _weights(self, names: list[str], rate: Any, gradients: list[Any]) -> list[Any]:
         """What the servers have after these gradients."""
-        if not are_used():
+        if not _native_ops.are_used():
             return run_in_order(lambda *arrays: self._exchange(names, *arrays), [rate, *gradients], gradients)
         run_in_order(self._follow, [rate], [])
         requests = [
-            Request("push_pull", name, priority=-at, client=self._client, declared=self._known[name].number)
+            Request("push_pull", name, priority=-at, client=self._client, parameter=self._known[name].number)
             for at, name in enumerate(names)
         ]
         return run(requests, gradients)
@@ -242,27 +248,30 @@ class Parameters:
             Declaration(name, value.shape, value.dtype, self._rule, None, self._mode, -at, backup_workers=0)
             for at, ((name, _), value) in enumerate(zip(new, values))
         )
-        # 0 unless this worker was restarted. Its first pull brings the weights after these steps.
-        steps = self._client.resume(declared)
+        # Larger than 0 if this worker was restarted, or a checkpoint restored. The first pull brings the weights after these steps.
+        steps = self._client.resume(declared) if not self._names else 0
         if steps:
-            self._untold_steps = max(self._untold_steps, steps)
+            self._complete_steps, self._must_resume = steps, self._client._has_rejoined
         else:
             wait_all([self._client.init_start(tensor, value) for tensor, value in zip(declared, values)])
         rooms = wait_all([self._client.pull(tensor) for tensor in declared])
         for tensor, room, (name, one) in zip(declared, rooms, new):
             # A copy, because TensorFlow might use the room's memory itself.
             one.assign(np.array(room))
-            number = add_declared(self._client, tensor, tf.as_dtype(room.dtype)) if are_used() else None
-            self._names[id(one)], self._known[name] = (name, one), _Known(tensor, number, None if are_used() else room)
+            known = _Known(tensor, room)
+            if _native_ops.are_used():
+                known = _Known(tensor, None, *_native_ops.placed_parameter(self._client, tensor, one))
+            self._names[id(one)], self._known[name] = (name, one), known
 
     def _follow(self, rate: Any) -> list[Any]:
         """Tells the servers of another learning rate."""
         with self._lock:
             if float(rate) != self._rule.learning_rate:
-                self._rule = replace(self._rule, learning_rate=float(rate))
+                rule = replace(self._rule, learning_rate=float(rate))
                 if self._client.rank == 0:
                     for known in self._known.values():
-                        self._client.change_rule(known.tensor, self._rule)
+                        self._client.change_rule(known.tensor, rule)
+                self._rule = rule
         return []
 
     def _exchange(self, names: list[str], rate: Any, *gradients: Any) -> list[Any]:

@@ -35,26 +35,29 @@ class Averaging:
         found = [(at, one, name) for at, (one, name) in enumerate(zip(gradients, names)) if one is not None]
         # Of the last layers first: backward computes them first.
         found.reverse()
-        results = list(gradients)
         sparse = [one for one in found if isinstance(one[1], tf.IndexedSlices) and not self.sparse_as_dense]
-        dense = [one for one in found if not any(one is other for other in sparse)]
-        tensors, called = [one for _, one, _ in dense], [name for _, _, name in dense]
-        means = push_pull_all(tensors, called, average=self.average, compression=self.compression, client=self.client) if dense else []
-        for (at, _, _), mean in zip(dense, means):
-            results[at] = mean
-        slices = self._gathered([one for _, one, _ in sparse], [name for _, _, name in sparse])
-        for (at, _, _), mean in zip(sparse, slices):
-            results[at] = mean
+        at_sparse = {at for at, _, _ in sparse}
+        dense = [one for one in found if one[0] not in at_sparse]
+        results = list(gradients)
+        for some, average in ((dense, self._means), (sparse, self._gathered)):
+            if some:
+                places, tensors, called = zip(*some)
+                for at, mean in zip(places, average(tensors, called)):
+                    results[at] = mean
         return results
 
-    def _gathered(self, slices: list[Any], names: list[str]) -> list[Any]:
-        """The rows of all workers, of sparse gradients. What of them belongs to the same row is summed by whoever applies them."""
+    def _means(self, tensors: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        return push_pull_all(tensors, names, average=self.average, compression=self.compression, client=self.client)
+
+    def _gathered(self, slices: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        """The rows of all workers, of sparse gradients. Whoever applies them adds those of the same index."""
         tensors = [part for one in slices for part in (one.values, one.indices)]
         gathered = gather_all(tensors, [f"{name}.{part}" for name in names for part in ("values", "indices")], self.client)
-        workers = client_or_default(self.client).workers if slices and self.average else 1
         made = []
         for one, values, indices in zip(slices, gathered[::2], gathered[1::2]):
-            made.append(tf.IndexedSlices(values / tf.cast(workers, values.dtype), indices, one.dense_shape))
+            if self.average:
+                values = values / tf.cast(client_or_default(self.client).workers, values.dtype)
+            made.append(tf.IndexedSlices(values, indices, one.dense_shape))
         return made
 
 
@@ -75,8 +78,8 @@ def names_of(prefix: str, variables: Sequence[Any]) -> list[str]:
 
 class DistributedGradientTape:
     """Wraps a `tf.GradientTape`: `gradient` returns means over all workers. Everything else belongs to the wrapped tape, as a context
-    manager too. Tensors are named by `prefix`, and by the names and shapes of the sources. Sparse
-    gradients (`tf.IndexedSlices`) travel as rows and indices, or as dense tensors with `sparse_as_dense=True`."""
+    manager too. Tensors are named by `prefix`, and by the names and shapes of the sources. Sparse gradients
+    (`tf.IndexedSlices`) travel as rows and indices, or as dense tensors with `sparse_as_dense=True`."""
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 from .._reduction import Average, Sum
 from .._reduction import is_average as _is_average
 from ..errors import InputError
-from . import _ops
+from . import _gather, _ops
 from ._compression import Compression
 from ._errors import as_tensorflow_errors
 from ._optimizer import DistributedOptimizer as _distributed
@@ -35,6 +35,12 @@ def allreduce(
     scaled = tensor if prescale_factor == 1.0 else tensor * prescale_factor
     result = _ops.push_pull(scaled, name, is_average(average, op), compression=compression)
     return result if postscale_factor == 1.0 else result * postscale_factor
+
+
+def allgather(tensor: Any, name: str | None = None, **named: Any) -> Any:
+    """The tensors of all workers after one another. Gradients are not propagated."""
+    _known(named)
+    return _gather.allgather(tensor, name)
 
 
 def push_pull(

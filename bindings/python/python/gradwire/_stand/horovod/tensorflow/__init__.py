@@ -6,6 +6,7 @@ from gradwire.tensorflow._unchanged import (
     DistributedGradientTape,
     DistributedOptimizer,
     Sum,
+    allgather,
     allreduce,
     cross_rank,
     is_initialized,

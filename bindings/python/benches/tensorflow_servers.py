@@ -1,6 +1,6 @@
 """Gradwire beside TensorFlow's own parameter server, by turns: 1 server, 2 workers, all on this machine.
 
-    python benches/tensorflow_servers.py [--rounds N] [--only tensors|training] [--json FILE]
+    python benches/tensorflow_servers.py [--rounds N] [--models lstm,vgg16,…] [--training] [--json FILE]
 
 Needs TensorFlow and the wheel in this Python, and GRADWIRE_PROGRAMS (programs of a release build). It compares
 
@@ -10,7 +10,8 @@ Needs TensorFlow and the wheel in this Python, and GRADWIRE_PROGRAMS (programs o
   result once more, as where results cannot stay where they landed (the paper's ablation, figure 12). GB/s are those of both directions
   and both workers.
 - training: a custom loop of a network for digits, asynchronously: `ClusterCoordinator` with gradients applied to variables on the server's
-  job, and `ParameterServerOptimizer(mode="async")`. The share of the exchange is what a step takes beyond one of a single process.
+  job, and `ParameterServerOptimizer(mode="async")`, whose network is one of Keras. The share of the exchange is what a step takes beyond one
+  of two processes that exchange nothing. A step is the mean of all steps of a run.
 
 It prints medians over the rounds with the least and the most; ratios are of what ran in the same round.
 """
@@ -48,8 +49,33 @@ def recurrent(gates):
     return [1024 * 1024, 1024 * 1024, 1024] * gates + of_layers((1024, 1000))
 
 
-# Tensors as in the paper's table 2.
-MODELS = {"lstm": (recurrent(4), 20), "vgg16": (vgg16(), 4)}
+def alexnet():
+    """In one column, unpadded, as TensorFlow's model library has it."""
+    return of_layers((363, 64), (1600, 192), (1728, 384), (3456, 384), (3456, 256), (6400, 4096), (4096, 4096), (4096, 10))
+
+
+def fcn5():
+    return of_layers((784, 4096), (4096, 4096), (4096, 4096), (4096, 4096), (4096, 10))
+
+
+def inception():
+    """That of Keras, without the auxiliary classifier."""
+    import keras
+    import numpy as np
+
+    model = keras.applications.InceptionV3(weights=None, classes=10)
+    return [int(np.prod(one.shape)) for one in model.trainable_variables]
+
+
+# The models of the paper's table 2, and steps of a run.
+MODELS = {
+    "alexnet": (alexnet, 8),
+    "inception": (inception, 10),
+    "vgg16": (vgg16, 4),
+    "lstm": (lambda: recurrent(4), 20),
+    "gru": (lambda: recurrent(3), 20),
+    "fcn5": (fcn5, 8),
+}
 
 
 def median_step(step, steps):
@@ -77,7 +103,11 @@ def gradwire_tensors(client, elements, steps, is_copied):
         return tf.add_n([tf.reduce_max(one) for one in sums])
 
     assert abs(float(step(tf.constant(1.0))) - WORKERS * len(elements)) < 1e-3
-    return median_step(lambda value: step(tf.constant(value)).numpy(), steps)
+    time_of_step = median_step(lambda value: step(tf.constant(value)).numpy(), steps)
+    table = gw.report(client)
+    statics, done = sum(one.is_static for one in table), max(one.operations for one in table)
+    copies = [sum(one.copies_in for one in table) / done, sum(one.copies_out for one in table) / done]
+    return time_of_step, f"{statics} of {len(table)} tensors static; copies in a step: {copies[0]:g} of inputs, {copies[1]:g} of results"
 
 
 def network():
@@ -122,15 +152,23 @@ def gradwire_training(client, steps):
 
     import gradwire.tensorflow as gw
 
-    step = keras_step(gw.ParameterServerOptimizer(keras.optimizers.SGD(0.01), mode="async", client=client), network())
-    return median_step(lambda _: step().numpy(), steps)
+    return mean_step(keras_step(gw.ParameterServerOptimizer(keras.optimizers.SGD(0.01), mode="async", client=client), network()), steps), ""
 
 
 def alone(steps):
     import keras
 
-    step = keras_step(keras.optimizers.SGD(0.01), network())
-    return median_step(lambda _: step().numpy(), steps)
+    return mean_step(keras_step(keras.optimizers.SGD(0.01), network()), steps)
+
+
+def mean_step(step, steps):
+    """The mean time of a step, after ten that are not counted."""
+    for _ in range(10):
+        step().numpy()
+    begun = time.perf_counter()
+    for _ in range(steps):
+        step().numpy()
+    return (time.perf_counter() - begun) / steps
 
 
 def server(job, index, spec):
@@ -200,8 +238,10 @@ def cluster():
         hosts = [f"127.0.0.1:{port.getsockname()[1]}" for port in ports]
     spec = json.dumps({"ps": hosts[:1], "worker": hosts[1:]})
     tasks = [("ps", "0")] + [("worker", str(at)) for at in range(WORKERS)]
-    processes = [subprocess.Popen([sys.executable, __file__, "server", *task, spec], stderr=subprocess.DEVNULL) for task in tasks]
+    processes = []
     try:
+        for task in tasks:
+            processes.append(subprocess.Popen([sys.executable, __file__, "server", *task, spec], stderr=subprocess.DEVNULL))
         yield spec
     finally:
         for process in processes:
@@ -228,6 +268,10 @@ def ours(transport, work, *words):
         return max(launched.run(work, *words, timeout_s=WITHIN_S))
 
 
+def own_tensors(elements, steps):
+    return own("tensors", json.dumps(elements), steps), ""
+
+
 def spread(values):
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
@@ -237,15 +281,17 @@ def measured(rounds, ways):
     times = {name: [] for name in ways}
     for turn in range(rounds):
         for name, way in ways.items():
-            times[name].append(way())
-            print(f"round {turn + 1} of {rounds}: {name} {times[name][-1] * 1e3:.2f} ms", file=sys.stderr)
+            seconds, remark = way()
+            times[name].append(seconds)
+            print(f"round {turn + 1} of {rounds}: {name} {seconds * 1e3:.2f} ms {remark}", file=sys.stderr)
     return times
 
 
 def compare_tensors(rounds, model):
-    elements, steps = MODELS[model]
+    make, steps = MODELS[model]
+    elements = make()
     moved = 4 * sum(elements) * 2 * WORKERS
-    ways = {"TensorFlow over gRPC": lambda: own("tensors", json.dumps(elements), steps)}
+    ways = {"TensorFlow over gRPC": lambda: own_tensors(elements, steps)}
     for transport in ("shm", "tcp"):
         for is_copied in (False, True):
             name = f"Gradwire over {transport}" + (", copied" if is_copied else "")
@@ -262,13 +308,13 @@ def compare_tensors(rounds, model):
 
 def compare_training(rounds, steps):
     ways = {
-        "a single process": lambda: two_alone(steps),
-        "TensorFlow over gRPC": lambda: own("training", steps),
+        "no exchange": lambda: (two_alone(steps), ""),
+        "TensorFlow over gRPC": lambda: (own("training", steps), ""),
         "Gradwire over shm": lambda: ours("shm", gradwire_training, steps),
         "Gradwire over tcp": lambda: ours("tcp", gradwire_training, steps),
     }
     times = measured(rounds, ways)
-    single, theirs = times["a single process"], times["TensorFlow over gRPC"]
+    single, theirs = times["no exchange"], times["TensorFlow over gRPC"]
     print(f"\ntraining, asynchronous, {HIDDEN} hidden: median (least to most) of {rounds} rounds")
     for name, mine in times.items():
         shares = [max(0.0, 1 - base / one) for base, one in zip(single, mine)]
@@ -281,20 +327,24 @@ def two_alone(steps):
     """Two processes at the same time that exchange nothing."""
     command = [sys.executable, __file__, "alone", str(steps)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(WORKERS)]
-    return max(json.loads(process.communicate(timeout=WITHIN_S)[0].splitlines()[-1]) for process in processes)
+    try:
+        return max(json.loads(process.communicate(timeout=WITHIN_S)[0].splitlines()[-1]) for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="how often each way runs")
-    parser.add_argument("--only", choices=["tensors", "training"], help="one of the two comparisons")
+    parser.add_argument("--models", default="lstm,vgg16", help=f"models whose tensors are exchanged, of {','.join(MODELS)}; may be empty")
+    parser.add_argument("--training", action="store_true", help="compare a training, too")
     parser.add_argument("--json", help="a file for all values")
     args = parser.parse_args()
     rows = []
-    if args.only != "training":
-        for model in MODELS:
-            rows.extend(compare_tensors(args.rounds, model))
-    if args.only != "tensors":
+    for model in filter(None, args.models.split(",")):
+        rows.extend(compare_tensors(args.rounds, model))
+    if args.training:
         rows.extend(compare_training(args.rounds, 100))
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

@@ -138,13 +138,21 @@ def test_nothing_is_lost_with_a_server() -> None:
     check(found)
 
 
-def fit(client: Client, mode: Any) -> float:
+def sequence_model() -> Any:
+    """That reads digits line by line."""
+    keras.utils.set_random_seed(7)
+    layers = keras.layers
+    return keras.Sequential([keras.Input((64,)), layers.Reshape((8, 8)), layers.LSTM(24), layers.Dense(10)])
+
+
+def fit(client: Client, mode: Any, kind: str) -> float:
     images, labels = data_of()
     held_out = np.arange(len(labels)) % 5 == 0
     mine = np.flatnonzero(~held_out)[client.rank :: client.workers][:700]
-    model = model_of(7)
+    model = sequence_model() if kind == "sequence" else model_of(7)
+    optimizer = keras.optimizers.Adam(0.01) if kind == "sequence" else keras.optimizers.SGD(0.1, momentum=0.5)
     model.compile(
-        optimizer=gw.ParameterServerOptimizer(keras.optimizers.SGD(0.1, momentum=0.5), mode=mode, client=client),
+        optimizer=gw.ParameterServerOptimizer(optimizer, mode=mode, client=client),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -153,9 +161,9 @@ def fit(client: Client, mode: Any) -> float:
     return float(model.evaluate(images[held_out], labels[held_out], verbose=0, return_dict=True)["accuracy"])
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", 2])
-def test_a_model_learns_in_every_mode(mode: Any) -> None:
-    accuracies = in_processes(fit, mode)
+@pytest.mark.parametrize(("mode", "kind"), [("sync", "image"), ("async", "image"), (2, "image"), ("sync", "sequence")])
+def test_a_model_learns_in_every_mode(mode: Any, kind: str) -> None:
+    accuracies = in_processes(fit, mode, kind)
     assert min(accuracies) > 0.9, accuracies
 
 

@@ -45,7 +45,8 @@ rank = gw.rank()
 keras.utils.set_random_seed(rank)
 model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)])
 optimizer = gw.ParameterServerOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), mode=mode)
-optimizer.build(model.trainable_variables)
+# One never has a gradient.
+optimizer.build([*model.trainable_variables, keras.Variable(np.zeros(3, "float32"))])
 truth = np.random.default_rng(7).normal(size=(6, 3)).astype("float32")
 
 
@@ -63,6 +64,7 @@ for step in range(begin, 12):
         os.kill(os.getpid(), signal.SIGKILL)
     if (rank, step) == (0, 10) and once("server"):
         kill_a_server()
+    optimizer.learning_rate = 0.05 if step < 6 else 0.02
     inputs = np.random.default_rng(100 * step + rank).normal(size=(16, 6)).astype("float32")
     loss = step_of(inputs, inputs @ truth)
     if (rank, step) == (0, 7) and once("after"):
@@ -108,7 +110,7 @@ def test_workers_that_are_restarted_continue_with_the_servers_weights(tmp_path: 
         assert max(float(line[6]) for line in disturbed) < 3.0, disturbed
 
 
-def test_a_restarted_worker_that_does_not_resume_is_told_so(tmp_path: Path) -> None:
+def test_a_restarted_worker_that_does_not_resume_gets_an_error(tmp_path: Path) -> None:
     (tmp_path / "disturbed").mkdir()
     (tmp_path / "disturbed" / "careless").touch()
     done = run(tmp_path, "disturbed", "sync")

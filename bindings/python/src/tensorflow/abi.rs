@@ -81,6 +81,7 @@ const INT64: c_int = 9;
 
 /// Numbers of `TF_Code`.
 pub(super) mod code {
+    pub(crate) const CANCELLED: i32 = 1;
     pub(crate) const UNKNOWN: i32 = 2;
     pub(crate) const INVALID_ARGUMENT: i32 = 3;
     pub(crate) const DEADLINE_EXCEEDED: i32 = 4;

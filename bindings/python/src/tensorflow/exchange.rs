@@ -2,7 +2,7 @@
 //! receives the tensor, is sent from, receives the result, and is then the memory of TensorFlow's output, without another copy.
 
 use super::abi::{Fault, Tensor, Turn, code};
-use super::fault_of;
+use super::{fault_of, free_spare_rooms};
 use crate::ends::when_ended;
 use crate::error::{Failure, lock};
 use gradwire_worker::{Client, Ended, Handle, SharedBuffer, Target};
@@ -10,11 +10,15 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Rooms that are kept for the next operations: one in flight, and one that TensorFlow still has.
 const SPARE_MAX: usize = 2;
 /// Operations whose results nobody has fetched. They remain if a step fails between start and wait.
 const UNFETCHED_MAX: usize = 256;
+
+/// The last round of a dynamic tensor ends before, by deadlines of its own.
+const LAST_ROUND: Duration = Duration::from_secs(24 * 3600);
 
 /// What is asked for a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,9 +105,20 @@ impl Exchange {
         if let Some(room) = lock(&self.spare).pop() {
             return Ok(room);
         }
-        let mut buffer = self.client.allocate(self.tensor.bytes())?;
+        let allocate = || self.client.allocate(self.tensor.bytes());
+        // Spare rooms of other tensors may have all that is left.
+        let mut buffer = allocate().or_else(|_| {
+            free_spare_rooms();
+            allocate()
+        })?;
         let address = buffer.as_mut_ptr() as usize;
         Ok(Box::new(Room { address, shared: buffer.share(), dims: Vec::new(), bytes: 0, home: None, pid: std::process::id() }))
+    }
+
+    /// Gives the pool what no operation needs now.
+    pub(super) fn free_spare(&self) {
+        let spare = std::mem::take(&mut *lock(&self.spare));
+        drop(spare);
     }
 
     fn take_back(&self, room: Box<Room>) {
@@ -115,14 +130,23 @@ impl Exchange {
 
     /// Starts an operation with a tensor that fits, and returns its number. Never waits for another worker.
     pub(super) fn start(self: &Arc<Self>, what: What, tensor: &Tensor, priority: i32) -> Result<u32, Failure> {
+        // No operation of another thread may come between a push and its pull.
+        let mut flying = lock(&self.flying);
+        if let Some(push) = flying.push.take_if(|(handle, _)| what != What::Pull && handle.is_done()) {
+            self.end_unseen(push);
+        }
         if let Some(failure) = lock(&self.failure).take() {
             return Err(failure);
         }
         self.counts.operations.fetch_add(1, Ordering::Relaxed);
-        // No operation of another thread may come between a push and its pull.
-        let mut flying = lock(&self.flying);
-        // A round of a tensor of any length is pushed, and then pulled: its length is known when it is complete.
+        // A round of a tensor of any length is pushed, and then pulled: its length is known when it is complete. The next one is not begun
+        // before, because a pull that is repeated after a broken channel would bring that one.
         let is_two = what == What::PushPull && self.tensor.spec().dynamic;
+        if let (true, Some(last)) = (is_two, flying.operations.back()) {
+            let _ = last.handle.is_done_by(Instant::now() + LAST_ROUND);
+        }
+        // Before the push, which cannot be taken back.
+        let room = if what == What::Push { None } else { Some(self.room_for(tensor)?) };
         if what == What::Push || is_two {
             let push = self.push(tensor, priority)?;
             if let Some((handle, room)) = flying.push.replace(push) {
@@ -130,10 +154,7 @@ impl Exchange {
                 when_ended(handle, room, move |handle, room| this.end_unseen((handle, room)));
             }
         }
-        if what == What::Push {
-            return Ok(0);
-        }
-        let room = self.room_for(tensor)?;
+        let Some(room) = room else { return Ok(0) };
         let into = Target::Shared(room.shared.clone());
         let handle = if what == What::Pull || is_two {
             self.client.pull_at(&self.tensor, into, priority)?
@@ -175,7 +196,9 @@ impl Exchange {
         let part = part.map_err(|error| Failure::internal(error.to_string()))?;
         // SAFETY: the part has exactly so many bytes, and is this operation's alone. Needed because TensorFlow's tensors are no Rust types.
         unsafe { tensor.copy_to(room.address as *mut u8) };
-        self.counts.copies_in.fetch_add(1, Ordering::Relaxed);
+        // Coded tensors are copied once more before they are encoded.
+        let is_coded = self.tensor.sent_bytes() != self.tensor.bytes();
+        self.counts.copies_in.fetch_add(1 + u64::from(is_coded), Ordering::Relaxed);
         Ok(part)
     }
 
@@ -206,17 +229,11 @@ impl Exchange {
             return Err(Fault::new(code::ABORTED, &text));
         };
         let failed = |error| fault_of(&Failure::from(error));
-        let mut round = None;
         if let Some((handle, room)) = push {
-            round = Some(handle.wait().map_err(failed)?.version);
+            handle.wait().map_err(failed)?;
             self.take_back(room);
         }
         let ended = handle.wait().map_err(failed)?;
-        // After a broken channel a pull may bring a later round than that of its push, if another push has followed.
-        if self.tensor.spec().dynamic && round.is_some_and(|round| round != ended.version) {
-            let text = format!("{} was pulled after its next round had begun: use more names", self.label());
-            return Err(Fault::new(code::ABORTED, &text));
-        }
         self.give(to, room, &ended)
     }
 

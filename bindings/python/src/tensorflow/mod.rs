@@ -15,6 +15,7 @@ use crate::here::Here;
 use crate::tensor::Tensor;
 use abi::{Definition, Fault, Kernel, Turn, code};
 use exchange::{Exchange, What};
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -43,6 +44,12 @@ static NEXT_EXCHANGE: AtomicU32 = AtomicU32::new(1);
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Whether the operations are registered, and if not, why.
 static REGISTERED: OnceLock<Result<(), Fault>> = OnceLock::new();
+
+/// Gives pools what no operation needs now.
+fn free_spare_rooms() {
+    let all: Vec<_> = lock(&EXCHANGES).values().filter_map(Weak::upgrade).collect();
+    all.iter().for_each(|exchange| exchange.free_spare());
+}
 
 /// The place of a tensor at the servers, for operations of TensorFlow's. Its memory lives as long as it, and as results of it.
 #[pyclass(module = "gradwire._native", frozen, weakref)]
@@ -153,7 +160,7 @@ impl Start {
             Ok(Err(Fault { code, text }))
         });
         let placed = placed.ok_or_else(|| Fault::internal("the Python interpreter is shutting down"))?;
-        let exchange = placed.map_err(|error| Fault::internal(&error.to_string()))??;
+        let exchange = placed.map_err(|error| interrupted(&error))??;
         if !exchange.fits(kind, bytes) {
             let text = format!("{} has another length than the tensor, which has {bytes} bytes", exchange.label());
             return Err(Fault::new(code::INVALID_ARGUMENT, &text));
@@ -161,6 +168,18 @@ impl Start {
         *lock(&self.found) = Some(Found { exchange: Arc::downgrade(&exchange), generation, pid });
         Ok(exchange)
     }
+}
+
+/// An exception that `place` did not expect. Ctrl-C is raised again where the interpreter is next.
+fn interrupted(error: &PyErr) -> Fault {
+    Python::attach(|py| {
+        if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+            // SAFETY: the interpreter's lock is held. Needed because there is no safe way to simulate the signal.
+            unsafe { pyo3::ffi::PyErr_SetInterrupt() };
+            return Fault::new(code::CANCELLED, "interrupted");
+        }
+        Fault::internal(&error.to_string())
+    })
 }
 
 impl Kernel for Start {

@@ -8,7 +8,7 @@ for Keras (`gradwire.tensorflow.keras.callbacks`).
     model.fit(data, callbacks=[gw.keras.callbacks.BroadcastGlobalVariablesCallback(0)])
 
 Servers average the gradients of all workers. Native operations of TensorFlow copy each tensor once into registered memory; the result is
-used where it has landed. `report()` tells what became of each tensor. XLA (`jit_compile=True`) has no kernels for these operations.
+used where it has landed. `report()` lists the tensors with their copies. XLA (`jit_compile=True`) has no kernels for these operations.
 
 Errors are `tf.errors` with Gradwire's text.
 

@@ -24,12 +24,8 @@ def allgather(tensor: Any, name: str | None = None, *, client: Client | None = N
     Gradients are not propagated, and -0.0 becomes 0.0. A `tf.function` keeps the rank and the number of workers that it was traced with.
     Without a name, the tensor is named by its dtype and its other dimensions, and inside a tf.function also by its number in it."""
     tensor = tf.convert_to_tensor(tensor)
-    if not tensor.shape.rank:
-        raise tf.errors.InvalidArgumentError(
-            None, None, "allgather needs a tensor with at least one dimension, whose rank is known: pass tensor[None], or use tf.ensure_shape"
-        )
     # First dimensions differ between workers, so they are no part of the name.
-    name = f"{name}.gathered" if name else unnamed("allgather", tensor, tensor.shape[1:])
+    name = f"{name}.gathered" if name else unnamed("allgather", tensor, tensor.shape[1:] if tensor.shape.rank else None)
     [result] = gather_all([tensor], [name], client)
     return result
 
@@ -40,6 +36,11 @@ def gather_all(tensors: Sequence[Any], names: Sequence[str], client: Client | No
         raise tf.errors.UnimplementedError(
             None, None, f"allgather of tensor {names[0]!r} needs native operations, which cannot be used here: pass sparse_as_dense=True for gradients"
         )
+    for tensor, name in zip(tensors, names):
+        if not tensor.shape.rank:
+            raise tf.errors.InvalidArgumentError(
+                None, None, f"allgather of tensor {name!r}: it needs at least one dimension, and a known rank: pass tensor[None], or use tf.ensure_shape"
+            )
     with as_tensorflow_errors():
         member = client_or_default(client)
     mine = tf.stack([(tf.shape(tensor, tf.int64)[0], _form_of(tensor)) for tensor in tensors])

@@ -135,31 +135,23 @@ def _run_natively(requests: Sequence[Request], tensors: Sequence[Any]) -> list[A
         for request, tensor in zip(requests, tensors)
         if request.what != "pull" and not request.is_of_any_length and not _native_ops.is_static(request, tensor)
     ]
-    same = _start_lengths(*zip(*unknown)) if unknown else None
-    tokens = [_start_natively(*pair) for pair in zip(requests, tensors)]
-    if same is not None:
-        # Workers with other lengths may wait for other tensors, so lengths are compared first.
-        with tf.control_dependencies([same()]):
-            tokens = [tf.identity(token) for token in tokens]
+    # Tensors of other lengths would wait for each other, or spoil a round.
+    with tf.control_dependencies([_compared(*zip(*unknown))] if unknown else []):
+        tokens = [_start_natively(*pair) for pair in zip(requests, tensors)]
     return _native_ops.wait(tokens, tensors)
 
 
-def _start_lengths(requests: Sequence[Request], tensors: Sequence[Any]) -> Callable[[], Any]:
-    """Starts the exchange of the tensors' lengths. Returns what compares them: an assertion that they are the same on all workers."""
+def _compared(requests: Sequence[Request], tensors: Sequence[Any]) -> Any:
+    """An assertion that the tensors have the same lengths on all workers."""
     lengths = tf.stack([tf.size(tensor, tf.int64) for tensor in tensors])
     # If the sum of the squares of n numbers, times n, is the square of their sum, they are the same. In two halves, which do not overflow.
     halves = tf.stack([lengths % 2**20, lengths // 2**20])
     mine = tf.concat([halves, halves * halves, tf.ones_like(halves)], axis=0)
     request = Request("push_pull", f"{requests[0].name}.lengths.{len(requests)}", average=False, client=requests[0].client)
-    token = _start_natively(request, mine)
-
-    def compared() -> Any:
-        [sums] = _native_ops.wait([token], [mine])
-        are_same = tf.reduce_all(sums[2:4] * sums[4:6] == sums[0:2] * sums[0:2])
-        text = f"{requests[0].text}: other workers have another length: pass the same shape on all workers"
-        return tf.debugging.Assert(are_same, [text, lengths])
-
-    return compared
+    [sums] = _native_ops.wait([_start_natively(request, mine)], [mine])
+    are_same = tf.reduce_all(sums[2:4] * sums[4:6] == sums[0:2] * sums[0:2])
+    text = f"{requests[0].text}: other workers have another length: pass the same shape on all workers"
+    return tf.debugging.Assert(are_same, [text, lengths])
 
 
 def _start_natively(request: Request, tensor: Any) -> Any:

@@ -39,7 +39,7 @@ _clients: weakref.WeakValueDictionary[int, Client] = weakref.WeakValueDictionary
 
 
 def are_used() -> bool:
-    """Whether graphs and eager code have native operations. If not, a warning tells why, once."""
+    """Whether graphs and eager code have native operations. If not, a warning has the reason, once."""
     global _is_tried, _why_not
     with _lock:
         if not _is_tried:
@@ -196,7 +196,8 @@ def _exchange_of(asked: dict[str, Any], dtype: Any, size: int) -> _native.TfExch
     if elements == 0:
         raise InputError(f"{what} of tensor {name!r}: a tensor without elements cannot be sent: leave it out", "wrong_shape")
     length = elements if asked["is_static"] else max(_DYNAMIC_ELEMENTS_MIN, 1 << (elements - 1).bit_length())
-    key = (name, asked["average"], json.dumps(asked["codec"]), None if asked["is_static"] else length)
+    # Dynamic tensors have no codec.
+    key = (name, asked["average"], json.dumps(asked["codec"]), None) if asked["is_static"] else (name, asked["average"], length)
     with state.lock:
         placed = state.placed.get(key)
         if placed is None:

@@ -16,6 +16,8 @@ from ._graph import run, run_push
 
 # The number of the next operation without a name in a graph.
 _UNNAMED = "_gradwire_unnamed"
+# Branches and loops. Their names have numbers of the process.
+_CONTROL_FLOW_GRAPHS = ("CondBranchFuncGraph", "WhileCondFuncGraph", "WhileBodyFuncGraph")
 
 
 def push_pull(
@@ -135,6 +137,8 @@ def unnamed(what: str, tensor: Any, shape: Any = None) -> str:
         return f"unnamed.{kind}"
     # A function that is traced again, perhaps on one worker only, has the same names again.
     graph = tf.compat.v1.get_default_graph()
+    while type(graph).__name__ in _CONTROL_FLOW_GRAPHS and graph.outer_graph is not None:
+        graph = graph.outer_graph
     number = getattr(graph, _UNNAMED, 0)
     setattr(graph, _UNNAMED, number + 1)
     return f"unnamed.{graph.name if hasattr(graph, 'name') else 'graph'}.{number}.{kind}"

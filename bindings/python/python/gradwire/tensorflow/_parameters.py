@@ -175,6 +175,8 @@ class Parameters:
         # The name of each variable, which is kept so that its number stays its own.
         self._names: dict[int, tuple[str, Any]] = {}
         self._known: dict[str, _Known] = {}
+        # The learning rate that the servers have, if it is known.
+        self._rate: float | None = self._rule.learning_rate
         # Steps that were complete when the variables were declared, and whether `resume` must be called before the next one.
         self._complete_steps, self._must_resume = 0, False
         self._lock = threading.Lock()
@@ -187,7 +189,7 @@ class Parameters:
         """The steps that were complete when the variables were declared."""
         if not self._names:
             raise InputError("call optimizer.build(model.trainable_variables) before resume", "resume")
-        if self._client._has_rejoined and not self._client._is_awaited and self._mode in (None, "sync") and self._client.mode == "sync":
+        if self._client._has_rejoined and not self._client._is_awaited and (self._mode or self._client.mode) == "sync":
             raise InputError('resume cannot continue a training with cluster.worker_loss "continue": set "wait"', "resume")
         self._must_resume = False
         return self._complete_steps
@@ -249,11 +251,14 @@ class Parameters:
             for at, ((name, _), value) in enumerate(zip(new, values))
         )
         # Larger than 0 if this worker was restarted, or a checkpoint restored. The first pull brings the weights after these steps.
-        steps = self._client.resume(declared) if not self._names else 0
+        steps = self._steps_of(declared)
         if steps:
-            self._complete_steps, self._must_resume = steps, self._client._has_rejoined
+            # The servers may have another learning rate than the script begins with.
+            self._rate = None
         else:
             wait_all([self._client.init_start(tensor, value) for tensor, value in zip(declared, values)])
+        if not self._names:
+            self._complete_steps, self._must_resume = steps, bool(steps) and self._client._has_rejoined
         rooms = wait_all([self._client.pull(tensor) for tensor in declared])
         for tensor, room, (name, one) in zip(declared, rooms, new):
             # A copy, because TensorFlow might use the room's memory itself.
@@ -263,15 +268,25 @@ class Parameters:
                 known = _Known(tensor, None, *_native_ops.placed_parameter(self._client, tensor, one))
             self._names[id(one)], self._known[name] = (name, one), known
 
+    def _steps_of(self, declared: list[Tensor]) -> int:
+        """The steps that are complete of tensors, with which this worker continues. Some may never have had a gradient, and stay at 0."""
+        if (self._mode or self._client.mode) == "sync":
+            try:
+                return self._client.resume(declared)
+            except InputError as error:
+                if error.code != "uneven":
+                    raise
+        return self._client.resume([tensor for tensor in declared if self._client.resume([tensor])])
+
     def _follow(self, rate: Any) -> list[Any]:
-        """Tells the servers of another learning rate."""
+        """Changes the learning rate of the servers, if it is another one."""
         with self._lock:
-            if float(rate) != self._rule.learning_rate:
+            if float(rate) != self._rate:
                 rule = replace(self._rule, learning_rate=float(rate))
                 if self._client.rank == 0:
                     for known in self._known.values():
                         self._client.change_rule(known.tensor, rule)
-                self._rule = rule
+                self._rule, self._rate = rule, float(rate)
         return []
 
     def _exchange(self, names: list[str], rate: Any, *gradients: Any) -> list[Any]:

@@ -41,13 +41,13 @@ class Report(list[TensorReport]):
 
 def report(client: Client | None = None) -> Report:
     """Reports for each tensor that native operations have exchanged: its shape in the graph, whether that is static or dynamic, how it
-    travels, and how often it was copied. A dynamic tensor has an entry for each power of two of elements that it has needed. Broadcasts are
-    not in it."""
+    travels, and how often it was copied. A dynamic tensor has an entry for each power of two of elements that it has needed. The
+    lengths that workers compare are tensors, too. Broadcasts are not in it."""
     with as_tensorflow_errors():
         state = state_of(client)
-    with state.lock:
-        placed = [*state.placed.values(), *state.parameters.values()]
-    return Report(map(_of, placed))
+        with state.lock:
+            placed = [*state.placed.values(), *state.parameters.values()]
+        return Report(map(_of, placed))
 
 
 def _of(placed: Placed) -> TensorReport:

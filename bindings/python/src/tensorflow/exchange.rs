@@ -112,7 +112,14 @@ impl Exchange {
             allocate()
         })?;
         let address = buffer.as_mut_ptr() as usize;
-        Ok(Box::new(Room { address, shared: buffer.share(), dims: Vec::new(), bytes: 0, home: None, pid: std::process::id() }))
+        Ok(Box::new(Room {
+            address,
+            shared: buffer.share(),
+            dims: Vec::new(),
+            bytes: 0,
+            home: None,
+            pid: std::process::id(),
+        }))
     }
 
     /// Gives the pool what no operation needs now.
@@ -129,7 +136,12 @@ impl Exchange {
     }
 
     /// Starts an operation with a tensor that fits, and returns its number. Never waits for another worker.
-    pub(super) fn start(self: &Arc<Self>, what: What, tensor: &Tensor, priority: i32) -> Result<u32, Failure> {
+    pub(super) fn start(
+        self: &Arc<Self>,
+        what: What,
+        tensor: &Tensor,
+        priority: i32,
+    ) -> Result<u32, Failure> {
         // No operation of another thread may come between a push and its pull.
         let mut flying = lock(&self.flying);
         if let Some(push) = flying.push.take_if(|(handle, _)| what != What::Pull && handle.is_done()) {

@@ -162,7 +162,8 @@ impl Start {
         let placed = placed.ok_or_else(|| Fault::internal("the Python interpreter is shutting down"))?;
         let exchange = placed.map_err(|error| interrupted(&error))??;
         if !exchange.fits(kind, bytes) {
-            let text = format!("{} has another length than the tensor, which has {bytes} bytes", exchange.label());
+            let text =
+                format!("{} has another length than the tensor, which has {bytes} bytes", exchange.label());
             return Err(Fault::new(code::INVALID_ARGUMENT, &text));
         }
         *lock(&self.found) = Some(Found { exchange: Arc::downgrade(&exchange), generation, pid });

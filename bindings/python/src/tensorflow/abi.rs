@@ -1,6 +1,7 @@
 //! TensorFlow's C interface as far as kernels of our own need it (`tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h`). The functions come
 //! from the `libtensorflow_framework` that the interpreter has loaded; nothing is linked. It must not know what the kernels do.
 
+use crate::error::{Failure, Kind};
 use crate::memory::copy;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -97,6 +98,22 @@ pub(super) mod code {
 pub(super) struct Fault {
     pub(super) code: c_int,
     pub(super) text: String,
+}
+
+impl From<Failure> for Fault {
+    /// With the code of the class that `gradwire.tensorflow._errors` has for it.
+    fn from(failure: Failure) -> Self {
+        let code = match failure.kind() {
+            Kind::Input | Kind::Declare | Kind::Setting => code::INVALID_ARGUMENT,
+            Kind::Died | Kind::Connect => code::UNAVAILABLE,
+            Kind::Deadline | Kind::WaitTimeout => code::DEADLINE_EXCEEDED,
+            Kind::Memory => code::RESOURCE_EXHAUSTED,
+            Kind::Closed | Kind::Fork => code::FAILED_PRECONDITION,
+            Kind::Operation => code::ABORTED,
+            Kind::Internal => code::UNKNOWN,
+        };
+        Self::new(code, &failure.to_string())
+    }
 }
 
 impl Fault {

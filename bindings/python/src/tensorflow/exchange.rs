@@ -2,14 +2,13 @@
 //! receives the tensor, is sent from, receives the result, and is then the memory of TensorFlow's output, without another copy.
 
 use super::abi::{Fault, Tensor, Turn, code};
-use super::{fault_of, free_spare_rooms};
 use crate::ends::when_ended;
 use crate::error::{Failure, lock};
 use gradwire_worker::{Client, Ended, Handle, SharedBuffer, Target};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// Rooms that are kept for the next operations: one in flight, and one that TensorFlow still has.
@@ -46,11 +45,11 @@ struct Operation {
     /// The push before a pull. If it fails, the pull brings the round before.
     push: Option<Sent>,
     handle: Handle,
-    room: Box<Room>,
+    room: Room,
 }
 
 /// A push in flight, and the memory that it is sent from.
-type Sent = (Handle, Box<Room>);
+type Sent = (Handle, Room);
 
 #[derive(Default)]
 struct Flying {
@@ -58,6 +57,19 @@ struct Flying {
     /// Until a pull waits for it.
     push: Option<Sent>,
     operations: VecDeque<Operation>,
+}
+
+/// Exchanges by their numbers, which operations in flight have.
+static ALL: Mutex<BTreeMap<u32, Weak<Exchange>>> = Mutex::new(BTreeMap::new());
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
+/// Gives pools what no operation needs now.
+fn free_spare_rooms() {
+    let all: Vec<_> = lock(&ALL).values().filter_map(Weak::upgrade).collect();
+    for exchange in all {
+        let spare = std::mem::take(&mut *lock(&exchange.spare));
+        drop(spare);
+    }
 }
 
 /// The tensor.
@@ -70,7 +82,7 @@ pub(super) struct Exchange {
     kind: i32,
     /// Tensors of more bytes than this, and at most of the tensor's, have their place here.
     floor_bytes: usize,
-    spare: Mutex<Vec<Box<Room>>>,
+    spare: Mutex<Vec<Room>>,
     flying: Mutex<Flying>,
     /// The error of a push that nobody waited for, until the next operation returns it.
     failure: Mutex<Option<Failure>>,
@@ -86,14 +98,28 @@ pub(super) struct Counts {
 }
 
 impl Exchange {
-    pub(super) fn new(
-        number: u32,
+    /// A new one.
+    pub(super) fn add(
         client: Client,
         tensor: gradwire_worker::Tensor,
         (kind, floor_bytes): (i32, usize),
-    ) -> Self {
+    ) -> Arc<Self> {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let (spare, flying, failure, counts) = Default::default();
-        Self { number, client, tensor, kind, floor_bytes, spare, flying, failure, counts }
+        let new = Self { number, client, tensor, kind, floor_bytes, spare, flying, failure, counts };
+        let new = Arc::new(new);
+        lock(&ALL).insert(number, Arc::downgrade(&new));
+        new
+    }
+
+    /// The one of an operation in flight, unless its client was closed.
+    pub(super) fn find(number: u32) -> Option<Arc<Self>> {
+        lock(&ALL).get(&number).and_then(Weak::upgrade)
+    }
+
+    /// No operation is to find it any more.
+    pub(super) fn remove(&self) {
+        lock(&ALL).remove(&self.number);
     }
 
     /// Whether a tensor of so many bytes has its place here.
@@ -101,7 +127,7 @@ impl Exchange {
         self.kind == kind && self.floor_bytes < bytes && bytes as u64 <= self.tensor.bytes()
     }
 
-    fn room(&self) -> Result<Box<Room>, Failure> {
+    fn room(&self) -> Result<Room, Failure> {
         if let Some(room) = lock(&self.spare).pop() {
             return Ok(room);
         }
@@ -112,23 +138,17 @@ impl Exchange {
             allocate()
         })?;
         let address = buffer.as_mut_ptr() as usize;
-        Ok(Box::new(Room {
+        Ok(Room {
             address,
             shared: buffer.share(),
             dims: Vec::new(),
             bytes: 0,
             home: None,
             pid: std::process::id(),
-        }))
+        })
     }
 
-    /// Gives the pool what no operation needs now.
-    pub(super) fn free_spare(&self) {
-        let spare = std::mem::take(&mut *lock(&self.spare));
-        drop(spare);
-    }
-
-    fn take_back(&self, room: Box<Room>) {
+    fn take_back(&self, room: Room) {
         let mut spare = lock(&self.spare);
         if spare.len() < SPARE_MAX {
             spare.push(room);
@@ -195,7 +215,7 @@ impl Exchange {
         }
     }
 
-    fn room_for(&self, tensor: &Tensor) -> Result<Box<Room>, Failure> {
+    fn room_for(&self, tensor: &Tensor) -> Result<Room, Failure> {
         let mut room = self.room()?;
         room.bytes = tensor.bytes();
         tensor.dims(&mut room.dims);
@@ -240,7 +260,7 @@ impl Exchange {
             );
             return Err(Fault::new(code::ABORTED, &text));
         };
-        let failed = |error| fault_of(&Failure::from(error));
+        let failed = |error| Fault::from(Failure::from(error));
         if let Some((handle, room)) = push {
             handle.wait().map_err(failed)?;
             self.take_back(room);
@@ -250,7 +270,7 @@ impl Exchange {
     }
 
     /// Makes the room the memory of the output.
-    fn give(self: &Arc<Self>, to: (&Turn, i32), mut room: Box<Room>, ended: &Ended) -> Result<(), Fault> {
+    fn give(self: &Arc<Self>, to: (&Turn, i32), mut room: Room, ended: &Ended) -> Result<(), Fault> {
         if ended.landed_bytes != room.bytes as u64 {
             let text = format!(
                 "{} has {} bytes in this round, and {} bytes on this worker: pass the same shape on all workers, and to pull that of push",
@@ -262,7 +282,7 @@ impl Exchange {
         }
         let (place, dims) = ((room.address, room.bytes), std::mem::take(&mut room.dims));
         room.home = Some(self.clone());
-        let owner = Box::into_raw(room).cast::<c_void>();
+        let owner = Box::into_raw(Box::new(room)).cast::<c_void>();
         // SAFETY: the room keeps its memory until `release` has it. Needed because TensorFlow's tensors are no Rust types.
         let (tensor, is_copied) = unsafe { Tensor::over(to, &dims, place, (release, owner))? };
         self.counts.copies_out.fetch_add(u64::from(is_copied), Ordering::Relaxed);
@@ -283,7 +303,7 @@ impl Exchange {
 /// TensorFlow has freed the output.
 unsafe extern "C" fn release(_data: *mut c_void, _bytes: usize, room: *mut c_void) {
     // SAFETY: it was made by `Box::into_raw` of this type, and is given back once.
-    let mut room = unsafe { Box::from_raw(room.cast::<Room>()) };
+    let mut room = unsafe { *Box::from_raw(room.cast::<Room>()) };
     if room.pid != std::process::id() {
         // The pool and its locks are the parent's.
         return std::mem::forget(room);

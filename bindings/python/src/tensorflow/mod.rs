@@ -17,39 +17,15 @@ use abi::{Definition, Fault, Kernel, Turn, code};
 use exchange::{Exchange, What};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-
-/// TensorFlow's code of an error (`TF_Code`), as `gradwire.tensorflow._errors` has it for exceptions.
-fn fault_of(failure: &Failure) -> Fault {
-    let code = match failure.kind() {
-        Kind::Input | Kind::Declare | Kind::Setting => code::INVALID_ARGUMENT,
-        Kind::Died | Kind::Connect => code::UNAVAILABLE,
-        Kind::Deadline | Kind::WaitTimeout => code::DEADLINE_EXCEEDED,
-        Kind::Memory => code::RESOURCE_EXHAUSTED,
-        Kind::Closed | Kind::Fork => code::FAILED_PRECONDITION,
-        Kind::Operation => code::ABORTED,
-        Kind::Internal => code::UNKNOWN,
-    };
-    Fault::new(code, &failure.to_string())
-}
 
 /// Finds the exchange of a tensor: `(request, type, bytes)` to a `TfExchange`, or to a code and a text.
 static PLACE: OnceLock<Py<PyAny>> = OnceLock::new();
-/// Exchanges by their numbers, which operations in flight have.
-static EXCHANGES: Mutex<BTreeMap<u32, Weak<Exchange>>> = Mutex::new(BTreeMap::new());
-static NEXT_EXCHANGE: AtomicU32 = AtomicU32::new(1);
 /// Counts the clients that the process has had. What kernels have found with an earlier one is not used.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Whether the operations are registered, and if not, why.
 static REGISTERED: OnceLock<Result<(), Fault>> = OnceLock::new();
-
-/// Gives pools what no operation needs now.
-fn free_spare_rooms() {
-    let all: Vec<_> = lock(&EXCHANGES).values().filter_map(Weak::upgrade).collect();
-    all.iter().for_each(|exchange| exchange.free_spare());
-}
 
 /// The place of a tensor at the servers, for operations of TensorFlow's. Its memory lives as long as it, and as results of it.
 #[pyclass(module = "gradwire._native", frozen, weakref)]
@@ -62,10 +38,7 @@ impl TfExchange {
     /// For tensors of more than `floor_bytes`. `kind` is TensorFlow's number of the element type.
     #[new]
     fn new(client: &Client, tensor: &Tensor, kind: i32, floor_bytes: usize) -> PyResult<Self> {
-        let number = NEXT_EXCHANGE.fetch_add(1, Ordering::Relaxed);
-        let of = (kind, floor_bytes);
-        let exchange = Arc::new(Exchange::new(number, client.shared()?, tensor.inner.clone(), of));
-        lock(&EXCHANGES).insert(number, Arc::downgrade(&exchange));
+        let exchange = Exchange::add(client.shared()?, tensor.inner.clone(), (kind, floor_bytes));
         Ok(Self { exchange: Here::new(exchange) })
     }
 
@@ -93,7 +66,7 @@ impl Drop for TfExchange {
     fn drop(&mut self) {
         // In a forked child the lock may be held by a thread that it does not have.
         if let Ok(exchange) = self.exchange.get() {
-            lock(&EXCHANGES).remove(&exchange.number);
+            exchange.remove();
         }
     }
 }
@@ -154,7 +127,7 @@ impl Start {
             };
             let placed = place.bind(py).call1((self.request.as_str(), kind, bytes))?;
             if let Ok(exchange) = placed.cast::<TfExchange>() {
-                return Ok(exchange.get().exchange.get().cloned().map_err(|failure| fault_of(&failure)));
+                return Ok(exchange.get().exchange.get().cloned().map_err(Fault::from));
             }
             let (code, text) = placed.extract()?;
             Ok(Err(Fault { code, text }))
@@ -195,7 +168,7 @@ impl Kernel for Start {
         let (what, priority) = self.asked.clone()?;
         let tensor = turn.input(0)?;
         let exchange = self.exchange(tensor.kind(), tensor.bytes())?;
-        let operation = exchange.start(what, &tensor, priority).map_err(|one| fault_of(&one))?;
+        let operation = exchange.start(what, &tensor, priority)?;
         turn.output_number(i64::from(exchange.number) << 32 | i64::from(operation))
     }
 }
@@ -207,7 +180,7 @@ struct Wait;
 fn found_by(token: &abi::Tensor) -> Option<(Arc<Exchange>, u32)> {
     let token = token.number().unwrap_or_default();
     let (number, operation) = ((token >> 32) as u32, token as u32);
-    Some((lock(&EXCHANGES).get(&number).and_then(Weak::upgrade)?, operation))
+    Some((Exchange::find(number)?, operation))
 }
 
 impl Kernel for Wait {

@@ -326,9 +326,7 @@ impl Copies {
         out: &mut Commands,
     ) -> Judged {
         let (from, Part { place, at, bytes, total }) = (record.from, part);
-        let keeps_other = chunk.weights.is_read();
-        // A restarted worker may ask for the version before, which needs the other buffer: so nobody may read that.
-        let room = chunk.writable().filter(|_| !(keeps_other && chunk.weights.keeps_before()));
+        let (room, keeps_other) = (chunk.writable(), chunk.weights.is_read());
         let Some(copy) = self.copy(from) else { return Judged::Nothing };
         let expected = if at == 0 { Some((index, version, 0)) } else { copy.image };
         if expected != Some((index, version, at)) {

@@ -36,11 +36,6 @@ impl Weights {
         Self { buffer: 0, versions: [(0, 0); 2], keeps_before, before: None, views: Views::default() }
     }
 
-    /// Is the version before the one in force kept?
-    pub(super) fn keeps_before(&self) -> bool {
-        self.keeps_before
-    }
-
     /// The buffer in force.
     pub(super) fn buffer(&self) -> u8 {
         self.buffer

@@ -414,12 +414,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 let sound = loaded.is_ok() && engine.check_state(chunk, &image.state).is_ok();
                 let loaded =
                     sound.then(|| storage.load_image(chunk, &image, into, keeps_other).ok()).flatten();
-                loaded.map(|()| {
+                loaded.map(|(live, has_previous)| {
                     let mut state = image.state;
-                    if keeps_other {
+                    if !has_previous {
                         (state.previous, state.previous_bytes) = (None, 0);
                     }
-                    state
+                    (state, live)
                 })
             }
             Err(error) => {
@@ -430,7 +430,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if home.is_some() {
             link.image = Vec::new();
         }
-        engine.loaded((from, slot), chunk, state.as_ref().map(|state| (state, into)), commands);
+        engine.loaded((from, slot), chunk, state.as_ref().map(|(state, live)| (state, *live)), commands);
         Ok(())
     }
 

@@ -152,28 +152,38 @@ impl Storage {
     }
 
     /// The chunk becomes what an image says: weights go to buffer `into`, and those before to the other one, unless somebody
-    /// reads that (`keeps_other`). Nothing changes on error.
+    /// reads that (`keeps_other`). Whoever reads these very weights there goes on: they stay, and those before go to `into`. Returns
+    /// the buffer of the weights, and whether the other one has those before. Nothing changes on error.
     pub fn load_image(
         &mut self,
         chunk: u32,
         image: &Image<'_>,
         into: u8,
         keeps_other: bool,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(u8, bool), StorageError> {
         self.check_image(chunk, image)?;
         let stored = self.stored_mut(chunk)?;
-        let into = usize::from(into & 1);
-        stored.weights[into].copy_from_slice(image.weights);
-        if let Some(previous) = image.previous.filter(|_| !keeps_other) {
-            stored.weights[1 - into].copy_from_slice(previous);
+        let other = 1 - (into & 1);
+        let stays = keeps_other
+            && image.previous.is_some()
+            && stored.weights[usize::from(other)][..] == *image.weights;
+        let live = if stays { other } else { into & 1 };
+        let weights = &mut stored.weights;
+        if !stays {
+            weights[usize::from(live)].copy_from_slice(image.weights);
         }
+        let previous = image.previous.filter(|_| stays || !keeps_other);
+        if let Some(previous) = previous {
+            weights[usize::from(1 - live)].copy_from_slice(previous);
+        }
+        let has_previous = previous.is_some();
         stored.rule = image.rule.clone();
         stored.numbers.begin(image.rule.arrays());
         let [first, second] = image.kept;
         let parts = stored.numbers.kept_mut().into_iter().zip([first, second, image.master]);
         // Their lengths are checked.
         parts.for_each(|(into, from)| into.copy_from_slice(from));
-        Ok(())
+        Ok((live, has_previous))
     }
 }
 

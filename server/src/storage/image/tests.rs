@@ -126,11 +126,16 @@ fn weights_before_those_in_force_come_along() {
     first.save_image(0, &state, 0, &mut bytes).unwrap();
     let image = Image::read(&bytes).unwrap();
     assert_eq!(image.previous, Some(&[7; 4 * ELEMENTS][..]));
-    other.load_image(0, &image, 1, false).unwrap();
+    let weights = image.weights.to_vec();
+    assert_eq!(other.load_image(0, &image, 1, false).unwrap(), (1, true));
     assert_eq!(other.stored(0).unwrap().weights[0][..], [7; 4 * ELEMENTS]);
     other.stored_mut(0).unwrap().weights[0].fill(9);
-    other.load_image(0, &image, 1, true).unwrap();
+    assert_eq!(other.load_image(0, &image, 1, true).unwrap(), (1, false));
     assert_eq!(other.stored(0).unwrap().weights[0][..], [9; 4 * ELEMENTS], "somebody reads it");
+    // Somebody reads these weights, and a restarted worker may ask for those before.
+    assert_eq!(other.load_image(0, &image, 0, true).unwrap(), (1, true));
+    let stored = other.stored(0).unwrap();
+    assert_eq!((&stored.weights[0][..], &stored.weights[1][..]), (&[7; 4 * ELEMENTS][..], &weights[..]));
 }
 
 #[test]

@@ -151,9 +151,10 @@ impl Storage {
         Ok(image.rule.rules().try_for_each(|rule| self.check_rule(rule))?)
     }
 
-    /// The chunk becomes what an image says: weights go to buffer `into`, and those before to the other one, unless somebody
-    /// reads that (`keeps_other`). Whoever reads these very weights there goes on: they stay, and those before go to `into`. Returns
-    /// the buffer of the weights, and whether the other one has those before. Nothing changes on error.
+    /// Restores a chunk from an image. The weights are written to buffer `into`, and the weights of the version before to the other
+    /// buffer. `keeps_other`: a worker reads the other buffer, so it is not written. If it has the weights of the image already, the
+    /// weights stay there, and those of the version before are written to `into`. Returns the buffer of the weights, and whether the
+    /// other one has those of the version before. Nothing changes on error.
     pub fn load_image(
         &mut self,
         chunk: u32,

@@ -16,7 +16,7 @@ const SPARE_MAX: usize = 2;
 /// Operations whose results nobody has fetched. They remain if a step fails between start and wait.
 const UNFETCHED_MAX: usize = 256;
 
-/// The last round of a dynamic tensor ends before, by deadlines of its own.
+/// Longer than any operation takes: the last round of a dynamic tensor ends by the deadline of its operation.
 const LAST_ROUND: Duration = Duration::from_secs(24 * 3600);
 
 /// What is asked for a tensor.
@@ -155,7 +155,8 @@ impl Exchange {
         }
     }
 
-    /// Starts an operation with a tensor that fits, and returns its number. Never waits for another worker.
+    /// Starts an operation with a tensor that fits, and returns its number. It waits only for the round of a dynamic tensor that was started
+    /// before on all workers, which therefore ends without this one.
     pub(super) fn start(
         self: &Arc<Self>,
         what: What,

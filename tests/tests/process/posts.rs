@@ -91,9 +91,19 @@ fn what_cannot_be_answered_is_told() {
     let (worker, server) = (&all[3], &all[1]);
     let ask = |to, message, within| ask(&worker.1, to, message, within);
     let began = Instant::now();
-    let missing = error(ask(PostTo::One(server.0), message(1, b""), Duration::from_millis(200)));
+    let (tell, told) = std::sync::mpsc::channel();
+    let short = Duration::from_millis(200);
+    worker.1.post(PostTo::One(server.0), message(1, b""), short, move |answer| tell.send(answer).unwrap());
+    // The receiver counts its time from when it has come: before the answer to one that was sent after it.
+    assert!(server.1.register(APP + 1, answer));
+    let after = PostMessage { app: APP + 1, ..message(1, b"") };
+    assert!(ask(PostTo::One(server.0), after, PATIENCE)[0].result.is_ok());
+    let gone_by = Instant::now() + short;
+    let missing = told.recv_timeout(PATIENCE).unwrap().result.unwrap_err();
     assert!(matches!(missing, PostError::Deadline { member, .. } if member == server.0), "{missing}");
     assert!(began.elapsed() < PATIENCE);
+    // Sleep: until its time is up at the receiver, too.
+    std::thread::sleep(gone_by.saturating_duration_since(Instant::now()));
     // A handler that comes later takes what still has time, and not what has not.
     let (tell, told) = std::sync::mpsc::channel();
     worker.1.post(PostTo::One(server.0), message(2, b""), PATIENCE, move |answer| tell.send(answer).unwrap());

@@ -14,6 +14,10 @@
 //!
 //! If an update were confirmed before it is certain to be applied, its sender would publish a round that nobody else has when
 //! it crashes.
+//!
+//! What a worker that joins may still count in is taken when its first rounds are decided (`Later`, too). Otherwise a server that
+//! is cut off, and has not heard of this worker, would end such a round without it, and fail; this server would have that round
+//! when it takes over, and drop what the worker contributes to it.
 
 use super::chunk::{Chunk, Lineage};
 use super::command::{Addend, Command, Commands, Onto};
@@ -21,6 +25,7 @@ use super::credits::{Misuse, misuse};
 use super::inputs::{EngineConfig, RecordContext};
 use super::record::{Part, Said, Update};
 use super::role::Role;
+use super::roster::Roster;
 use proto_common::batch::{BatchKind, Block, Judgement, Notice, SlotGrant};
 use proto_common::element::Arithmetic;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
@@ -44,6 +49,7 @@ struct CopyOf {
 pub(super) struct Here<'a> {
     pub(super) config: &'a EngineConfig,
     pub(super) epoch: Epoch,
+    pub(super) roster: &'a Roster,
     pub(super) index: &'a HashMap<ChunkId, u32>,
     pub(super) chunks: &'a mut [Chunk],
 }
@@ -182,7 +188,7 @@ impl Copies {
         here: &mut Here<'_>,
         out: &mut Commands,
     ) -> Answer {
-        let (from, epoch) = (record.from, here.epoch);
+        let (from, epoch, roster) = (record.from, here.epoch, here.roster);
         let Some(copy) = here.copy_of(from, block) else { return Ok(Judged::As(Judgement::Later)) };
         match said {
             Said::Check { version, since, initialised } => {
@@ -192,8 +198,8 @@ impl Copies {
                 }
                 Ok(Judged::As(self.checked(from, copy.1, (version, since, initialised))))
             }
-            Said::Update(update) => self.update(record, (block, update), copy, out),
-            Said::State { version, part } => Ok(self.image_part(record, (version, part), copy, out)),
+            Said::Update(update) => self.update(record, (block, update), copy, roster, out),
+            Said::State { version, part } => Ok(self.image_part(record, (version, part), copy, roster, out)),
             Said::Rules { rules, bytes } => {
                 let (chunk, after) = (copy.0, copy.1.rounds.promised());
                 out.push(Command::TakeRules { from, chunk, rules, bytes, after });
@@ -275,6 +281,7 @@ impl Copies {
         record: &RecordContext<'_>,
         (block, Update { round, part, round_bytes, count, left }): (&Block, Update),
         (index, chunk): (u32, &mut Chunk),
+        roster: &Roster,
         out: &mut Commands,
     ) -> Answer {
         let (from, Part { place, at, bytes, total }) = (record.from, part);
@@ -284,6 +291,10 @@ impl Copies {
             return Ok(Judged::As(Judgement::Wanting));
         }
         if chunk.rounds.is_complete() {
+            return Ok(Judged::As(Judgement::Later));
+        }
+        if is_undecided(chunk, round, Some(record.contributors), roster) {
+            chunk.filled = 0;
             return Ok(Judged::As(Judgement::Later));
         }
         let right = round_bytes <= chunk.spec.bytes
@@ -323,10 +334,12 @@ impl Copies {
         record: &RecordContext<'_>,
         (version, part): (u64, Part),
         (index, chunk): (u32, &mut Chunk),
+        roster: &Roster,
         out: &mut Commands,
     ) -> Judged {
         let (from, Part { place, at, bytes, total }) = (record.from, part);
-        let (room, keeps_other) = (chunk.writable(), chunk.weights.is_read());
+        let room = chunk.writable().filter(|_| !is_undecided(chunk, version, None, roster));
+        let keeps_other = chunk.weights.is_read();
         let Some(copy) = self.copy(from) else { return Judged::Nothing };
         let expected = if at == 0 { Some((index, version, 0)) } else { copy.image };
         if expected != Some((index, version, at)) {
@@ -343,6 +356,18 @@ impl Copies {
             None => Judged::As(Judgement::Later),
         }
     }
+}
+
+/// Could a worker whose first rounds are not decided yet count in this round? Outside mode sync: is the contribution, or is one in
+/// an image, of an earlier process of such a worker? Its number could be the first one of the new process.
+fn is_undecided(chunk: &Chunk, round: u64, contributors: Option<&[u64]>, roster: &Roster) -> bool {
+    if chunk.rounds.has_rounds() {
+        return roster.barred(chunk.spec.id.key).is_some_and(|from| round >= from);
+    }
+    let is_in = |words: &[u64], Rank(rank)| {
+        words.get(rank as usize / 64).is_some_and(|word| (word >> (rank % 64)) & 1 == 1)
+    };
+    roster.comers().any(|rank| contributors.is_none_or(|words| is_in(words, rank)))
 }
 
 /// The sender broke the protocol.
@@ -363,6 +388,7 @@ mod tests {
     struct Rig {
         copies: Copies,
         config: EngineConfig,
+        roster: Roster,
         index: HashMap<ChunkId, u32>,
         chunks: [Chunk; 1],
     }
@@ -375,7 +401,8 @@ mod tests {
             let index = HashMap::from([(chunk.spec.id, 0)]);
             let (mut copies, config) = (Copies::default(), EngineConfig::sample());
             assert_eq!(copies.up(FROM, Incarnation(5), 2).len(), 2);
-            Self { copies, config, index, chunks: [chunk] }
+            let roster = Roster::new(config.workers, config.worker_loss);
+            Self { copies, config, roster, index, chunks: [chunk] }
         }
 
         /// What is said of a record in a slot, and the round that is complete with it.
@@ -400,9 +427,9 @@ mod tests {
             let blocks = [Block { count: Count::Round(round), landing, bytes, ..bare }];
             let record =
                 RecordContext { from: FROM, slot, header: &header, blocks: &blocks, contributors: &[3] };
-            let Self { copies, config, index, chunks } = self;
+            let Self { copies, config, roster, index, chunks } = self;
             let mut out = Commands::default();
-            let mut here = Here { config, epoch: Epoch::default(), index, chunks };
+            let mut here = Here { config, epoch: Epoch::default(), roster, index, chunks };
             let complete = copies.record(&record, &mut here, &mut out);
             let told = |command: &Command| match command {
                 Command::TellPrimary { notice, .. } => *notice,

@@ -300,22 +300,25 @@ def test_a_tensor_that_torch_lets_go_of_is_let_go_of_here() -> None:
 # DDP has one process group a process, so its workers are processes. What they run is a module's.
 
 
+def join_torch_s_group(client: Client, store: str) -> None:
+    """torch's own process group, to the end of the process. Whoever destroys one holds Python's lock, and waits for a thread that may
+    need this lock to free the last gradient (torch 1.13 with DDP: both waited for ever)."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=client.rank, world_size=client.workers)
+
+
 def ddp_worker(client: Client, store: str, dtype: str) -> list[np.ndarray]:
     """For `Cluster.run`: gradients of 5 steps under the hook."""
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=client.rank, world_size=client.workers)
-    try:
-        net = nn.parallel.DistributedDataParallel(model(dtype=getattr(torch, dtype)), bucket_cap_mb=0.004)
-        net.register_comm_hook(gt.DdpState(client), gt.ddp_hook)
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        seen = []
-        for step in range(5):
-            optimizer.zero_grad()
-            loss_of(net, step, client.rank).backward()
-            seen.append(np.concatenate([p.grad.float().numpy().ravel() for p in net.parameters()]))
-            optimizer.step()
-        return seen
-    finally:
-        dist.destroy_process_group()
+    join_torch_s_group(client, store)
+    net = nn.parallel.DistributedDataParallel(model(dtype=getattr(torch, dtype)), bucket_cap_mb=0.004)
+    net.register_comm_hook(gt.DdpState(client), gt.ddp_hook)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    seen = []
+    for step in range(5):
+        optimizer.zero_grad()
+        loss_of(net, step, client.rank).backward()
+        seen.append(np.concatenate([p.grad.float().numpy().ravel() for p in net.parameters()]))
+        optimizer.step()
+    return seen
 
 
 @pytest.mark.parametrize("driver", ["shm", "tcp"])
@@ -341,7 +344,7 @@ def test_a_hook_that_fails_raises_in_backward(tmp_path: Any) -> None:
 
 def ddp_left_alone(client: Client, store: str) -> None:
     """For `Cluster.run`: only rank 0 computes."""
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=client.rank, world_size=client.workers)
+    join_torch_s_group(client, store)
     net = nn.parallel.DistributedDataParallel(model())
     net.register_comm_hook(gt.DdpState(client), gt.ddp_hook)
     if client.rank == 0:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 
@@ -14,7 +13,7 @@ import gradwire
 import gradwire.torch as gt
 from gradwire.client import Client
 from gradwire.torch._state import state_of
-from test_torch import assert_same, copied, loss_of, model, on_each
+from test_torch import assert_same, copied, join_torch_s_group, loss_of, model, on_each
 
 COUNTS = (1, 4, 2)
 
@@ -184,7 +183,7 @@ def test_wrappers_that_all_workers_have_dropped_are_over(way: str) -> None:
 
 def joined_worker(client: Client, store: str) -> list[nn.Module]:
     """For `launch`: torch's context with both of our wrappers, and with torch's own and our hook."""
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=client.rank, world_size=client.workers)
+    join_torch_s_group(client, store)
     nets = [model(), model(), model()]
     ours, theirs = gt.DistributedDataParallel(nets[0], client=client), nn.parallel.DistributedDataParallel(nets[2])
     theirs.register_comm_hook(gt.DdpState(client), gt.ddp_hook)
@@ -195,7 +194,6 @@ def joined_worker(client: Client, store: str) -> list[nn.Module]:
                 optimizer.zero_grad()
                 loss_of(net, step, client.rank).backward()
                 optimizer.step()
-    dist.destroy_process_group()
     return [copied(net) for net in nets]
 
 

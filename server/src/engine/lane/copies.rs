@@ -217,8 +217,8 @@ impl LaneEngine {
 
     /// A record lies in a slot.
     pub fn record(&mut self, record: &RecordContext<'_>, out: &mut Commands) {
-        let Self { copies, config, epoch, index, chunks, .. } = self;
-        let mut here = Here { config, epoch: *epoch, index, chunks };
+        let Self { copies, config, epoch, roster, index, chunks, .. } = self;
+        let mut here = Here { config, epoch: *epoch, roster, index, chunks };
         let Some(Complete { chunk, last }) = copies.record(record, &mut here, out) else { return };
         // If it cannot be applied now, because both buffers are being read, it is copied out of the slot.
         self.end_round(chunk, last, out);

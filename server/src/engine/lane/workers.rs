@@ -108,8 +108,9 @@ impl LaneEngine {
         }
     }
 
-    /// The set of expected workers may have changed. A round that has all contributions now ends.
+    /// The set of expected workers may have changed. A round that has all contributions now ends, and replicas take what was undecided.
     fn look_again(&mut self, out: &mut Commands) {
+        self.copies.say_ready(out);
         for index in 0..self.chunks.len() as u32 {
             let chunk = &mut self.chunks[index as usize];
             chunk.rounds.renew(chunk.spec.id.key, &self.roster);

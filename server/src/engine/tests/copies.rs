@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use proto_common::batch::Judgement;
 use proto_common::table::Spread;
 
+mod comers;
 mod earlier;
 mod many;
 

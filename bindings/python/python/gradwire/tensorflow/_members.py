@@ -1,0 +1,36 @@
+"""Tensors from one worker to another. They are those of `Client.send` and `Client.recv`, in the order of the program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ..client import Client
+from ._graph import run_in_order
+from ._process import client_or_default
+
+
+def send(tensor: Any, to: int, name: str, *, client: Client | None = None) -> None:
+    """Sends a tensor to worker `to`, which receives it with `recv` under the same name, eagerly or inside a tf.function. Returns when the
+    servers have it. The next `send` of this name waits until this one was received, for at most `deadlines.busy_ms`. Gradients are not
+    propagated. A Python function does it, with one copy at each end."""
+
+    def work(array: Any) -> list[Any]:
+        client_or_default(client).send(array, to, name)
+        return []
+
+    run_in_order(work, [tf.convert_to_tensor(tensor)], [], what=f"send of {name!r}")
+
+
+def recv(source: int, name: str, dtype: Any = tf.float32, shape: Any = None, *, client: Client | None = None) -> Any:
+    """Returns the next tensor that worker `source` has sent under this name, and waits for it, for at most `deadlines.busy_ms`. Dimensions
+    of `shape` may be unknown (None). If the tensor is another one, both workers get an error."""
+    like = tf.TensorSpec(shape, dtype)
+    lengths = None if like.shape.rank is None else like.shape.as_list()
+
+    def work() -> list[Any]:
+        return [client_or_default(client).recv(source, name, like.dtype.name, lengths)]
+
+    [result] = run_in_order(work, [], [like], what=f"recv of {name!r}")
+    return result

@@ -10,7 +10,6 @@ use crate::here::Here;
 use crate::interrupt::interruptible;
 use crate::memory::{Memory, Stretches};
 use crate::pending::{Brought, Pending};
-use crate::posts;
 use crate::rows::{Rows, Table};
 use crate::settings;
 use crate::tensor::Tensor;
@@ -433,17 +432,6 @@ impl Client {
         };
         py.detach(|| handle.on_end(told));
         Ok(pending)
-    }
-
-    /// Sends a message to the program of a worker. `wait` returns its answer.
-    fn _post(&self, worker: u32, app: u32, body: Vec<u8>) -> PyResult<Pending> {
-        let inner = self.inner.get()?;
-        Ok(posts::send(&inner.client, &inner.finisher, (worker, app), body))
-    }
-
-    /// Calls `handler(rank, body, answer)` for each message to `app`. False if there is a handler already.
-    fn _listen(&self, app: u32, handler: Py<PyAny>) -> PyResult<bool> {
-        Ok(posts::listen(&self.inner.get()?.client, app, handler))
     }
 
     /// Waits until every worker has reached the barrier of this name, for at most deadlines.busy_ms. Every

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from .._native import Handle, TfExchange
-from .._transfers import words_of
 from ..client import Client
 from ..codecs import Codec
 from ..errors import Error, InputError, OperationError
@@ -116,8 +115,7 @@ class Exchange:
             return self._client.pull(self._declared, out=self._buffer)
         if request.what == "broadcast":
             is_root = self._client.rank == request.root
-            # A sum of floats with zeros would lose the sign of zeros.
-            self._buffer[:-1] = words_of(array) if is_root else 0
+            self._buffer[:-1] = _words(array) if is_root else 0
             self._buffer[-1] = is_root
         else:
             np.copyto(self._buffer, array.reshape(-1))
@@ -137,7 +135,7 @@ class Exchange:
                     f"{request.text} from rank {request.root} failed: worker {request.root} has left the job before it sent its values",
                     "root_left",
                 )
-            np.copyto(words_of(got), self._buffer[:-1])
+            np.copyto(_words(got), self._buffer[:-1])
         else:
             np.copyto(got, self._buffer.reshape(shape))
         return got
@@ -154,6 +152,13 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
     memory = np.empty(size + _ALIGNED_BYTES, np.uint8)
     skip = -memory.ctypes.data % _ALIGNED_BYTES
     return memory[skip : skip + size].view(dtype).reshape(shape)
+
+
+def _words(array: Array) -> Array:
+    """The bits of a contiguous array as integers: a sum of floats with zeros would lose the sign of zeros."""
+    flat: Array = array.reshape(-1).view(np.uint8)
+    words: Array = flat.view(np.int32) if flat.size % 4 == 0 else flat
+    return words
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +209,7 @@ def start(request: Request, array: Array) -> Operation:
     elements, dtype = array.size, array.dtype
     key: tuple[Any, ...] = (request.name, request.average, request.codec)
     if request.what == "broadcast":
-        words = words_of(array)
+        words = _words(array)
         elements, dtype = words.size + 1, words.dtype
         key = ("broadcast", request.name, elements)
     with state.lock:

@@ -15,9 +15,9 @@
 //! If an update were confirmed before it is certain to be applied, its sender would publish a round that nobody else has when
 //! it crashes.
 //!
-//! What a worker that joins may still count in is taken when its first rounds are decided (`Later`, too). Otherwise a server that
-//! is cut off, and has not heard of this worker, would end such a round without it, and fail; this server would have that round
-//! when it takes over, and drop what the worker contributes to it.
+//! A round in which a joining worker may still count is answered `Later` until the scheduler has decided the worker's first rounds.
+//! If this server took it earlier, a primary that does not know the worker could end the round without it and fail. This server
+//! would then take over with that round, and drop the worker's contribution.
 
 use super::chunk::{Chunk, Lineage};
 use super::command::{Addend, Command, Commands, Onto};
@@ -358,8 +358,9 @@ impl Copies {
     }
 }
 
-/// Could a worker whose first rounds are not decided yet count in this round? Outside mode sync: is the contribution, or is one in
-/// an image, of an earlier process of such a worker? Its number could be the first one of the new process.
+/// Must the first rounds of a joining worker be decided before a record is taken? In mode sync the worker may count in this round. In
+/// other modes the contribution (or one in the image) may be of an earlier process of this worker, and the new process might
+/// begin with the same number.
 fn is_undecided(chunk: &Chunk, round: u64, contributors: Option<&[u64]>, roster: &Roster) -> bool {
     if chunk.rounds.has_rounds() {
         return roster.barred(chunk.spec.id.key).is_some_and(|from| round >= from);

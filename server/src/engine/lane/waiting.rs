@@ -1,6 +1,8 @@
 //! What operations wait for: for those whose deadline is over, and for people. It decides nothing else.
 
 use super::LaneEngine;
+use crate::engine::chunk::Chunk;
+use crate::engine::keep::At;
 use crate::engine::ranks::RankSet;
 use crate::engine::rounds::Stage;
 use crate::engine::waiters::Waiter;
@@ -30,9 +32,9 @@ impl LaneEngine {
         let chunk = &self.chunks[index as usize];
         let stage = chunk.rounds.stage();
         if stage == Stage::Copies || (chunk.init_pending && chunk.rounds.awaits(waiter).is_none()) {
-            let servers: Vec<Rank> = chunk.unconfirmed().collect();
-            if !servers.is_empty() {
-                return (Status::DeadlineCopies, servers);
+            let late = self.uncopied(chunk);
+            if !late.1.is_empty() {
+                return late;
             }
         }
         if waiter.op == OpKind::Init || chunk.rounds.is_initialising() {
@@ -70,10 +72,20 @@ impl LaneEngine {
         }
         let first_at = |stage| chunks.iter().find(|chunk| chunk.rounds.stage() == stage);
         match (first_at(Stage::Copies), first_at(Stage::Buffer)) {
-            (Some(uncopied), _) => (Status::DeadlineCopies, uncopied.unconfirmed().collect()),
+            (Some(chunk), _) => self.uncopied(chunk),
             (None, Some(unwritten)) if unwritten.is_due() => (Status::DeadlineSaving, missing),
             (None, Some(unwritten)) => (Status::DeadlineReading, unwritten.weights.views.reading()),
             (None, None) => (Status::DeadlineWaiting, missing),
+        }
+    }
+
+    /// Servers whose replicas have not confirmed a chunk's round. If a replica waits until the first rounds of joining workers are decided,
+    /// these workers: this may take longer than the deadline for servers.
+    fn uncopied(&self, chunk: &Chunk) -> Late {
+        let joining: Vec<Rank> = self.roster.comers().take(RANKS_LISTED_MAX).collect();
+        match chunk.copies.iter().flatten().any(|keep| keep.at == At::Later) && !joining.is_empty() {
+            true => (Status::DeadlineWaiting, joining),
+            false => (Status::DeadlineCopies, chunk.unconfirmed().collect()),
         }
     }
 

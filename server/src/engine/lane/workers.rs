@@ -108,7 +108,8 @@ impl LaneEngine {
         }
     }
 
-    /// The set of expected workers may have changed. A round that has all contributions now ends, and replicas take what was undecided.
+    /// The set of expected workers may have changed. A round that has all contributions now ends. Other servers
+    /// send the records again that waited for a decision about workers.
     fn look_again(&mut self, out: &mut Commands) {
         self.copies.say_ready(out);
         for index in 0..self.chunks.len() as u32 {

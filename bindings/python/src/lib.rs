@@ -17,6 +17,7 @@ mod interrupt;
 mod memory;
 mod mxnet;
 mod pending;
+mod posts;
 mod rows;
 mod serving;
 mod settings;
@@ -38,6 +39,8 @@ mod _native {
     use crate::mxnet::{MxEngine, MxKey};
     #[pymodule_export]
     use crate::pending::Pending;
+    #[pymodule_export]
+    use crate::posts::PostAnswer;
     #[pymodule_export]
     use crate::rows::Table;
     #[pymodule_export]

@@ -100,6 +100,8 @@ pub(super) struct Waiting {
 pub(super) enum Work {
     Register(u32, Handler),
     Unregister(u32, oneshot::Sender<()>),
+    /// Whatever was told before is done.
+    Flush(oneshot::Sender<()>),
     Ask {
         to: PostTo,
         message: PostMessage,
@@ -231,6 +233,7 @@ impl Hub {
                 // Nobody listens any more where it took too long.
                 done.send(());
             }
+            Work::Flush(done) => done.send(()),
             Work::Ask { to, message, within, on_answer, place } => {
                 self.ask((to, message), within, on_answer, place);
             }

@@ -132,3 +132,25 @@ fn what_cannot_be_answered_is_told() {
     drop(all);
     bed.end();
 }
+
+#[test]
+fn an_answer_just_before_the_goodbye_arrives() {
+    const WORKERS: u32 = 8;
+    let bed = Bed::new(Driver::Tcp, (1, WORKERS), |_| {});
+    let server = bed.servers[0].posts();
+    for (rank, client) in (0..WORKERS).zip(&bed.clients) {
+        let (tell, answered) = std::sync::mpsc::channel();
+        client.posts().register(APP, move |post: Post| {
+            answer(post);
+            tell.send(()).unwrap();
+        });
+        let (tell, told) = std::sync::mpsc::channel();
+        let to = PostTo::One(MemberId { role: Role::Worker, rank: Rank(rank) });
+        server.post(to, message(1, b""), PATIENCE, move |answer| tell.send(answer).unwrap());
+        answered.recv_timeout(PATIENCE).unwrap();
+        client.close();
+        let got = told.recv_timeout(PATIENCE).unwrap();
+        assert!(got.result.is_ok(), "{got:?}");
+    }
+    bed.end();
+}

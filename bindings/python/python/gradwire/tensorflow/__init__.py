@@ -26,6 +26,7 @@ except ImportError as _error:
 from . import keras
 from ._compression import Compression
 from ._gather import allgather
+from ._members import recv, send
 from ._ops import broadcast, broadcast_variables, pull, push, push_pull, push_pull_all
 from ._optimizer import DistributedOptimizer
 from ._parameters import ParameterServerOptimizer, resume
@@ -53,8 +54,10 @@ __all__ = [
     "push_pull",
     "push_pull_all",
     "rank",
+    "recv",
     "report",
     "resume",
+    "send",
     "shutdown",
     "size",
 ]

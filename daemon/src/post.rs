@@ -37,7 +37,7 @@ const LINK_MAX: usize = 2 * (POSTS_ASKED_MAX + POSTS_OWED_MAX);
 const GROUP_COUNT: usize = 64;
 /// The longest wait, whatever was requested: seven weeks.
 const WITHIN_MAX: Duration = Duration::from_millis(u32::MAX as u64);
-/// How long the end waits for a running handler.
+/// How long the end waits for a running handler, and how long a goodbye waits for messages before it.
 const END_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 3_000 });
 /// A handler of messages that did not return in time; messages that waited for it were dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -77,7 +77,7 @@ struct Inner {
     unsent: Arc<Unsent>,
 }
 
-/// Messages that the way has taken and the link has not.
+/// Counts the messages between the way and the link.
 #[derive(Default)]
 struct Unsent {
     count: Mutex<usize>,
@@ -159,8 +159,8 @@ impl Posts {
         });
     }
 
-    /// Waits, within a limit, until the link has what this member has sent and answered by now. Before its goodbye: the scheduler
-    /// takes no answer of a member that has left.
+    /// Waits, within a limit, until all messages and answers of this member are with the link. To be called before a goodbye: the
+    /// scheduler drops the answers of a member that has left. A handler cannot wait for this.
     pub fn flush(&self) {
         let (done, answer) = oneshot::channel();
         self.tell(Work::Flush(done));

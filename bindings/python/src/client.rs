@@ -3,14 +3,13 @@
 
 use crate::adopted::Adopted;
 use crate::array::{Array, typestr_of};
-use crate::error::{Failure, Kind};
+use crate::error::Failure;
 use crate::finisher::Finisher;
 use crate::handle::{Handle, Out, Viewing};
 use crate::here::Here;
 use crate::interrupt::interruptible;
 use crate::memory::{Memory, Stretches};
 use crate::pending::{Brought, Pending};
-use crate::posts;
 use crate::rows::{Rows, Table};
 use crate::settings;
 use crate::tensor::Tensor;
@@ -24,7 +23,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Server, driver, why.
@@ -45,7 +43,6 @@ struct Inner {
     finisher: Arc<Finisher>,
     rows: Arc<Rows>,
     warnings: Vec<String>,
-    is_closed: AtomicBool,
 }
 
 impl Drop for Inner {
@@ -61,7 +58,6 @@ impl Drop for Inner {
 
 /// Leaves the cluster, which ends all that is under way, and then ends the threads.
 fn leave(client: &gradwire_worker::Client, rows: &Rows, finisher: &Finisher) {
-    posts::end(client);
     client.close();
     rows.end();
     finisher.end();
@@ -190,7 +186,6 @@ impl Client {
             finisher: Arc::default(),
             rows: Arc::default(),
             warnings,
-            is_closed: AtomicBool::new(false),
         };
         Ok(Self { inner: Here::new(inner) })
     }
@@ -439,33 +434,6 @@ impl Client {
         Ok(pending)
     }
 
-    /// Sends a message to the program of a worker. `wait` returns its answer.
-    fn _post(&self, worker: u32, body: Vec<u8>) -> PyResult<Pending> {
-        let inner = self.inner.get()?;
-        Ok(posts::send(&inner.client, &inner.finisher, worker, body))
-    }
-
-    /// Calls `handler(rank, body, answer)` for each message. To be called once.
-    fn _listen(&self, handler: Py<PyAny>) -> PyResult<()> {
-        posts::listen(&self.inner.get()?.client, handler);
-        Ok(())
-    }
-
-    /// `deadlines.busy_ms` in seconds, at least the time in which a worker that failed is waited for.
-    #[getter]
-    fn _busy_s(&self) -> PyResult<f64> {
-        Ok(Duration::from_millis(self.inner.get()?.client.busy_ms()).as_secs_f64())
-    }
-
-    /// Raises the error that has ended the job, or that the client is closed.
-    fn _check_alive(&self) -> PyResult<()> {
-        let inner = self.inner.get()?;
-        if inner.is_closed.load(Ordering::Acquire) {
-            return Err(Failure::new(Kind::Closed, "closed", "the client is closed".to_owned()).into());
-        }
-        inner.client.dead().map_or(Ok(()), |error| Err(Failure::from(ClientError::from(error)).into()))
-    }
-
     /// Waits until every worker has reached the barrier of this name, for at most deadlines.busy_ms. Every
     /// deadlines.operation_ms a warning names the workers that are missing.
     #[pyo3(signature = (name = "workers"))]
@@ -506,7 +474,6 @@ impl Client {
     /// nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.get()?;
-        inner.is_closed.store(true, Ordering::Release);
         py.detach(|| leave(&inner.client, &inner.rows, &inner.finisher));
         inner.adopted.clear();
         Ok(())

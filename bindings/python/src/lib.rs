@@ -17,7 +17,6 @@ mod interrupt;
 mod memory;
 mod mxnet;
 mod pending;
-mod posts;
 mod rows;
 mod serving;
 mod settings;
@@ -39,8 +38,6 @@ mod _native {
     use crate::mxnet::{MxEngine, MxKey};
     #[pymodule_export]
     use crate::pending::Pending;
-    #[pymodule_export]
-    use crate::posts::PostAnswer;
     #[pymodule_export]
     use crate::rows::Table;
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! Requests in flight that are no tensor's operations: rows of tables, calls, and messages. One thread of the library's tells how it
+//! Requests in flight that are no tensor's operations: rows of tables, and calls. One thread of the library's tells how it
 //! ended, without the interpreter's lock; any number of Python's wait, ask, or are called back.
 
 use crate::error::{Failure, Kind, lock};
@@ -17,10 +17,8 @@ use std::time::Instant;
 pub(crate) enum Brought {
     /// Rows, which are in the array, or nothing.
     Rows,
-    /// What a server's handler answered.
+    /// What a handler answered.
     Reply(Arc<CallReply>),
-    /// The answer of a worker's program to a message.
-    Body(Vec<u8>),
 }
 
 #[derive(Default)]
@@ -89,7 +87,7 @@ impl Drop for Teller {
     }
 }
 
-/// A request for rows, a call, or a message, in flight. Dropping the object does not cancel the request.
+/// A request for rows, or a call, in flight. Dropping the object does not cancel the request.
 #[pyclass(module = "gradwire._native", frozen)]
 pub(crate) struct Pending {
     shared: Here<Arc<Shared>>,
@@ -135,7 +133,6 @@ impl Pending {
                 let parts = (PyBytes::new(py, &reply.head), PyBytes::new(py, &reply.body));
                 Ok(py.import("gradwire.client")?.getattr("Reply")?.call1(parts)?.unbind())
             }
-            Some(Ok(Brought::Body(body))) => Ok(PyBytes::new(py, &body).into_any().unbind()),
             Some(Err(failure)) => Err(failure.into()),
             None => Err(Failure::internal("a completed request has no result".into()).into()),
         }

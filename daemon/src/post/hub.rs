@@ -100,7 +100,7 @@ pub(super) struct Waiting {
 pub(super) enum Work {
     Register(u32, Handler),
     Unregister(u32, oneshot::Sender<()>),
-    /// Whatever was told before is done.
+    /// Says when all work before it is done.
     Flush(oneshot::Sender<()>),
     Ask {
         to: PostTo,

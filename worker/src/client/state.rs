@@ -262,8 +262,7 @@ impl Client {
     }
 
     /// How long operations and barriers wait for members that are busy. If rounds wait for failed workers, they may return first.
-    #[must_use]
-    pub fn busy_ms(&self) -> u64 {
+    pub(super) fn busy_ms(&self) -> u64 {
         let deadlines = &self.0.settings.deadlines;
         match self.0.shape.worker_loss {
             WorkerLoss::Wait => {
@@ -312,7 +311,9 @@ impl Inner {
             }
             last => last,
         };
-        self.posts.flush();
+        if last == ToScheduler::Goodbye {
+            self.posts.flush();
+        }
         control.finish(last, Duration::from_millis(self.settings.deadlines.drain_ms));
     }
 }

@@ -4,7 +4,7 @@ from typing import Any, Optional, final
 
 import numpy as np
 
-__all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "PostAnswer", "Table", "Tensor", "TfExchange", "__version__", "elements", "enable_logging", "key_of_name", "serve", "settings_reference", "tensorflow_forget", "tensorflow_functions", "tensorflow_register", "transports"]
+__all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "TfExchange", "__version__", "elements", "enable_logging", "key_of_name", "serve", "settings_reference", "tensorflow_forget", "tensorflow_functions", "tensorflow_register", "transports"]
 
 __version__: str
 
@@ -88,7 +88,7 @@ class Table:
 
 @final
 class Pending:
-    """A request for rows, a call, or a message, in flight. Dropping the object does not cancel the request."""
+    """A request for rows, or a call, in flight. Dropping the object does not cancel the request."""
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits until the request has completed, at most until its deadline. Returns the array of a pull, the `Reply` of a
@@ -101,13 +101,6 @@ class Pending:
         has already ended."""
     def __await__(self) -> Generator[Any, None, Any]:
         """Like `wait`, without blocking a thread."""
-
-@final
-class PostAnswer:
-    """Answers one message, once."""
-
-    def __call__(self, body: bytes) -> None:
-        """Answers with these bytes. Further calls do nothing."""
 
 @final
 class Memory:
@@ -211,11 +204,6 @@ class Client:
     def barrier(self, name: str = "workers") -> None:
         """Waits until every worker has reached the barrier of this name, for at most deadlines.busy_ms. Every
         deadlines.operation_ms a warning names the workers that are missing."""
-    def _post(self, worker: int, body: bytes) -> Pending: ...
-    def _listen(self, handler: Callable[[int, bytes, PostAnswer], object]) -> None: ...
-    @property
-    def _busy_s(self) -> float: ...
-    def _check_alive(self) -> None: ...
     def _barrier_within(self, name: str, seconds: float) -> None: ...
     def _missing(self, tensor: Tensor, seconds: float) -> list[int]: ...
     def report_metric(self, name: str, value: float) -> None:

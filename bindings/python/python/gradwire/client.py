@@ -23,7 +23,6 @@ import numpy as np
 
 from . import _native, tables
 from ._native import Handle, Pending, Tensor
-from ._transfers import Transfers
 from .codecs import Codec
 from .dtypes import element_of, numpy_of
 from .errors import DeclareError, Error, InputError
@@ -72,10 +71,9 @@ class Client(_native.Client):
 
     _names: dict[int, str]
     _tables: dict[int, str]
-    _transfers: Transfers
 
     def __init__(self, config: Optional[str] = None, given: Iterable[tuple[str, str]] = ()) -> None:
-        self._names, self._tables, self._transfers = {}, {}, Transfers(self)
+        self._names, self._tables = {}, {}
         for warning in self._warnings:
             warnings.warn(warning, stacklevel=3)
         _live.add(self)
@@ -172,19 +170,6 @@ class Client(_native.Client):
         """Returns a new array of zeros in registered memory. The array and contiguous parts of it travel without a copy."""
         element = element_of(dtype)
         return self._empty(_shape(shape), element, numpy_of(element))
-
-    def send(self, array: Any, to: int, name: str) -> None:
-        """Sends an array of numpy to worker `to`, which receives it with `recv` under the same name. Returns when it was received, after
-        `deadlines.busy_ms` at most; so two workers must not both send first. After a DeadlineError the array may have been received."""
-        self._transfers.send(self, np.asarray(array), to, name)
-
-    def recv(
-        self, source: int, name: str, dtype: Any = None, shape: int | Sequence[int | None] | None = None
-    ) -> np.ndarray[Any, Any]:
-        """Returns the next array that worker `source` has sent under this name, and waits for it, for at most `deadlines.busy_ms`. If dtype
-        or shape differ from the given ones (None: any dtype, any shape, any length of this dimension), both workers get an InputError."""
-        lengths = (shape,) if isinstance(shape, (int, np.integer)) else shape
-        return self._transfers.recv(self, source, name, dtype, None if lengths is None else tuple(lengths))
 
     def init(self, tensor: Tensor, array: Any) -> None:
         """Sets the initial value of a tensor, and waits until it is set. The value of rank 0 is used. Every worker must call

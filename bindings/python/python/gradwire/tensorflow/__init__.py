@@ -26,7 +26,6 @@ except ImportError as _error:
 from . import keras
 from ._compression import Compression
 from ._gather import allgather
-from ._members import recv, send
 from ._ops import broadcast, broadcast_variables, pull, push, push_pull, push_pull_all
 from ._optimizer import DistributedOptimizer
 from ._parameters import ParameterServerOptimizer, resume
@@ -54,10 +53,8 @@ __all__ = [
     "push_pull",
     "push_pull_all",
     "rank",
-    "recv",
     "report",
     "resume",
-    "send",
     "shutdown",
     "size",
 ]

@@ -54,15 +54,13 @@ def run_push(request: Request, tensor: Any) -> None:
         _start_in_graph(request, tensor)
 
 
-def run_in_order(
-    function: Callable[..., list[Any]], tensors: Sequence[Any], likes: Sequence[Any], what: str = "a step with parameters at servers"
-) -> list[Any]:
+def run_in_order(function: Callable[..., list[Any]], tensors: Sequence[Any], likes: Sequence[Any]) -> list[Any]:
     """Calls a function of arrays that may wait for other workers, in the order of the program with all starts. Returns tensors like
     `likes`."""
     if tf.executing_eagerly():
         with as_tensorflow_errors():
             return [tf.convert_to_tensor(one) for one in function(*map(_array_of, map(tf.convert_to_tensor, tensors)))]
-    _refuse_xla(what)
+    _refuse_xla("a step with parameters at servers")
 
     def call(order: Any, *arrays: Any) -> list[Any]:
         return [order, *function(*map(np.asarray, arrays))]

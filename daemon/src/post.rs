@@ -15,10 +15,10 @@ use proto_common::message::{
     FromScheduler, NodeGroup, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError, PostMessage,
     PostTo, ToScheduler, WaitError,
 };
-use room::Room;
+use room::{Place, Room};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -74,27 +74,8 @@ struct Inner {
     ended: oneshot::Receiver<()>,
     known: Arc<Known>,
     passed: Passed,
-    unsent: Arc<Unsent>,
-}
-
-/// Counts the messages between the way and the link.
-#[derive(Default)]
-struct Unsent {
-    count: Mutex<usize>,
-    changed: Condvar,
-}
-
-impl Unsent {
-    fn change(&self, change: impl FnOnce(&mut usize)) {
-        change(&mut self.count.lock().unwrap_or_else(PoisonError::into_inner));
-        self.changed.notify_all();
-    }
-
-    fn wait(&self, within: Duration) {
-        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        // If it takes longer, there is no scheduler.
-        drop(self.changed.wait_timeout_while(count, within, |count| *count > 0));
-    }
+    /// For messages between the way and the link. Whoever waits for room waits until there are none.
+    unsent: Arc<Room>,
 }
 
 impl std::fmt::Debug for Posts {
@@ -117,7 +98,7 @@ impl Posts {
         let thread = Mutex::new(Some(thread));
         let room = Room::new(WAITING_MAX, WAITING_BYTES_MAX);
         let asking = Room::new(POSTS_ASKED_MAX / 2, POSTS_OWED_BYTES_MAX / 2);
-        let unsent = Arc::default();
+        let unsent = Room::new(1, usize::MAX);
         Ok(Self(Arc::new(Inner { work, way, room, asking, thread, ended, known, passed, unsent })))
     }
 
@@ -133,29 +114,24 @@ impl Posts {
 
     /// As [`Posts::attach`] over a link, by a task of the current tokio runtime.
     pub fn attach_link(&self, link: LinkSender) {
-        let (out, mut queue) = tokio::sync::mpsc::channel::<ToScheduler>(LINK_MAX);
-        let unsent = self.0.unsent.clone();
+        let (out, mut queue) = tokio::sync::mpsc::channel::<(ToScheduler, Place)>(LINK_MAX);
         tokio::spawn(async move {
-            while let Some(message) = queue.recv().await {
+            while let Some((message, place)) = queue.recv().await {
                 if let Err(error) = link.send(&message).await {
                     tracing::debug!(%error, "cannot send a message to other members");
                 }
-                unsent.change(|count| *count -= 1);
+                drop(place);
             }
         });
         let unsent = self.0.unsent.clone();
-        self.attach(move |message| {
-            unsent.change(|count| *count += 1);
-            let Err(error) = out.try_send(message) else { return true };
-            unsent.change(|count| *count -= 1);
-            match error {
-                TrySendError::Full(_) => {
-                    tracing::warn!(waiting = LINK_MAX, "too many messages wait for a scheduler; dropped one");
-                    false
-                }
-                // The link has ended, which everyone hears of as a loss, with its reason.
-                TrySendError::Closed(_) => true,
+        self.attach(move |message| match out.try_send((message, unsent.take(1, 0))) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => {
+                tracing::warn!(waiting = LINK_MAX, "too many messages wait for a scheduler; dropped one");
+                false
             }
+            // The link has ended, which everyone hears of as a loss, with its reason.
+            Err(TrySendError::Closed(_)) => true,
         });
     }
 
@@ -165,7 +141,8 @@ impl Posts {
         let (done, answer) = oneshot::channel();
         self.tell(Work::Flush(done));
         if !self.is_own_thread() && answer.recv_timeout(END_WITHIN).is_ok() {
-            self.0.unsent.wait(END_WITHIN);
+            // If it takes longer, there is no scheduler.
+            let _ = self.0.unsent.wait(END_WITHIN);
         }
     }
 

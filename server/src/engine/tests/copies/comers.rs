@@ -33,10 +33,6 @@ fn said_of(engine: &mut LaneEngine, slot: SlotGrant, block: Block, contributors:
     })
 }
 
-fn end_round(engine: &mut LaneEngine) {
-    engine.finished(0, Verdict::Fits, &mut Commands::default());
-}
-
 /// Is the other server told to send again?
 fn is_ready(list: &[Command]) -> bool {
     list.contains(&Command::TellPrimary { from: OTHER, notice: Notice::Ready })
@@ -47,7 +43,6 @@ fn a_round_in_which_a_joining_worker_may_count_is_taken_after_the_decision() {
     let (mut engine, slots) = asked(Mode::Sync);
     let update = |round| record(OpKind::CopyUpdate, round);
     assert_eq!(said_of(&mut engine, slots[1], update(1), 0b1), Some(Judgement::Confirmed));
-    end_round(&mut engine);
     assert_eq!(said_of(&mut engine, slots[2], update(2), 0b1), Some(Judgement::Later));
     let mut out = Commands::default();
     engine.count_from(COMER, INCARNATION, &[(Key(1), 3)], &mut out);
@@ -65,7 +60,6 @@ fn a_contribution_of_its_earlier_process_is_taken_after_the_decision() {
         Some(Judgement::Confirmed),
         "of another worker"
     );
-    end_round(&mut engine);
     let mut out = Commands::default();
     engine.workers_changed(epoch(6), &[(Rank(0), life(0))], &[], &mut out);
     assert!(is_ready(&out.list), "the worker has left: {:?}", out.list);
@@ -106,8 +100,7 @@ fn whoever_waits_for_such_a_round_is_told_which_worker_joins() {
     rig.ask_rounds(2);
     rig.send(1, &[push(1, 1)]);
     let [(OpKind::CopyUpdate, 1, slot)] = records(&mut rig)[..] else { panic!("no record") };
-    let late = |rig: &mut Rig| rig.tick(1_000);
     judged(&mut rig, slot, Judgement::Later);
     let waits = |rank| Answer { missing: vec![2], ..answer(rank, 1, Status::DeadlineWaiting, 0) };
-    assert_eq!(late(&mut rig), [waits(0), waits(1)]);
+    assert_eq!(rig.tick(1_000), [waits(0), waits(1)]);
 }

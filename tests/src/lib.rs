@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod book;
+pub mod repository;
 #[cfg(feature = "rigs")]
 pub mod rigs;
 pub mod suites;

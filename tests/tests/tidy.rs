@@ -4,6 +4,7 @@
 //! Must not change files: `make fix` does what can be done mechanically.
 #![allow(clippy::expect_used, reason = "test code: a panic is a failed test")]
 
+use gradwire_tests::repository;
 use gradwire_tests::tidy::{
     Finding, Repo, architecture, book, circles, documents, errors, inventory, listed, metrics, shape, suites,
     watch,
@@ -161,7 +162,7 @@ fn every_test_belongs_to_a_suite() {
 #[test]
 fn generated_pages_are_what_their_scripts_write() {
     let run = |script: &str, words: &[&str]| {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
+        let root = repository::root().unwrap();
         let output = std::process::Command::new("python3").arg(root.join(script)).args(words).output();
         output.expect("python3 can be started")
     };
@@ -196,8 +197,7 @@ fn demo_bindings_and_packages_share_one_build() {
 fn the_lock_file_of_fuzz_fits_the_manifests() {
     let mut metadata = Command::new(option_env!("CARGO").unwrap_or("cargo"));
     metadata.args(["metadata", "--locked", "--format-version=1"]);
-    let fuzz =
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository").join("fuzz");
+    let fuzz = repository::root().unwrap().join("fuzz");
     let output = metadata.current_dir(fuzz).output().expect("cargo can be started");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "run `cargo update --workspace` in fuzz/: {said}");

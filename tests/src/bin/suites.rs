@@ -3,13 +3,13 @@
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, bail};
+use gradwire_tests::repository;
 use gradwire_tests::suites::manifest::{self, Manifest};
 use gradwire_tests::suites::process::Stop;
 use gradwire_tests::suites::runner::{Choice, run_suites};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{Write, stdout};
-use std::path::Path;
 use std::process::ExitCode;
 
 const HELP: &str = "\
@@ -39,8 +39,8 @@ fn main() -> ExitCode {
 }
 
 fn try_main() -> Result<bool> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the tests have no workspace")?;
-    let manifest = manifest::load(root)?;
+    let root = repository::root()?;
+    let manifest = manifest::load(&root)?;
     let is_strict = std::env::var("CI").is_ok_and(|value| value == "true" || value == "1");
     let mut choice = Choice { all: false, quick: false, only: Vec::new(), slots: slots(), is_strict };
     let mut arguments = std::env::args().skip(1);
@@ -57,7 +57,7 @@ fn try_main() -> Result<bool> {
     }
     let stop = Stop::default();
     stop_on_signals(&stop)?;
-    run_suites(root, &manifest, &choice, &stop, &mut stdout())
+    run_suites(&root, &manifest, &choice, &stop, &mut stdout())
 }
 
 /// Suites often wait, so that two of them fit on one processor, too; many at once would disturb each other's deadlines. Two suites

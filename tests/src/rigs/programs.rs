@@ -37,7 +37,7 @@ pub fn in_directory(directory: &Path, name: &str) -> PathBuf {
 /// The repository's root.
 #[must_use]
 pub fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the repository").to_path_buf()
+    crate::repository::root().expect("tests run in the repository")
 }
 
 /// Test executables lie in `deps` below the programs.

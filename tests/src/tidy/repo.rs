@@ -1,6 +1,7 @@
 //! The repository's files: what git tracks or would track. Reads only.
 
 use super::source::Source;
+use crate::repository;
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ pub struct Repo {
 impl Repo {
     /// Reads the repository that this package belongs to.
     pub fn load() -> Result<Self> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the tests have no workspace")?;
+        let root = &repository::root()?;
         let mut files = BTreeMap::new();
         let mut paths = BTreeSet::new();
         for path in tracked(root).or_else(|_| walked(root))? {
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn both_ways_to_list_files_find_this_one() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let root = &repository::root().unwrap();
         assert!(walked(root).unwrap().iter().any(|path| path == "tests/src/tidy/repo.rs"));
         if root.join(".git").exists() {
             assert!(tracked(root).unwrap().iter().any(|path| path == "tests/src/tidy/repo.rs"));

@@ -57,7 +57,20 @@ def sources(directory):
         for node in parsed(path).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(node)
+            for name, method in bound(node) if isinstance(node, ast.Assign) else []:
+                found.setdefault(name, []).append(method)
     return found
+
+
+def bound(assignment):
+    """Names that a module binds to methods of the process's client, with these methods."""
+    client = next(node for node in parsed(PACKAGE / "_process.py").body if isinstance(node, ast.ClassDef))
+    methods = members([client])
+    pair = (assignment.targets[0], assignment.value)
+    targets, values = (side.elts if isinstance(side, ast.Tuple) else [side] for side in pair)
+    for target, value in zip(targets, values):
+        if isinstance(value, ast.Attribute) and ast.unparse(value.value) == "process_client":
+            yield target.id, methods[value.attr]
 
 
 def text_of(node):
@@ -90,7 +103,7 @@ def signature(node, owner=""):
     parts, plain = [], [*spec.posonlyargs, *spec.args]
     defaults = [None] * (len(plain) - len(spec.defaults)) + spec.defaults
     for at, (argument, default) in enumerate(zip(plain, defaults)):
-        if at == 0 and owner and argument.arg in ("self", "cls"):
+        if at == 0 and argument.arg in ("self", "cls"):
             continue
         parts.append(one(argument, default))
     if spec.vararg:

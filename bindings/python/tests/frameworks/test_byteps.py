@@ -310,8 +310,8 @@ def test_places_are_those_of_workers_or_not_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_place_that_is_not_told_is_an_error_and_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_process, "client_or_default", lambda: None)
-    monkeypatch.setattr(_process, "_local", None)
+    monkeypatch.setattr(_process.process_client, "client_or_default", lambda: None)
+    monkeypatch.setattr(_process.process_client, "_local", None)
     for ask in (bps.local_rank, bps.local_size):
         with pytest.raises(gradwire.SettingError, match="BYTEPS_LOCAL_RANK") as error:
             ask()

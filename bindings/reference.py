@@ -25,6 +25,7 @@ MODULES = {
     "gradwire.tensorflow.keras": ["load_model"],
     "gradwire.tensorflow.keras.callbacks": [
         "BroadcastGlobalVariablesCallback",
+        "LearningRateScheduleCallback",
         "LearningRateWarmupCallback",
         "MetricAverageCallback",
     ],

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 
-def test_an_import_without_tensorflow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("gradwire.tensorflow")]:
+@pytest.mark.parametrize("extra", ["torch", "tensorflow", "jax", "mxnet"])
+def test_an_import_without_the_framework_names_the_extra(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(f"gradwire.{extra}")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ImportError, match=r"pip install 'gradwire\[tensorflow\]'"):
-        importlib.import_module("gradwire.tensorflow")
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(ImportError, match=rf"gradwire\.{extra} needs .*: pip install 'gradwire\[{extra}\]'"):
+        importlib.import_module(f"gradwire.{extra}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,7 +73,7 @@ def alone(_: Client, begun: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any],
     for epoch in range(4):
         of_epoch = []
         for step in range(steps):
-            optimizer.learning_rate = 0.1 * (1 + min((epoch + step / steps) / 2, 1.0))
+            optimizer.learning_rate = 0.1 * (1 + min((epoch + (step + 1) / steps) / 2, 1.0))
             # The batches of both workers, whose data is interleaved.
             part = slice(32 * step, 32 * (step + 1))
             with tf.GradientTape() as tape:
@@ -98,7 +100,9 @@ def test_an_unchanged_horovod_script_learns_what_one_process_learns(transport: s
 
 
 MODULES = """
+import os
 import sys
+import keras
 import numpy as np
 import tensorflow as tf
 import byteps.keras, byteps.keras.callbacks, byteps.tensorflow.keras.callbacks
@@ -123,15 +127,71 @@ variable = tf.Variable(mine)
 with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum) as tape:
     loss = tf.reduce_sum(variable * mine)
 results.append(tape.gradient(loss, variable))
+results += [
+    hvd.keras.allreduce(mine, "loss", False),
+    horovod.keras.allreduce(value=mine, name="mean"),
+    byteps.keras.push_pull(value=mine, name="sum", average=False),
+    bps.keras.broadcast(value=mine, root_rank=1),
+    horovod.keras.allgather(mine[:1], "rows"),
+]
+hvd.broadcast_variables([variable], root_rank=1, inplace=True)
+bps.broadcast_variables([variable], 1, "scope")
+results.append(variable)
+
+
+def rates(callback):
+    seen = []
+
+    class Rates(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(float(self.model.optimizer.learning_rate))
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.4), "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, epochs=2, verbose=0, callbacks=[callback, Rates()])
+    return seen
+
+
+rates = [
+    rates(horovod.keras.callbacks.LearningRateWarmupCallback(0.4, 1, verbose=1)),
+    rates(byteps.keras.callbacks.LearningRateWarmupCallback(1, verbose=1)),
+    rates(hvd.keras.callbacks.LearningRateScheduleCallback(0.4, 0.5)),
+    rates(bps.keras.callbacks.LearningRateScheduleCallback(0.5)),
+    rates(hvd.keras.callbacks.LearningRateScheduleCallback(0.4, lambda epoch: 1 + epoch, staircase=False)),
+]
+sgd = keras.optimizers.SGD
+for optimizer in (
+    hvd.DistributedOptimizer(sgd(0.1), "name", False, op=hvd.Sum),
+    bps.DistributedOptimizer(sgd(0.1), "name", False, "", "", bps.Compression.none, True, 1, bps.Sum),
+    horovod.keras.DistributedOptimizer(sgd(0.1), "name", "", "", hvd.Compression.none, True, 1.0, hvd.Sum, 1, scale_local_gradients=True),
+):
+    optimizer.build([weights := tf.Variable([1.0, 1.0])])
+    optimizer.apply([mine], [weights])
+    results.append(weights)
+assert not hvd.nccl_built() and horovod.keras.gloo_built() and hvd.cross_size() == 1
+for module in (hvd, bps, horovod.keras, byteps.keras, hvd.keras, bps.keras):
+    try:
+        module.broadcast_object
+    except AttributeError as error:
+        assert "Gradwire does not have" in str(error) and "docs/tensorflow.md" in str(error)
+        continue
+    raise AssertionError("it has what it does not have")
 for module in (byteps.keras, byteps.tensorflow.keras, horovod.keras, horovod.tensorflow.keras, bps.keras, hvd.keras):
     assert module.callbacks.MetricAverageCallback and module.DistributedOptimizer
-for wrong in (lambda: hvd.allreduce(mine, op="max"), lambda: bps.push_pull(mine, enable_async=True)):
+os.environ["BYTEPS_ENABLE_ASYNC"] = "1"
+for wrong in (
+    lambda: hvd.allreduce(mine, op="max"),
+    lambda: hvd.allreduce(mine, "loss"),
+    lambda: hvd.allreduce(mine, process_set=object()),
+    lambda: bps.push_pull(mine, enable_async=True),
+    lambda: bps.DistributedOptimizer(sgd(0.1)),
+):
     try:
         wrong()
     except tf.errors.InvalidArgumentError:
         continue
     raise AssertionError("it was not refused")
-np.savez(f"{sys.argv[1]}/{hvd.rank()}.npz", results=[one.numpy() for one in results])
+np.savez(f"{sys.argv[1]}/{hvd.rank()}.npz", results=[one.numpy() for one in results], rates=rates)
 bps.shutdown()
 """
 
@@ -146,7 +206,12 @@ def test_modules_and_arguments_of_horovod_and_byteps(tmp_path: Path) -> None:
     (installed / "other.py").write_text("IS_INSTALLED = True\n")
     mean, total = [1.5, 3.0], [3.0, 6.0]
     for one in run_script(tmp_path, "shm", script, str(installed.parent)):
-        assert one["results"].tolist() == [mean, total, mean, mean, total, [2.0, 4.0], total]
+        of_keras = [total, mean, total, [2.0, 4.0], [1.0, 2.0], [2.0, 4.0]]
+        stepped = [np.subtract(1, np.multiply(0.1, total)).tolist()] * 3
+        expected = [mean, total, mean, mean, total, [2.0, 4.0], total, *of_keras, *stepped]
+        np.testing.assert_allclose(one["results"], expected, rtol=1e-6)
+        warm, half = [0.3, 0.4, 0.4, 0.4], [0.4, 0.4, 0.2, 0.2]
+        np.testing.assert_allclose(one["rates"], [warm, warm, half, [0.2] * 4, [0.4, 0.6, 0.8, 1.0]], rtol=1e-6)
 
 
 def digits(ranks: list[int], step: int) -> tuple[Any, Any]:
@@ -318,6 +383,38 @@ def test_keras_does_not_compile_a_step_that_averages(monkeypatch: pytest.MonkeyP
             mine.fit(digits([0], 0)[0], np.zeros((BATCH, 4)), verbose=0)
 
 
+BEFORE_THE_PAGE = """
+import sys
+import keras
+import numpy as np
+import tensorflow as tf
+import gradwire.tensorflow as gw
+
+gw.init()
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+loss, steps = "mse", 2
+data = tf.data.Dataset.from_tensor_slices((np.full((80, 3), 0.3), np.full((80, 2), 5.0))).batch(4)
+"""
+AFTER_THE_PAGE = """
+np.savez(f"{sys.argv[1]}/{gw.rank()}.npz", step=step, loss=model.evaluate(data, verbose=0))
+gw.shutdown()
+"""
+
+
+def test_the_page_s_lines_about_servers_run(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs/tensorflow.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    asynchronous, resumed = (one for one in blocks if "ParameterServerOptimizer" in one)
+    script = tmp_path / "script.py"
+    script.write_text(BEFORE_THE_PAGE + asynchronous + resumed + AFTER_THE_PAGE)
+    for one in run_script(tmp_path, "shm", script):
+        assert int(one["step"]) == 1 and float(one["loss"]) < 10.0, one["loss"]
+
+
+def test_functions_about_the_process_can_be_sent_to_others() -> None:
+    assert pickle.loads(pickle.dumps(gw.rank)) == gw.rank
+
+
 def test_optimizers_that_cannot_average_are_refused() -> None:
     with gradwire.launch() as cluster, cluster.connect() as client:
         optimizer = gw.DistributedOptimizer(optimizer_of("sgd"), client=client)
@@ -369,4 +466,4 @@ def callbacks_worker(client: Client) -> list[Any]:
 def test_callbacks_broadcast_average_and_warm_up() -> None:
     first, second = in_processes(callbacks_worker)
     assert all(np.array_equal(*pair) for pair in zip(first[0], second[0])) and first[1] == second[1]
-    np.testing.assert_allclose(first[2], [0.2, 0.25, 0.3, 0.35, 0.4, 0.4], rtol=1e-6)
+    np.testing.assert_allclose(first[2], [0.25, 0.3, 0.35, 0.4, 0.4, 0.4], rtol=1e-6)

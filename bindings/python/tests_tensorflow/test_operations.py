@@ -236,6 +236,8 @@ def ragged_worker(client: Client) -> list[Any]:
 
     first = step(tf.ragged.constant([[1, 2, 3], [4 + client.rank]]))
     second = step(tf.ragged.constant([[client.rank]]))
+    of_vectors = [one for one in gw.report(client) if one.name.startswith("vectors") and "lengths" not in one.name]
+    assert of_vectors and all((one.is_static, one.shape) == (False, (None, 2)) for one in of_vectors)
     return [one.numpy().tolist() for one in (*first, *second)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 from ._place import Place, known, place
 from .client import Client, connect
 from .errors import InputError
+
+
+def _client_of(module: str) -> Any:
+    return importlib.import_module(f"{module}._process").process_client
 
 
 class ProcessClient:
@@ -19,6 +24,10 @@ class ProcessClient:
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._local: Place | None = None
+
+    def __reduce__(self) -> Any:
+        # A function such as `rank`, in a process to which it is sent, is about the client of that process.
+        return _client_of, (self._module,)
 
     def join(self, settings: Callable[[], dict[str, Any]]) -> None:
         """Joins the cluster with these settings, unless there is a client."""

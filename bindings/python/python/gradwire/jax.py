@@ -25,6 +25,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ._extras import require
+
+require("gradwire.jax", "jax", needs="JAX 0.4.30 or newer", extra="jax")
+
 import jax
 import jax.numpy as jnp
 import numpy as np

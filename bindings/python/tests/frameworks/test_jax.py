@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -200,3 +201,30 @@ def test_the_example_learns() -> None:
     lines = [line[line.index("{") :] for line in launched(str(EXAMPLE)).splitlines() if '"accuracy"' in line]
     ends = [json.loads(line) for line in lines]
     assert len(ends) == 2 and ends[0]["weights"] == ends[1]["weights"] and ends[0]["accuracy"] > 0.9, ends
+
+
+BEFORE_THE_PAGE = """
+import gradwire, jax, optax
+import jax.numpy as jnp
+
+parameters, loss = {"weights": jnp.zeros(3)}, lambda parameters, batch: ((parameters["weights"] - batch) ** 2).sum()
+"""
+AFTER_THE_PAGE = """
+state = optimizer.init(parameters)
+for _ in range(2):
+    parameters, state = step(parameters, state, jnp.full(3, float(client.rank)))
+print("moved", jax.block_until_ready(parameters["weights"]).tolist())
+client.close()
+"""
+
+
+def test_the_page_s_lines_run(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[4] / "docs/python.md").read_text()
+    [lines] = [one for one in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "gradwire.jax" in one]
+    script = tmp_path / "script.py"
+    script.write_text(BEFORE_THE_PAGE + lines + AFTER_THE_PAGE)
+    command = [program("gradwire"), "launch", "--workers", "2", "--servers", "1", "--", sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    moved = re.findall(r"moved (\[.*?\])", done.stdout + done.stderr)
+    assert len(moved) == 2 and len(set(moved)) == 1 and "0.00" in moved[0], done.stdout

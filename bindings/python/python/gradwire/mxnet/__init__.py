@@ -7,6 +7,10 @@ registers it; `python -m gradwire.run script.py` uses it instead of "dist_sync" 
 
 from __future__ import annotations
 
+from .._extras import require
+
+require("gradwire.mxnet", "mxnet", needs="MXNet 1.9.1 or 2.0.0b1", extra="mxnet")
+
 from mxnet.kvstore import KVStoreBase
 
 from ._resume import resume

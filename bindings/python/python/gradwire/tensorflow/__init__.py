@@ -17,11 +17,9 @@ Every function also accepts a client of your own: `client=gradwire.connect()`.
 
 from __future__ import annotations
 
-try:
-    import keras as _keras  # noqa: F401
-    import tensorflow as _tensorflow  # noqa: F401
-except ImportError as _error:
-    raise ImportError(f"gradwire.tensorflow needs TensorFlow 2.16 or newer with Keras 3: pip install 'gradwire[tensorflow]' ({_error})") from _error
+from .._extras import require
+
+require("gradwire.tensorflow", "keras", "tensorflow", needs="TensorFlow 2.16 or newer with Keras 3", extra="tensorflow")
 
 from . import keras
 from ._compression import Compression

@@ -42,7 +42,7 @@ def push_pull_all(
     with as_tensorflow_errors():
         codec = codec_of(compression)
     dense = [tf.convert_to_tensor(one) for one in tensors]
-    named = [name or unnamed("push_pull", one) for name, one in zip(names, dense)]
+    named = [name or unnamed("push_pull", one) for name, one in zip(names, dense, strict=True)]
     requests = [_request(name, one, average, codec, -at, client) for at, (name, one) in enumerate(zip(named, dense))]
     results = run(requests, [tf.stop_gradient(one) for one in dense])
     return [_attached(one, result, request) for one, result, request in zip(dense, results, requests)]

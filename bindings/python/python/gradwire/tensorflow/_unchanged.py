@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._reduction import Average, Sum
@@ -30,8 +32,11 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
+    process_set: Any = None,
+    ignore_name_scope: bool = False,
 ) -> Any:
     """The average (or sum) over all workers, as `push_pull`."""
+    _known({"process_set": process_set})
     scaled = tensor if prescale_factor == 1.0 else tensor * prescale_factor
     result = _ops.push_pull(scaled, name, is_average(average, op), compression=compression)
     return result if postscale_factor == 1.0 else result * postscale_factor
@@ -41,6 +46,14 @@ def allgather(tensor: Any, name: str | None = None, **named: Any) -> Any:
     """The tensors of all workers after one another. Gradients are not propagated."""
     _known(named)
     return _gather.allgather(tensor, name)
+
+
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int = 0, scope: str = "", *, process_set: Any = None, inplace: bool = False
+) -> None:
+    """As ours. `scope` and `inplace` have no effect."""
+    _known({"process_set": process_set})
+    _ops.broadcast_variables(variables, root_rank)
 
 
 def push_pull(
@@ -66,16 +79,46 @@ def push_pull(
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
+    use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
-    *,
+    backward_passes_per_step: int = 1,
     op: Any = None,
+    **named: Any,
+) -> Any:
+    """As ours, with `op`. `use_locking` has no effect."""
+    return keras_optimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        **named,
+    )
+
+
+def keras_optimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = None,
+    backward_passes_per_step: int = 1,
+    *,
     average: bool | None = None,
     **named: Any,
 ) -> Any:
-    """As ours, with `op`."""
+    """`DistributedOptimizer` of the modules for Keras, whose arguments have another order."""
+    named |= {"gradient_predivide_factor": gradient_predivide_factor, "backward_passes_per_step": backward_passes_per_step}
+    _refuse_async()
     given = (optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, is_average(average, op))
     return _distributed(*given, **_known(named))
 
@@ -86,8 +129,8 @@ def DistributedGradientTape(
     device_sparse: str = "",
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
-    *,
     op: Any = None,
+    *,
     average: bool | None = None,
     **named: Any,
 ) -> Any:
@@ -101,10 +144,26 @@ def cross_rank() -> int:
     return client_or_default().rank // local_size()
 
 
+def cross_size() -> int:
+    """The number of machines, if all of them have as many workers."""
+    return client_or_default().workers // local_size()
+
+
 def is_average(average: bool | None, op: Any) -> bool:
     """What `average` and `op` of a script ask for; the default is the average."""
     with as_tensorflow_errors():
         return _is_average(average, op)
+
+
+def _refuse_async() -> None:
+    """BytePS has an asynchronous mode for its optimizer, by a variable."""
+    with as_tensorflow_errors():
+        if os.environ.get("BYTEPS_ENABLE_ASYNC", "0") not in ("", "0"):
+            raise InputError(
+                "DistributedOptimizer for TensorFlow does not support BYTEPS_ENABLE_ASYNC: unset it, or use ParameterServerOptimizer, "
+                'which has the mode "async"',
+                "mode",
+            )
 
 
 def _known(named: dict[str, Any]) -> dict[str, Any]:
@@ -116,5 +175,25 @@ def _known(named: dict[str, Any]) -> dict[str, Any]:
             raise InputError("average_aggregated_gradients is not supported: pass gradient_accumulation_steps to the optimizer", "argument")
         if named.pop("process_set", None) is not None or named.pop("groups", None) is not None:
             raise InputError("process_set and groups are not supported: leave them out", "argument")
-    named.pop("num_groups", None)
+    for without_effect in ("num_groups", "scale_local_gradients"):
+        named.pop(without_effect, None)
     return named
+
+
+_ABSENT = {
+    *("Adasum", "Max", "Min", "Product", "PartialDistributedOptimizer", "ProcessSet", "SyncBatchNormalization", "allgather_object"),
+    *("add_process_set", "alltoall", "broadcast_global_variables", "broadcast_object", "elastic", "global_process_set"),
+    *("grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join", "local_rank_op", "local_size_op", "rank_op"),
+    *("reducescatter", "remove_process_set", "size_op", "start_timeline", "stop_timeline", "BroadcastGlobalVariablesHook"),
+}
+
+
+def missing(module: str) -> Callable[[str], Any]:
+    """`__getattr__` of a module that replaces one of Horovod or BytePS."""
+
+    def attribute(name: str) -> Any:
+        if name in _ABSENT:
+            raise AttributeError(f"Gradwire does not have {module}.{name}; docs/tensorflow.md lists what it has")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return attribute

@@ -16,6 +16,10 @@ Every function also accepts a client of your own: `client=gradwire.connect()`. B
 received data is never executed.
 """
 
+from .._extras import require
+
+require("gradwire.torch", "torch", needs="torch 1.13 or newer", extra="torch")
+
 from ._broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from ._collectives import allgather, barrier, reduce
 from ._compression import Compression

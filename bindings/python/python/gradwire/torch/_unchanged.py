@@ -7,6 +7,18 @@ from typing import Any
 
 import torch
 
+from .._absent import (  # noqa: F401
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 from .._reduction import Average, Reduction, Sum, is_average
 from ..errors import InputError
 from . import _ops
@@ -40,19 +52,6 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """The number of machines, if all of them have as many workers."""
     return client_or_default().workers // local_size()
-
-
-def mpi_threads_supported() -> bool:
-    """False: there is no MPI."""
-    return False
-
-
-mpi_enabled = mpi_built = gloo_enabled = nccl_built = ddl_built = ccl_built = cuda_built = rocm_built = mpi_threads_supported
-
-
-def gloo_built() -> bool:
-    """True, so that scripts for processors continue. Operations are Gradwire's, and not gloo's."""
-    return True
 
 
 class _Scaled:

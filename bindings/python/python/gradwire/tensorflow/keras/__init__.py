@@ -35,4 +35,6 @@ def load_model(filepath: Any, custom_objects: Any = None, compression: Any = Com
     model = _keras.models.load_model(filepath, custom_objects=custom_objects)
     if model.optimizer is not None:
         DistributedOptimizer(model.optimizer, compression=compression, sparse_as_dense=sparse_as_dense)
+        # Keras has decided on it for the optimizer that was loaded: where there is a GPU, it would compile.
+        model.jit_compile = False
     return model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,7 +16,12 @@ from .._errors import as_tensorflow_errors
 from .._ops import broadcast_variables, push_pull
 from .._process import client_or_default
 
-__all__ = ["BroadcastGlobalVariablesCallback", "LearningRateWarmupCallback", "MetricAverageCallback"]
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -65,24 +72,31 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         logs.update(zip(names, means.numpy().tolist()))
 
 
-class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Raises the learning rate after each batch, linearly over `warmup_epochs` epochs: from `initial_lr` divided by the number of workers,
-    which is the rate of one process, to `initial_lr`. `momentum_correction` has no effect: the momentum of a Keras optimizer is a constant
-    of the compiled step."""
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets the learning rate to `initial_lr` times `multiplier(epoch)`, from `start_epoch` on and before `end_epoch`: at the beginning of
+    each epoch, or with `staircase=False` for each batch, whose epoch has a fraction. If `multiplier` is a number, it is raised to the power
+    `epoch - start_epoch`. `initial_lr=None` is the optimizer's rate when training begins. `momentum_correction` has no effect: the
+    momentum of a Keras optimizer is a constant of the compiled step."""
 
     def __init__(
         self,
-        initial_lr: float,
-        warmup_epochs: float = 5,
+        initial_lr: float | None,
+        multiplier: float | Callable[[float], float],
+        start_epoch: float = 0,
+        end_epoch: float | None = None,
+        staircase: bool = True,
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
-        verbose: int = 0,
-        *,
-        client: Client | None = None,
     ) -> None:
         super().__init__()
-        self._initial, self._epochs, self._steps = initial_lr, warmup_epochs, steps_per_epoch
-        self._verbose, self._client, self._epoch = verbose, client, 0
+        self._initial, self._multiplier = initial_lr, multiplier
+        self._start, self._end, self._staircase = start_epoch, math.inf if end_epoch is None else end_epoch, staircase
+        self._steps_per_epoch, self._epoch = steps_per_epoch, 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Remembers the optimizer's rate if no other was given."""
+        if self._initial is None:
+            self._initial = float(self.model.optimizer.learning_rate)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Remembers the epoch."""
@@ -90,22 +104,56 @@ class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Sets the learning rate of the batch."""
-        if self._epoch >= self._epochs:
+        if not self._start <= self._epoch < self._end or (self._staircase and batch > 0):
             return
-        steps = self._steps or (self.params or {}).get("steps")
-        with as_tensorflow_errors():
-            workers = client_or_default(self._client).workers
-            if not steps:
-                raise InputError("cannot determine the number of steps in an epoch: pass steps_per_epoch=…", "steps_per_epoch")
-        self.model.optimizer.learning_rate = self._rate(self._epoch + batch / steps, workers)
+        epoch = self._epoch if self._staircase else self._epoch + batch / self._steps()
+        assert self._initial is not None
+        self.model.optimizer.learning_rate = self._initial * self._factor(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Sets the full learning rate at the end of the warm-up."""
-        if self._epochs <= epoch + 1 < self._epochs + 1:
-            self.model.optimizer.learning_rate = self._initial
-            if self._verbose:
-                print(f"epoch {epoch + 1}: the learning rate has reached {self._initial:g}")
+        """Logs the learning rate as `lr`."""
+        if logs is not None:
+            logs["lr"] = float(self.model.optimizer.learning_rate)
 
-    def _rate(self, epoch: float, workers: int) -> float:
-        done = min(epoch / self._epochs, 1.0)
-        return self._initial * (1 + done * (workers - 1)) / workers
+    def _factor(self, epoch: float) -> float:
+        if callable(self._multiplier):
+            return self._multiplier(epoch)
+        return float(self._multiplier ** (epoch - self._start))
+
+    def _steps(self) -> int:
+        steps = self._steps_per_epoch or (self.params or {}).get("steps")
+        with as_tensorflow_errors():
+            if not steps:
+                raise InputError("cannot determine the number of steps in an epoch: pass steps_per_epoch=…", "steps_per_epoch")
+        return int(steps)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate for each batch of `warmup_epochs` epochs, linearly: from `initial_lr` divided by the number of workers,
+    which is the rate of one process, to `initial_lr`, which the last batch has. `initial_lr=None` is the optimizer's rate when training
+    begins."""
+
+    def __init__(
+        self,
+        initial_lr: float | None,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+        *,
+        client: Client | None = None,
+    ) -> None:
+        super().__init__(initial_lr, self._warm, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
+        self._verbose, self._client = verbose, client
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Logs the learning rate, and prints it at the end of the warm-up."""
+        super().on_epoch_end(epoch, logs)
+        if self._verbose and self._end <= epoch + 1 < self._end + 1 and client_or_default(self._client).rank == 0:
+            print(f"epoch {epoch + 1}: the learning rate has reached {self._initial:g}")
+
+    def _warm(self, epoch: float) -> float:
+        with as_tensorflow_errors():
+            workers = client_or_default(self._client).workers
+        done = min((epoch + 1 / self._steps()) / self._end, 1.0)
+        return (1 + done * (workers - 1)) / workers

@@ -6,8 +6,12 @@ from gradwire.tensorflow._unchanged import (
     DistributedGradientTape,
     DistributedOptimizer,
     Sum,
+    broadcast_variables,
     is_initialized,
+    missing,
     push_pull,
 )
 
 from . import keras
+
+__getattr__ = missing(__name__)

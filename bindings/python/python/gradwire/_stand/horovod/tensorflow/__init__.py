@@ -1,5 +1,17 @@
 """Replaces `horovod.tensorflow`: everything comes from `gradwire.tensorflow`."""
 
+from gradwire._absent import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 from gradwire.tensorflow import *  # noqa: F403
 from gradwire.tensorflow._unchanged import (
     Average,
@@ -8,8 +20,13 @@ from gradwire.tensorflow._unchanged import (
     Sum,
     allgather,
     allreduce,
+    broadcast_variables,
     cross_rank,
+    cross_size,
     is_initialized,
+    missing,
 )
 
 from . import keras
+
+__getattr__ = missing(__name__)

@@ -1,3 +1,5 @@
 """Replaces `byteps.tensorflow.keras.callbacks`."""
 
-from gradwire.tensorflow.keras.callbacks import *  # noqa: F403
+from gradwire.tensorflow.keras._unchanged import BytePSScheduleCallback as LearningRateScheduleCallback
+from gradwire.tensorflow.keras._unchanged import BytePSWarmupCallback as LearningRateWarmupCallback
+from gradwire.tensorflow.keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback

@@ -1,17 +1,22 @@
 """Replaces `horovod.tensorflow.keras`: everything comes from `gradwire.tensorflow.keras`."""
 
-from gradwire.tensorflow._unchanged import Average, DistributedOptimizer, Sum, allreduce, cross_rank, is_initialized
-from gradwire.tensorflow.keras import (
-    Compression,
-    broadcast,
-    broadcast_variables,
-    init,
-    load_model,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
+from gradwire._absent import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
 )
+from gradwire.tensorflow._unchanged import Average, Sum, broadcast_variables, cross_rank, cross_size, is_initialized, missing
+from gradwire.tensorflow._unchanged import keras_optimizer as DistributedOptimizer
+from gradwire.tensorflow.keras import Compression, init, local_rank, local_size, rank, shutdown, size
+from gradwire.tensorflow.keras._unchanged import allgather, allreduce, broadcast, load_model
 
 from . import callbacks
+
+__getattr__ = missing(__name__)

@@ -105,6 +105,8 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
+from byteps.tensorflow import keras as of_byteps
+from horovod.tensorflow import keras as of_horovod
 import byteps.keras, byteps.keras.callbacks, byteps.tensorflow.keras.callbacks
 import horovod.keras, horovod.keras.callbacks, horovod.tensorflow.keras.callbacks
 import byteps.tensorflow as bps
@@ -112,6 +114,7 @@ import horovod.tensorflow as hvd
 import horovod.other
 
 assert horovod.other.IS_INSTALLED
+assert of_byteps is byteps.tensorflow.keras and of_horovod is horovod.tensorflow.keras
 hvd.init()
 assert hvd.is_initialized()
 mine = tf.constant([1.0, 2.0]) * (hvd.rank() + 1)
@@ -133,6 +136,9 @@ results += [
     byteps.keras.push_pull(value=mine, name="sum", average=False),
     bps.keras.broadcast(value=mine, root_rank=1),
     horovod.keras.allgather(mine[:1], "rows"),
+    horovod.keras.allreduce([2.0, 4.0], "list", prescale_factor=0.5, op=hvd.Sum),
+    hvd.broadcast(mine, 1, "d", ignore_name_scope=True),
+    bps.broadcast(mine, 1, "scope", "d", is_variable=False),
 ]
 hvd.broadcast_variables([variable], root_rank=1, inplace=True)
 bps.broadcast_variables([variable], 1, "scope")
@@ -163,12 +169,20 @@ sgd = keras.optimizers.SGD
 for optimizer in (
     hvd.DistributedOptimizer(sgd(0.1), "name", False, op=hvd.Sum),
     bps.DistributedOptimizer(sgd(0.1), "name", False, "", "", bps.Compression.none, True, 1, bps.Sum),
-    horovod.keras.DistributedOptimizer(sgd(0.1), "name", "", "", hvd.Compression.none, True, 1.0, hvd.Sum, 1, scale_local_gradients=True),
+    horovod.keras.DistributedOptimizer(sgd(0.1), "name", "", "", hvd.Compression.none, True, 1.0, hvd.Sum, scale_local_gradients=True),
 ):
     optimizer.build([weights := tf.Variable([1.0, 1.0])])
     optimizer.apply([mine], [weights])
     results.append(weights)
 assert not hvd.nccl_built() and horovod.keras.gloo_built() and hvd.cross_size() == 1
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.4), "mse", jit_compile=True)
+path = f"{sys.argv[1]}/{hvd.rank()}.keras"
+model.save(path)
+for load in (horovod.keras.load_model, byteps.tensorflow.keras.load_model):
+    loaded = load(path, custom_optimizers=[sgd])
+    assert loaded.jit_compile is False
+    loaded.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
 for module in (hvd, bps, horovod.keras, byteps.keras, hvd.keras, bps.keras):
     try:
         module.broadcast_object
@@ -206,7 +220,7 @@ def test_modules_and_arguments_of_horovod_and_byteps(tmp_path: Path) -> None:
     (installed / "other.py").write_text("IS_INSTALLED = True\n")
     mean, total = [1.5, 3.0], [3.0, 6.0]
     for one in run_script(tmp_path, "shm", script, str(installed.parent)):
-        of_keras = [total, mean, total, [2.0, 4.0], [1.0, 2.0], [2.0, 4.0]]
+        of_keras = [total, mean, total, [2.0, 4.0], [1.0, 2.0], [2.0, 4.0], *[[2.0, 4.0]] * 3]
         stepped = [np.subtract(1, np.multiply(0.1, total)).tolist()] * 3
         expected = [mean, total, mean, mean, total, [2.0, 4.0], total, *of_keras, *stepped]
         np.testing.assert_allclose(one["results"], expected, rtol=1e-6)
@@ -408,7 +422,7 @@ def test_the_page_s_lines_about_servers_run(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(BEFORE_THE_PAGE + asynchronous + resumed + AFTER_THE_PAGE)
     for one in run_script(tmp_path, "shm", script):
-        assert int(one["step"]) == 1 and float(one["loss"]) < 10.0, one["loss"]
+        assert int(one["step"]) == 1 and np.isfinite(one["loss"])
 
 
 def test_functions_about_the_process_can_be_sent_to_others() -> None:

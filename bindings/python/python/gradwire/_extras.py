@@ -6,9 +6,11 @@ import importlib
 
 
 def require(ours: str, *modules: str, needs: str, extra: str) -> None:
-    """Imports what one of our modules needs. If that cannot be imported, the error names the extra."""
+    """Imports what one of our modules needs. If that is not installed, the error names the extra."""
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise ImportError(f"{ours} needs {needs}: pip install 'gradwire[{extra}]' ({error})") from error
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+            raise ModuleNotFoundError(f"{ours} needs {needs}: pip install 'gradwire[{extra}]' ({error})", name=module) from error

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ..client import Client
 from ..codecs import Codec
+from ..errors import InputError
 from ._compression import Compression, codec_of
 from ._errors import as_tensorflow_errors
 from ._exchange import Request
@@ -41,8 +42,10 @@ def push_pull_all(
     """Like `push_pull` for several tensors, which are in flight at the same time. Earlier ones have a higher priority."""
     with as_tensorflow_errors():
         codec = codec_of(compression)
+        if len(tensors) != len(names):
+            raise InputError(f"{len(tensors)} tensors have {len(names)} names: pass one for each, or None", "names")
     dense = [tf.convert_to_tensor(one) for one in tensors]
-    named = [name or unnamed("push_pull", one) for name, one in zip(names, dense, strict=True)]
+    named = [name or unnamed("push_pull", one) for name, one in zip(names, dense)]
     requests = [_request(name, one, average, codec, -at, client) for at, (name, one) in enumerate(zip(named, dense))]
     results = run(requests, [tf.stop_gradient(one) for one in dense])
     return [_attached(one, result, request) for one, result, request in zip(dense, results, requests)]

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import tensorflow as tf
+
 from .._reduction import Average, Sum
 from .._reduction import is_average as _is_average
 from ..errors import InputError
@@ -37,15 +39,28 @@ def allreduce(
 ) -> Any:
     """The average (or sum) over all workers, as `push_pull`."""
     _known({"process_set": process_set})
-    scaled = tensor if prescale_factor == 1.0 else tensor * prescale_factor
+    tensor = tf.convert_to_tensor(tensor)
+    scaled = tensor if prescale_factor == 1.0 else tensor * tf.cast(prescale_factor, tensor.dtype)
     result = _ops.push_pull(scaled, name, is_average(average, op), compression=compression)
-    return result if postscale_factor == 1.0 else result * postscale_factor
+    return result if postscale_factor == 1.0 else result * tf.cast(postscale_factor, result.dtype)
 
 
 def allgather(tensor: Any, name: str | None = None, **named: Any) -> Any:
     """The tensors of all workers after one another. Gradients are not propagated."""
-    _known(named)
+    named.pop("ignore_name_scope", None)
+    _none_left(_known(named))
     return _gather.allgather(tensor, name)
+
+
+def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = None) -> Any:
+    """The tensor of `root_rank`. `ignore_name_scope` has no effect."""
+    _known({"process_set": process_set})
+    return _ops.broadcast(tensor, root_rank, name)
+
+
+def byteps_broadcast(tensor: Any, root_rank: int, scope: str = "", name: str | None = None, is_variable: bool = True) -> Any:
+    """`broadcast` of BytePS. `scope` is a part of the name; `is_variable` has no effect."""
+    return _ops.broadcast(tensor, root_rank, f"{scope}/{name}" if name is not None and scope else name)
 
 
 def broadcast_variables(
@@ -111,14 +126,14 @@ def keras_optimizer(
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: Any = None,
-    backward_passes_per_step: int = 1,
     *,
+    backward_passes_per_step: int = 1,
     average: bool | None = None,
     **named: Any,
 ) -> Any:
     """`DistributedOptimizer` of the modules for Keras, whose arguments have another order."""
     named |= {"gradient_predivide_factor": gradient_predivide_factor, "backward_passes_per_step": backward_passes_per_step}
-    _refuse_async()
+    refuse_async()
     given = (optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, is_average(average, op))
     return _distributed(*given, **_known(named))
 
@@ -135,6 +150,7 @@ def DistributedGradientTape(
     **named: Any,
 ) -> Any:
     """As ours, with `op`."""
+    refuse_async()
     given = (gradtape, device_dense, device_sparse, compression, sparse_as_dense, is_average(average, op))
     return _Tape(*given, **_known(named))
 
@@ -155,13 +171,13 @@ def is_average(average: bool | None, op: Any) -> bool:
         return _is_average(average, op)
 
 
-def _refuse_async() -> None:
+def refuse_async() -> None:
     """BytePS has an asynchronous mode for its optimizer, by a variable."""
     with as_tensorflow_errors():
         if os.environ.get("BYTEPS_ENABLE_ASYNC", "0") not in ("", "0"):
             raise InputError(
-                "DistributedOptimizer for TensorFlow does not support BYTEPS_ENABLE_ASYNC: unset it, or use ParameterServerOptimizer, "
-                'which has the mode "async"',
+                "averages of gradients in TensorFlow do not support BYTEPS_ENABLE_ASYNC: unset it, or use ParameterServerOptimizer, which "
+                'has the mode "async"',
                 "mode",
             )
 
@@ -180,11 +196,18 @@ def _known(named: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
+def _none_left(named: dict[str, Any]) -> None:
+    if named:
+        raise TypeError(f"unexpected arguments: {', '.join(named)}")
+
+
 _ABSENT = {
     *("Adasum", "Max", "Min", "Product", "PartialDistributedOptimizer", "ProcessSet", "SyncBatchNormalization", "allgather_object"),
     *("add_process_set", "alltoall", "broadcast_global_variables", "broadcast_object", "elastic", "global_process_set"),
     *("grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join", "local_rank_op", "local_size_op", "rank_op"),
     *("reducescatter", "remove_process_set", "size_op", "start_timeline", "stop_timeline", "BroadcastGlobalVariablesHook"),
+    *("BestModelCheckpoint", "PartialDistributedGradientTape", "broadcast_", "broadcast_object_fn", "get_pushpull_speed"),
+    *("is_homogeneous", "process_set_included_op", "resume", "suspend"),
 }
 
 

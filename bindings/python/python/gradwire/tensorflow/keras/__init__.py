@@ -33,8 +33,9 @@ __all__ = [
 def load_model(filepath: Any, custom_objects: Any = None, compression: Any = Compression.none, sparse_as_dense: bool = False) -> Any:
     """Loads a model of Keras, whose optimizer then averages gradients over all workers, with the state that was saved."""
     model = _keras.models.load_model(filepath, custom_objects=custom_objects)
-    if model.optimizer is not None:
-        DistributedOptimizer(model.optimizer, compression=compression, sparse_as_dense=sparse_as_dense)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        DistributedOptimizer(optimizer, compression=compression, sparse_as_dense=sparse_as_dense)
         # Keras has decided on it for the optimizer that was loaded: where there is a GPU, it would compile.
         model.jit_compile = False
     return model

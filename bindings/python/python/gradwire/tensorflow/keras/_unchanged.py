@@ -50,6 +50,7 @@ def load_model(
     legacy_opts: bool = False,
 ) -> Any:
     """As ours, with the optimizers' classes apart. `legacy_opts` has no effect: Keras 3 has none."""
+    _unchanged.refuse_async()
     classes = {one.__name__: one for one in custom_optimizers or ()}
     return _load_model(filepath, classes | (custom_objects or {}), compression)
 

@@ -148,8 +148,12 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Logs the learning rate, and prints it at the end of the warm-up."""
+        is_last = self._end <= epoch + 1 < self._end + 1
+        if is_last:
+            # With `steps_per_execution`, the last batches had a rate of earlier ones.
+            self.model.optimizer.learning_rate = self._initial
         super().on_epoch_end(epoch, logs)
-        if self._verbose and self._end <= epoch + 1 < self._end + 1 and client_or_default(self._client).rank == 0:
+        if is_last and self._verbose and client_or_default(self._client).rank == 0:
             print(f"epoch {epoch + 1}: the learning rate has reached {self._initial:g}")
 
     def _warm(self, epoch: float) -> float:

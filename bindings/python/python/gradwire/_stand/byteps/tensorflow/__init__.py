@@ -11,6 +11,10 @@ from gradwire.tensorflow._unchanged import (
     missing,
     push_pull,
 )
+from gradwire.tensorflow._unchanged import byteps_broadcast as broadcast
+
+# Ours: those of this module are others.
+del keras, resume  # noqa: F821
 
 from . import keras
 

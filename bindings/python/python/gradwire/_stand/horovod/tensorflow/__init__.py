@@ -20,12 +20,16 @@ from gradwire.tensorflow._unchanged import (
     Sum,
     allgather,
     allreduce,
+    broadcast,
     broadcast_variables,
     cross_rank,
     cross_size,
     is_initialized,
     missing,
 )
+
+# Ours: those of this module are others.
+del keras  # noqa: F821
 
 from . import keras
 

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rocm_built",
+]
+
 
 def mpi_threads_supported() -> bool:
     """False: there is no MPI."""

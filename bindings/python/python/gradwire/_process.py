@@ -79,6 +79,14 @@ class ProcessClient:
         Raises SettingError in Slurm and MPI tasks if it cannot be determined."""
         return self._known_place().size
 
+    def cross_rank(self) -> int:
+        """The number of this worker's machine, if all machines have as many workers, and ranks follow each other on each."""
+        return self.rank() // self.local_size()
+
+    def cross_size(self) -> int:
+        """The number of machines, if all of them have as many workers."""
+        return self.size() // self.local_size()
+
     def _known_place(self) -> Place:
         self.client_or_default()
         return known(self._local)

@@ -15,13 +15,11 @@ from . import _gather, _ops
 from ._compression import Compression
 from ._errors import as_tensorflow_errors
 from ._optimizer import DistributedOptimizer as _distributed
-from ._process import client_or_default, initialized, local_size
+from ._process import process_client
 from ._tape import DistributedGradientTape as _Tape
 
 
-def is_initialized() -> bool:
-    """Whether `init` was called."""
-    return initialized()
+is_initialized, cross_rank, cross_size = process_client.initialized, process_client.cross_rank, process_client.cross_size
 
 
 def allreduce(
@@ -153,16 +151,6 @@ def DistributedGradientTape(
     refuse_async()
     given = (gradtape, device_dense, device_sparse, compression, sparse_as_dense, is_average(average, op))
     return _Tape(*given, **_known(named))
-
-
-def cross_rank() -> int:
-    """The number of this worker's machine, if all machines have as many workers, and ranks follow each other on each."""
-    return client_or_default().rank // local_size()
-
-
-def cross_size() -> int:
-    """The number of machines, if all of them have as many workers."""
-    return client_or_default().workers // local_size()
 
 
 def is_average(average: bool | None, op: Any) -> bool:

@@ -7,18 +7,7 @@ from typing import Any
 
 import torch
 
-from .._absent import (  # noqa: F401
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
+from .._absent import *  # noqa: F403
 from .._reduction import Average, Reduction, Sum, is_average
 from ..errors import InputError
 from . import _ops
@@ -33,25 +22,13 @@ from ._encoding import decode, encode
 from ._join import join as _join
 from ._ops import Operation, synchronize
 from ._optimizer import DistributedOptimizer as _Distributed
-from ._process import client_or_default, initialized, local_size
+from ._process import client_or_default, process_client
 
 
 Adasum, Min, Max, Product = (Reduction(name) for name in ("Adasum", "Min", "Max", "Product"))
 
 
-def is_initialized() -> bool:
-    """Whether `init` was called."""
-    return initialized()
-
-
-def cross_rank() -> int:
-    """The number of this worker's machine, if all machines have as many workers, and ranks follow each other on each."""
-    return client_or_default().rank // local_size()
-
-
-def cross_size() -> int:
-    """The number of machines, if all of them have as many workers."""
-    return client_or_default().workers // local_size()
+is_initialized, cross_rank, cross_size = process_client.initialized, process_client.cross_rank, process_client.cross_size
 
 
 class _Scaled:

@@ -1,8 +1,6 @@
-"""Replaces `byteps.keras.callbacks`."""
+"""Replaces `byteps.keras.callbacks`, which has the names of `byteps.tensorflow.keras.callbacks`."""
 
+from byteps.tensorflow.keras.callbacks import *  # noqa: F403
 from gradwire.tensorflow._unchanged import missing
-from gradwire.tensorflow.keras._unchanged import BytePSScheduleCallback as LearningRateScheduleCallback
-from gradwire.tensorflow.keras._unchanged import BytePSWarmupCallback as LearningRateWarmupCallback
-from gradwire.tensorflow.keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
 
 __getattr__ = missing(__name__)

@@ -1,17 +1,6 @@
 """Replaces `horovod.tensorflow`: everything comes from `gradwire.tensorflow`."""
 
-from gradwire._absent import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
+from gradwire._absent import *  # noqa: F403
 from gradwire.tensorflow import *  # noqa: F403
 from gradwire.tensorflow._unchanged import (
     Average,

@@ -1,17 +1,6 @@
 """Replaces `horovod.tensorflow.keras`: everything comes from `gradwire.tensorflow.keras`."""
 
-from gradwire._absent import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
+from gradwire._absent import *  # noqa: F403
 from gradwire.tensorflow._unchanged import Average, Sum, broadcast_variables, cross_rank, cross_size, is_initialized, missing
 from gradwire.tensorflow._unchanged import keras_optimizer as DistributedOptimizer
 from gradwire.tensorflow.keras import Compression, init, local_rank, local_size, rank, shutdown, size

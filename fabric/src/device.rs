@@ -2,7 +2,7 @@
 //! order of their posts, work is posted by the thread that polls, registration is explicit, completions carry immediate data.
 
 use crate::error::{FabricError, PostError};
-use crate::memory::{Access, Fenced, Region, Span, View};
+use crate::memory::{Access, Borrowed, Fenced, Region, Span, View};
 use crate::shm::{ShmHandle, ShmSetup};
 use crate::tcp::Pipe;
 use crate::work::{ChannelId, Completion, Read, RemoteKey, RemoteSpan, Write};
@@ -46,6 +46,8 @@ pub enum Order {
 pub enum Fence {
     /// It does not: the driver has proof. What was granted over the channel is its owner's alone again.
     Done,
+    /// It may read it where it lies, and writes it no more.
+    Reads,
     /// It may be in the middle of a copy, however long ago that began: its process can have been stopped there. What
     /// was granted over the channel stays in quarantine. Otherwise the peer, once it continues, would overwrite what
     /// somebody else was granted.
@@ -297,6 +299,18 @@ pub trait CompletionQueue: Send {
 
     /// Nothing of the peer's is read in place any more.
     fn end_reads(&mut self, _channel: ChannelId) {}
+
+    /// A part of such a region that a program is given, between [`CompletionQueue::begin_reads`] and [`CompletionQueue::end_reads`]:
+    /// before that end, it is dropped or [kept](Borrowed::keep). `None` where this cannot be, and the bytes are to be copied: the
+    /// channel has no such memory, the part does not begin with a page, or some of it is borrowed already.
+    fn borrow(
+        &mut self,
+        _channel: ChannelId,
+        _remote: RemoteSpan,
+        _bytes: u64,
+    ) -> Result<Option<Borrowed>, PostError> {
+        Ok(None)
+    }
 
     /// Works on the peer's memory in place. `work` runs at once, like a post, and the fence of a peer that closes its
     /// channel meanwhile is pending until `work` has returned. If the channel has already closed, `work` does not run.

@@ -6,11 +6,11 @@ use crate::device::{
     TransportQueue,
 };
 use crate::error::{FabricError, PostError};
-use crate::memory::{Access, Region, Span, View};
+use crate::memory::{Access, Borrowed, Region, Span, View};
 use crate::shm::{Bell, ON_SOCKETS, ON_WORD, ShmQueue};
 use crate::tcp::TcpQueue;
 use crate::verbs::{Dmabuf, VerbsQueue};
-use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
+use crate::work::{ChannelId, Completion, Read, RemoteKey, RemoteSpan, Write};
 use drivers::Driver;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
@@ -360,6 +360,15 @@ impl CompletionQueue for LaneQueue {
 
     fn end_reads(&mut self, channel: ChannelId) {
         routed!(self, channel => end_reads(channel), ());
+    }
+
+    fn borrow(
+        &mut self,
+        channel: ChannelId,
+        remote: RemoteSpan,
+        bytes: u64,
+    ) -> Result<Option<Borrowed>, PostError> {
+        routed!(self, channel => borrow(channel, remote, bytes), Err(PostError::Closed))
     }
 
     fn while_open(&mut self, channel: ChannelId, work: &mut dyn FnMut()) -> Result<(), PostError> {

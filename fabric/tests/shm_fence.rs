@@ -140,7 +140,7 @@ fn child_stops_in_its_copy() {
 }
 
 #[test]
-fn who_reads_in_place_keeps_the_fence_pending_until_it_closes_too() {
+fn who_reads_in_place_keeps_the_fence_from_being_done_until_it_closes_too() {
     let (mut ours, mut theirs) = pair();
     let lent = region(4096);
     let key = ours.expose(&lent);
@@ -156,17 +156,17 @@ fn who_reads_in_place_keeps_the_fence_pending_until_it_closes_too() {
     let span = [region(64).all()];
     theirs.write(&span, RemoteSpan { key: back, offset: 0 }, Some(3), false).unwrap();
     assert_eq!(ours.next_immediate(), 3);
-    assert_eq!(close(&mut ours), Fence::Pending);
+    assert_eq!(close(&mut ours), Fence::Reads);
     // Before it has heard of the close: what is refused now ends no read either.
     let late = theirs.write(&span, RemoteSpan { key: back, offset: 0 }, Some(4), false);
     assert_eq!(
         (late, theirs.queue.begin_reads(theirs.channel)),
         (Err(PostError::Closed), Err(PostError::Closed))
     );
-    assert_eq!(ours.queue.fence(ours.channel), Fence::Pending);
+    assert_eq!(ours.queue.fence(ours.channel), Fence::Reads);
     assert_eq!(theirs.next_end(), DisconnectReason::PeerClosed);
     assert_eq!(theirs.notify(1), Err(PostError::Closed));
-    assert_eq!(ours.queue.fence(ours.channel), Fence::Pending, "it may still read, and knows it");
+    assert_eq!(ours.queue.fence(ours.channel), Fence::Reads, "it may still read, and knows it");
     theirs.queue.poll(&mut theirs.inbox);
     assert!(theirs.inbox.is_empty(), "its end is told once");
     assert_eq!(close(&mut theirs), Fence::Done);

@@ -1516,10 +1516,27 @@ uint32_t gradwire_request_from(const GradwireRequest *request);
 const void *gradwire_request_head(const GradwireRequest *request, uint64_t *bytes);
 
 /**
- * The request's complete body, and its length in `bytes`, which may be null. A large body is aligned to 64 bytes.
+ * The request's complete body, and its length in `bytes`, which may be null. A large body is aligned to 64 bytes. As
+ * `gradwire_request_part` of all of it.
  */
 const void *gradwire_request_body(const GradwireRequest *request,
                                   uint64_t *bytes);
+
+/**
+ * `count` bytes of the request's body, from `offset` on. Null if the body is shorter. A long piece that a worker on the same host has
+ * sent is not copied; then `is_lent`, which may be null, becomes true, and the bytes are in the worker's memory. They stay valid until
+ * the request is freed, also after the reply. The program may write there, and the worker does not see it. Call
+ * `gradwire_request_release` before the reply. Otherwise the library has to copy the piece when the request is answered.
+ */
+const void *gradwire_request_part(const GradwireRequest *request,
+                                  uint64_t offset,
+                                  uint64_t count,
+                                  bool *is_lent);
+
+/**
+ * The program uses no lent part of the request's body any more, not even one of `gradwire_request_body`. Other parts stay valid.
+ */
+void gradwire_request_release(const GradwireRequest *request);
 
 /**
  * Answers a request, once, from any thread, with a head of at most 512 bytes and a body of pieces. A body of one long

@@ -1,6 +1,6 @@
 //! A server in the program's process, and its handlers for workers' calls.
 
-use crate::border::{bytes, lock, make, object, shown, slice};
+use crate::border::{bytes, lock, make, object, put_if_wanted, shown, slice};
 use crate::error::{Failure, GradwireCode, free, guard, guard_or};
 use crate::message::GradwireMessages;
 use crate::own::{self, GradwireOwnRule};
@@ -163,7 +163,7 @@ pub extern "C" fn gradwire_server_register(
     guard(|| {
         let server = object(server, "server")?;
         let handler = Handler::new(handler, context)?;
-        let registered = server.apps.register(app, move |call| handler.take(call));
+        let registered = server.apps.register(app, handler);
         registered.map_err(|error| Failure::argument(error.to_string()))
     })
 }
@@ -242,6 +242,16 @@ impl Handler {
     }
 }
 
+impl App for Handler {
+    fn call(&mut self, call: Call) {
+        self.take(call);
+    }
+
+    fn reads_in_place(&self) -> bool {
+        true
+    }
+}
+
 /// A handler with a state.
 struct Stateful {
     handler: Handler,
@@ -314,13 +324,46 @@ pub extern "C" fn gradwire_request_head(
     guard_or(std::ptr::null(), || Ok(shown(request.map_or(&[], |request| &request.head), bytes)))
 }
 
-/// The request's complete body, and its length in `bytes`, which may be null. A large body is aligned to 64 bytes.
+/// The request's complete body, and its length in `bytes`, which may be null. A large body is aligned to 64 bytes. As
+/// `gradwire_request_part` of all of it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_request_body(
     request: Option<&GradwireRequest>,
     bytes: Option<&mut MaybeUninit<u64>>,
 ) -> *const c_void {
-    guard_or(std::ptr::null(), || Ok(shown(request.map_or(&[], |request| &request.body), bytes)))
+    guard_or(std::ptr::null(), || {
+        let all = request.map_or(0, |request| request.body.bytes());
+        let body = request.and_then(|request| request.body.part(0, all));
+        put_if_wanted(bytes, body.map_or(0, |_| all));
+        Ok(body.map_or(std::ptr::null(), |body| body.start.cast()))
+    })
+}
+
+/// `count` bytes of the request's body, from `offset` on. Null if the body is shorter. A long piece that a worker on the same host has
+/// sent is not copied; then `is_lent`, which may be null, becomes true, and the bytes are in the worker's memory. They stay valid until
+/// the request is freed, also after the reply. The program may write there, and the worker does not see it. Call
+/// `gradwire_request_release` before the reply. Otherwise the library has to copy the piece when the request is answered.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_request_part(
+    request: Option<&GradwireRequest>,
+    offset: u64,
+    count: u64,
+    is_lent: Option<&mut MaybeUninit<bool>>,
+) -> *const c_void {
+    guard_or(std::ptr::null(), || {
+        let part = request.and_then(|request| request.body.part(offset, count));
+        put_if_wanted(is_lent, part.is_some_and(|part| part.is_lent));
+        Ok(part.map_or(std::ptr::null(), |part| part.start.cast()))
+    })
+}
+
+/// The program uses no lent part of the request's body any more, not even one of `gradwire_request_body`. Other parts stay valid.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_request_release(request: Option<&GradwireRequest>) {
+    guard_or((), || {
+        request.into_iter().for_each(|request| request.body.release());
+        Ok(())
+    });
 }
 
 /// Answers a request, once, from any thread, with a head of at most 512 bytes and a body of pieces. A body of one long

@@ -1,6 +1,7 @@
 //! Registered memory: regions, spans of them, and the pool of buffers cut from one region.
 
 mod blocks;
+mod borrowed;
 mod elements;
 mod floats;
 mod lent;
@@ -10,6 +11,8 @@ mod user;
 mod view;
 
 pub use blocks::Blocks;
+pub use borrowed::Borrowed;
+pub(crate) use borrowed::PeerPages;
 pub use elements::{Number, Numbers};
 pub use floats::{Floats, HUGE_PAGE_BYTES};
 pub use lent::{Fenced, PeerWritable, SpanReader};

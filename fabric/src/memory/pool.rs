@@ -5,6 +5,7 @@ use super::elements::{Number, Numbers};
 use super::region::{OutOfBounds, Pages, Region, Span};
 use crate::error::FabricError;
 use crate::lock::lock;
+use rustix::param::page_size;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -12,6 +13,21 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 const ALIGN: u64 = 64;
+/// From so many bytes on a stretch has its pages for itself, so that a peer can [borrow](super::Borrowed) it.
+const LONG_BYTES: u64 = 64 << 10;
+
+fn is_long(bytes: u64) -> bool {
+    bytes >= LONG_BYTES
+}
+
+/// What a stretch begins at, and is padded to.
+fn align_of(bytes: u64) -> u64 {
+    if is_long(bytes) { page_size() as u64 } else { ALIGN }
+}
+
+fn padded(bytes: u64) -> Option<u64> {
+    bytes.checked_next_multiple_of(align_of(bytes))
+}
 
 /// The pool cannot serve a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -76,12 +92,20 @@ impl Free {
 
     /// The first free stretch that is long enough.
     fn take(&mut self, bytes: u64) -> Option<Taken> {
-        let padded = bytes.checked_next_multiple_of(ALIGN)?;
-        let (offset, length) =
-            self.by_offset.iter().find(|(_, length)| **length >= padded).map(|(o, l)| (*o, *l))?;
-        self.by_offset.remove(&offset);
-        if length > padded {
-            self.by_offset.insert(offset + padded, length - padded);
+        let (padded, align) = (padded(bytes)?, align_of(bytes));
+        let skipped = |offset: u64| offset.next_multiple_of(align) - offset;
+        let fits = |(offset, length): &(&u64, &u64)| {
+            length.checked_sub(skipped(**offset)).is_some_and(|rest| rest >= padded)
+        };
+        let (start, length) = self.by_offset.iter().find(fits).map(|(start, length)| (*start, *length))?;
+        let offset = start + skipped(start);
+        let after = length - skipped(start) - padded;
+        self.by_offset.remove(&start);
+        if offset > start {
+            self.by_offset.insert(start, offset - start);
+        }
+        if after > 0 {
+            self.by_offset.insert(offset + padded, after);
         }
         self.used += padded;
         let untouched_from = self.untouched_from.max(offset);
@@ -92,16 +116,20 @@ impl Free {
     /// One stretch for each of these sizes, or none at all.
     fn take_all(&mut self, sizes: &[u64]) -> Option<Vec<Taken>> {
         let untouched_from = self.untouched_from;
-        let mut all = Vec::with_capacity(sizes.len());
-        for bytes in sizes {
-            let Some(taken) = self.take(*bytes) else {
-                all.into_iter().for_each(|Taken { offset, padded, .. }| self.put_back(offset, padded));
-                self.untouched_from = untouched_from;
-                return None;
-            };
-            all.push(taken);
+        let mut all = vec![None; sizes.len()];
+        // Those with pages for themselves first: behind a short one they would leave a gap, and perhaps never fit.
+        for takes_long in [true, false] {
+            for (bytes, taken) in sizes.iter().zip(&mut all).filter(|(bytes, _)| takes_long == is_long(**bytes)) {
+                *taken = self.take(*bytes);
+                if taken.is_none() {
+                    let those = all.into_iter().flatten();
+                    those.for_each(|Taken { offset, padded, .. }| self.put_back(offset, padded));
+                    self.untouched_from = untouched_from;
+                    return None;
+                }
+            }
         }
-        Some(all)
+        all.into_iter().collect()
     }
 
     fn put_back(&mut self, offset: u64, padded: u64) {
@@ -199,7 +227,7 @@ impl Pool {
         Exclusive { pool: self.clone(), offset, bytes, padded, untouched_from }
     }
 
-    /// A 64-byte aligned buffer of `bytes`. Its content is whatever was there before (zeros when new).
+    /// A 64-byte aligned buffer of `bytes`; from 64 KiB on it has its pages for itself. Its content is whatever was there before (zeros when new).
     pub fn allocate(&self, bytes: u64) -> Result<Exclusive, PoolError> {
         if bytes == 0 {
             return Err(PoolError::Empty);
@@ -208,6 +236,15 @@ impl Pool {
         let taken = free.take(bytes).ok_or_else(|| self.exhausted(bytes, &free))?;
         drop(free);
         Ok(self.buffer(bytes, taken))
+    }
+
+    /// As [`Pool::allocate`]. Where no free stretch is long enough, it gets pages of its own, which no peer can map.
+    pub fn allocate_anyway(&self, bytes: u64) -> Result<Exclusive, FabricError> {
+        let own = || {
+            let pool = Self::with_pages(Pages::Private, bytes, "gradwire-own")?;
+            pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()))
+        };
+        self.allocate(bytes).or_else(|_| own())
     }
 
     /// As [`Pool::allocate`], for memory that the program keeps for long: from a part of the region of its own, as between such buffers
@@ -225,7 +262,7 @@ impl Pool {
         if sizes.contains(&0) {
             return Err(PoolError::Empty);
         }
-        let padded = sizes.iter().map(|bytes| bytes.checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX));
+        let padded = sizes.iter().map(|bytes| padded(*bytes).unwrap_or(u64::MAX));
         let wanted = padded.fold(0, u64::saturating_add);
         let mut free = lock(&self.0.free);
         if wanted > self.0.capacity {
@@ -405,6 +442,23 @@ impl Drop for Exclusive {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn long_ones_have_their_pages_for_themselves_and_all_fits_that_may() {
+        let page = page_size() as u64;
+        let pool = Pool::new(LONG_BYTES * 2 + page, "test").unwrap();
+        let short = pool.allocate(100).unwrap();
+        let long = pool.allocate(LONG_BYTES + 1).unwrap();
+        let beside = pool.allocate(64).unwrap();
+        assert_eq!((short.offset, long.offset, long.padded), (0, page, LONG_BYTES + page));
+        assert_eq!(beside.offset, 128, "in the gap");
+        drop((short, long, beside));
+        assert_eq!(pool.used_bytes(), 0);
+        // As long as the pool: a request's frame between what it copies and the room for its reply.
+        let all = pool.allocate_all(&[LONG_BYTES, page - 64, LONG_BYTES, 64], Duration::ZERO).unwrap();
+        let offsets: Vec<u64> = all.iter().map(|one| one.offset).collect();
+        assert_eq!(offsets, [0, 2 * LONG_BYTES, LONG_BYTES, 2 * LONG_BYTES + page - 64]);
+    }
 
     #[test]
     fn what_is_kept_for_long_takes_no_room_from_the_rest() {

@@ -60,7 +60,20 @@ impl Mapping {
     /// Maps `bytes` of a memfd for reading, and writing where asked. The fd must be sealed against
     /// shrinking, or a peer could make every access a bus error.
     pub(crate) fn of_fd(fd: BorrowedFd<'_>, bytes: usize, writable: bool) -> Result<Self, FabricError> {
-        Self::with_flags(fd, bytes, writable, MapFlags::NORESERVE)
+        let mapping = Self::with_flags(fd, bytes, writable, MapFlags::SHARED | MapFlags::NORESERVE)?;
+        mapping.not_for_children();
+        Ok(mapping)
+    }
+
+    /// Memory of a peer, copy on write: what is written to it, the peer does not see.
+    pub(super) fn private_of_peer(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, FabricError> {
+        Self::with_flags(fd, bytes, true, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
+    /// Forked children must not share it: a write of theirs would be seen by peers. Failure only loses that protection.
+    fn not_for_children(&self) {
+        // SAFETY: the whole of a live mapping. Needed as there is no other way to say it.
+        let _ = unsafe { madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxDontFork) };
     }
 
     fn with_flags(
@@ -81,14 +94,10 @@ impl Mapping {
             )));
         }
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        let flags = MapFlags::SHARED | flags;
         // SAFETY: a fresh mapping at an address of the kernel's choice, of a file that cannot shrink below
         // it. Needed because mmap is the only way to share memory.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0) }
             .map_err(|e| not_mapped("mapping shared memory", bytes, e))?;
-        // SAFETY: the range just mapped. Forked children must not share it: a write of theirs would be seen
-        // by peers. Failure only loses that protection.
-        let _ = unsafe { madvise(base, bytes, Advice::LinuxDontFork) };
         Self::ours(base, bytes, writable)
     }
 
@@ -279,7 +288,7 @@ impl Region {
         let seal = |seals| fcntl_add_seals(&memfd, seals).map_err(|e| FabricError::os(what("sealing"), e));
         seal(SealFlags::SHRINK | SealFlags::GROW)?;
         // Ours comes before a seal that forbids others like it.
-        let mapping = Mapping::with_flags(memfd.as_fd(), whole, true, flags)?;
+        let mapping = Mapping::with_flags(memfd.as_fd(), whole, true, MapFlags::SHARED | flags)?;
         seal(seals | SealFlags::SEAL)?;
         Ok((memfd, mapping))
     }

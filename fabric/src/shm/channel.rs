@@ -5,10 +5,11 @@ use super::bell::{Bell, ring_peer};
 use super::landings::{Copied, Landing, Taken, Told};
 use super::link::{self, Message, NoMessage};
 use super::regions::{PeerRegions, REGIONS_MAX};
-use super::ring::{Consumer, Producer, RingBroken};
+use super::ring::{Busy, Consumer, Producer, RingBroken};
 use super::shared::{BellPage, MappedRing};
+use crate::device::Fence;
 use crate::error::{FabricError, PostError};
-use crate::memory::{Mapping, Region, Span};
+use crate::memory::{Borrowed, Mapping, Region, Span};
 use crate::work::{
     ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write,
 };
@@ -252,7 +253,7 @@ impl Channel {
             match link::receive_message(self.link.as_fd()) {
                 Ok(Message::Bell) => {}
                 Ok(Message::Region { key, bytes, memfd }) => {
-                    match self.regions.insert(key, bytes, memfd.as_fd()) {
+                    match self.regions.insert(key, bytes, memfd) {
                         Ok(()) => {}
                         Err(FabricError::Peer(what)) => self.misbehaved(what),
                         Err(error) => {
@@ -333,6 +334,14 @@ impl Channel {
     pub(super) fn mapping(&mut self, key: RemoteKey) -> Result<Arc<Mapping>, PostError> {
         self.open()?;
         self.region(key).cloned()
+    }
+
+    /// A stretch of the peer's memory, to be read where it lies. None where that cannot be.
+    pub(super) fn borrow(&mut self, from: RemoteSpan, bytes: u64) -> Result<Option<Borrowed>, PostError> {
+        self.open()?;
+        self.region(from.key)?;
+        let Some(pages) = self.regions.pages(from.key.0) else { return Ok(None) };
+        pages.borrow(from.offset, bytes).map_err(|_| PostError::RemoteAccess)
     }
 
     /// Is there space for one more completion of ours?
@@ -490,21 +499,19 @@ impl Channel {
         completions.push(Completion { channel: self.id, kind });
     }
 
-    /// Ends the channel for good: an honest peer begins no copy after this. One that it is in the middle of is what is
-    /// returned: the fence is done when that is over.
-    /// The caller has taken the link out of its epoll.
-    pub(super) fn close(mut self) -> Option<Fencing> {
+    /// Ends the channel for good: an honest peer begins no copy after this. What it is in the middle of, the fence that is returned
+    /// waits for. The caller has taken the link out of its epoll.
+    pub(super) fn close(mut self) -> Fencing {
         self.end_reads();
         self.receive.close();
         // Our half only: the peer's tells that it has gone. Fails only when that has happened.
         let _ = rustix::net::shutdown(&self.link, Shutdown::Write);
         ring_peer(&self.peer_bell, self.link.as_fd());
-        let fencing = Fencing { id: self.id, receive: self.receive, link: self.link };
-        if fencing.is_done() { None } else { Some(fencing) }
+        Fencing { id: self.id, receive: self.receive, link: self.link }
     }
 }
 
-/// A closed channel whose peer was in the middle of a copy.
+/// A closed channel whose peer may have been in the middle of a copy.
 #[derive(Debug)]
 pub(super) struct Fencing {
     pub(super) id: ChannelId,
@@ -515,8 +522,13 @@ pub(super) struct Fencing {
 impl Fencing {
     /// Is the copy over, or the peer's process? The kernel closes a process's descriptors after its last thread has
     /// stopped, so that the link's end is proof; a forked child that has the link keeps it open.
-    pub(super) fn is_done(&self) -> bool {
-        self.receive.is_quiet() || self.peer_has_gone()
+    pub(super) fn state(&self) -> Fence {
+        match self.receive.busy() {
+            Busy::No => Fence::Done,
+            _ if self.peer_has_gone() => Fence::Done,
+            Busy::Reads => Fence::Reads,
+            Busy::Copies => Fence::Pending,
+        }
     }
 
     fn peer_has_gone(&self) -> bool {

@@ -3,7 +3,7 @@
 
 use super::doorbell;
 use super::landings::{Copied, ENTRY_WORDS, Landing, Taken, Told};
-use super::ring::{Consumer, Producer, RingMemory};
+use super::ring::{Busy, Consumer, Producer, RingMemory};
 use super::word::{Modelled, explore};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -214,13 +214,17 @@ fn grant_to_another(is_done: impl Fn(&Consumer<Arc<Words>>) -> bool) {
 
 #[test]
 fn no_copy_of_a_peer_meets_the_next_grant() {
-    explore(false, || grant_to_another(Consumer::is_quiet));
+    explore(false, || grant_to_another(is_quiet));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_fence_that_does_not_look_at_the_busy_word_is_caught() {
     explore(false, || grant_to_another(|_| true));
+}
+
+fn is_quiet(consumer: &Consumer<Arc<Words>>) -> bool {
+    consumer.busy() == Busy::No
 }
 
 /// A peer reads a gradient where it lies, in a section that lasts. Meanwhile it wants to write, and may be refused. The owner closes the
@@ -255,13 +259,54 @@ fn read_in_place(is_done: impl Fn(&Consumer<Arc<Words>>) -> bool) {
 
 #[test]
 fn a_reader_in_place_keeps_the_fence_pending() {
-    explore(false, || read_in_place(Consumer::is_quiet));
+    explore(false, || read_in_place(is_quiet));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_fence_that_does_not_wait_for_readers_is_caught() {
     explore(false, || read_in_place(|_| true));
+}
+
+/// A peer that reads in place also writes a result. The owner closes the channel, and gives the result's memory to somebody else while
+/// the peer still reads.
+fn write_while_reading(is_done: impl Fn(&Consumer<Arc<Words>>) -> bool) {
+    let words = Words::new(1);
+    let mut consumer = Consumer::new(words.clone());
+    let reader = {
+        let words = words.clone();
+        thread::spawn(move || {
+            let mut producer = Producer::new(words.clone());
+            if !producer.enter() {
+                return;
+            }
+            producer.hold();
+            if producer.enter() {
+                // SAFETY: loom's cell; the section says that the owner does not use it.
+                words.payload[0].with_mut(|cell| unsafe { *cell = 1 });
+                producer.leave();
+            }
+            producer.release();
+        })
+    };
+    consumer.close();
+    while !is_done(&consumer) {
+        thread::yield_now();
+    }
+    // SAFETY: loom's cell; the fence says that nobody writes it any more.
+    words.payload[0].with_mut(|cell| unsafe { *cell = 7 });
+    reader.join().unwrap();
+}
+
+#[test]
+fn who_only_reads_writes_no_more() {
+    explore(false, || write_while_reading(|consumer| consumer.busy() != Busy::Copies));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_fence_that_takes_a_copy_for_a_read_is_caught() {
+    explore(false, || write_while_reading(|_| true));
 }
 
 /// The writer tells of bytes and gives a notice. Before they are copied it closes, or tells of another place; after that it uses

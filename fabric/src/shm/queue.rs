@@ -7,8 +7,8 @@ use super::doorbell::{ON_SOCKETS, ON_WORD};
 use super::shared::RING_CAPACITY_MAX;
 use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence, Order, SetupKind};
 use crate::error::{FabricError, PostError};
-use crate::memory::{Region, Span, View};
-use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, Write};
+use crate::memory::{Borrowed, Region, Span, View};
+use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, RemoteSpan, Write};
 use rustix::event::Timespec;
 use rustix::event::epoll;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -120,7 +120,7 @@ impl ShmQueue {
     /// Looks at the links that have something to say: deaths, regions, bells.
     pub(crate) fn look_at_links(&mut self) {
         self.links_seen = Instant::now();
-        self.fencing.retain(|fencing| !fencing.is_done());
+        self.fencing.retain(|fencing| fencing.state() != Fence::Done);
         // Links of ended channels stay readable until a poll removes them, so there is always an end to this.
         for _ in 0..=self.channels.len() / LINK_EVENTS {
             let empty =
@@ -148,9 +148,12 @@ impl ShmQueue {
         let channel = self.channels.remove(at);
         // Before the descriptor is closed: a forked child may hold a copy that would keep it registered.
         let _ = epoll::delete(&self.links, channel.link());
-        let Some(fencing) = channel.close() else { return Fence::Done };
-        self.fencing.push(fencing);
-        Fence::Pending
+        let fencing = channel.close();
+        let state = fencing.state();
+        if state != Fence::Done {
+            self.fencing.push(fencing);
+        }
+        state
     }
 
     /// Sleeps until `poll` has something, the bell's `wake` was called, or the time is over. With
@@ -270,6 +273,15 @@ impl CompletionQueue for ShmQueue {
         }
     }
 
+    fn borrow(
+        &mut self,
+        channel: ChannelId,
+        remote: RemoteSpan,
+        bytes: u64,
+    ) -> Result<Option<Borrowed>, PostError> {
+        self.find(channel)?.borrow(remote, bytes)
+    }
+
     fn while_open(&mut self, channel: ChannelId, work: &mut dyn FnMut()) -> Result<(), PostError> {
         self.find(channel)?.while_open(work)
     }
@@ -310,9 +322,15 @@ impl CompletionQueue for ShmQueue {
     }
 
     fn fence(&mut self, channel: ChannelId) -> Fence {
-        self.fencing.retain(|fencing| fencing.id != channel || !fencing.is_done());
-        let is_pending = self.fencing.iter().any(|fencing| fencing.id == channel);
-        if is_pending || self.index(channel).is_some() { Fence::Pending } else { Fence::Done }
+        if self.index(channel).is_some() {
+            return Fence::Pending;
+        }
+        let Some(at) = self.fencing.iter().position(|fencing| fencing.id == channel) else { return Fence::Done };
+        let state = self.fencing[at].state();
+        if state == Fence::Done {
+            self.fencing.swap_remove(at);
+        }
+        state
     }
 
     fn caps(&self) -> Caps {

@@ -3,32 +3,92 @@
 
 use super::shared::map_peer_memory;
 use crate::error::FabricError;
-use crate::memory::Mapping;
-use std::os::fd::BorrowedFd;
+use crate::memory::{Mapping, PeerPages};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// Most regions one channel maps, and hands over.
 pub(super) const REGIONS_MAX: usize = 1024;
 /// Most address space one channel's regions take (16 TiB of the 128 a process has).
 const REGION_BYTES_MAX: u64 = 1 << 44;
+/// Of so many regions the descriptor stays open, so that something can be borrowed from them: a worker has one pool. A process has a
+/// thousand descriptors, and no peer may use them up.
+const OPEN_MAX: usize = 2;
+/// Most requests that are copied until something is borrowed again.
+const PAUSE_MAX: u32 = 1 << 12;
+/// Shorter regions hold nothing that is worth it.
+const OPEN_BYTES_MIN: u64 = 1 << 20;
+
+/// A region as the peer handed it over.
+#[derive(Debug)]
+struct Mapped {
+    key: u64,
+    mapping: Arc<Mapping>,
+    /// Where something may be borrowed from it.
+    lending: Option<Lending>,
+}
+
+/// A region that a program borrows from. For a program that keeps what it borrows, or writes it, each request would need a new mapping,
+/// which costs more than a copy. So after each such case twice as many requests are copied before the next try.
+#[derive(Debug)]
+struct Lending {
+    memfd: OwnedFd,
+    pages: Option<Arc<PeerPages>>,
+    /// Requests that are copied after the next such case, and those of the last one that are still to come.
+    pause: u32,
+    left: u32,
+}
+
+impl Lending {
+    fn new(memfd: OwnedFd) -> Self {
+        Self { memfd, pages: None, pause: 1, left: 0 }
+    }
+
+    /// Pages to borrow from, unless this request is to be copied.
+    fn pages(&mut self, bytes: usize) -> Option<&Arc<PeerPages>> {
+        if self.left > 0 {
+            self.left -= 1;
+            return None;
+        }
+        if self.pages.is_none() {
+            self.pages = PeerPages::of_peer(self.memfd.as_fd(), bytes);
+        }
+        // A system that cannot do it is asked again, too, because the reason may be a limit of memory.
+        if self.pages.as_ref().is_none_or(|pages| pages.is_spoiled()) {
+            (self.pages, self.left) = (None, self.pause);
+            self.pause = (self.pause * 2).min(PAUSE_MAX);
+        }
+        self.pages.as_ref()
+    }
+}
 
 /// Mapped regions of one peer, by key.
 #[derive(Debug, Default)]
 pub(super) struct PeerRegions {
     /// Sorted by key. Peers have a few regions, so that a binary search beats hashing.
-    mapped: Vec<(u64, Arc<Mapping>)>,
+    mapped: Vec<Mapped>,
     total_bytes: u64,
 }
 
 impl PeerRegions {
     pub(super) fn find(&self, key: u64) -> Option<&Arc<Mapping>> {
-        let at = self.mapped.binary_search_by_key(&key, |(key, _)| *key).ok()?;
-        Some(&self.mapped[at].1)
+        Some(&self.mapped[self.at(key).ok()?].mapping)
+    }
+
+    fn at(&self, key: u64) -> Result<usize, usize> {
+        self.mapped.binary_search_by_key(&key, |one| one.key)
+    }
+
+    /// Pages of a region to borrow from. None where what is wanted is to be copied.
+    pub(super) fn pages(&mut self, key: u64) -> Option<&Arc<PeerPages>> {
+        let at = self.at(key).ok()?;
+        let Mapped { mapping, lending, .. } = &mut self.mapped[at];
+        lending.as_mut()?.pages(mapping.len())
     }
 
     /// Maps what the peer handed over. Keys are never replaced: a mapping may be in use.
-    pub(super) fn insert(&mut self, key: u64, bytes: u64, memfd: BorrowedFd<'_>) -> Result<(), FabricError> {
-        let at = match self.mapped.binary_search_by_key(&key, |(key, _)| *key) {
+    pub(super) fn insert(&mut self, key: u64, bytes: u64, memfd: OwnedFd) -> Result<(), FabricError> {
+        let at = match self.at(key) {
             Ok(_) => return Err(FabricError::Peer(format!("it handed over region {key} twice"))),
             Err(at) => at,
         };
@@ -38,7 +98,11 @@ impl PeerRegions {
             return Err(FabricError::Peer(why));
         }
         let size = usize::try_from(bytes).map_err(|_| FabricError::Peer("its region has no size".into()))?;
-        self.mapped.insert(at, (key, Arc::new(map_peer_memory(memfd, size)?)));
+        let mapping = Arc::new(map_peer_memory(memfd.as_fd(), size)?);
+        let open = self.mapped.iter().filter(|one| one.lending.is_some()).count();
+        let is_open = bytes >= OPEN_BYTES_MIN && open < OPEN_MAX;
+        let lending = is_open.then(|| Lending::new(memfd));
+        self.mapped.insert(at, Mapped { key, mapping, lending });
         self.total_bytes = total_bytes;
         Ok(())
     }
@@ -49,20 +113,24 @@ mod tests {
     use super::*;
     use crate::memory::Region;
 
+    fn memfd_of(region: &Region) -> OwnedFd {
+        region.memfd().unwrap().try_clone_to_owned().unwrap()
+    }
+
     #[test]
     fn both_sides_of_the_bounds() {
         let region = Region::allocate(4096, "test").unwrap();
         let mut regions = PeerRegions::default();
         for key in (0..REGIONS_MAX as u64).rev() {
-            regions.insert(key, 4096, region.memfd().unwrap()).unwrap();
+            regions.insert(key, 4096, memfd_of(&region)).unwrap();
         }
         assert!(regions.find(0).is_some() && regions.find(1023).is_some() && regions.find(1024).is_none());
         assert!(
-            matches!(regions.insert(7, 4096, region.memfd().unwrap()), Err(FabricError::Peer(_))),
+            matches!(regions.insert(7, 4096, memfd_of(&region)), Err(FabricError::Peer(_))),
             "twice"
         );
         assert!(
-            matches!(regions.insert(1024, 4096, region.memfd().unwrap()), Err(FabricError::Peer(_))),
+            matches!(regions.insert(1024, 4096, memfd_of(&region)), Err(FabricError::Peer(_))),
             "too many"
         );
     }
@@ -72,10 +140,34 @@ mod tests {
         let huge = Region::allocate(1 << 44, "sparse").unwrap();
         let page = Region::allocate(4096, "page").unwrap();
         let mut regions = PeerRegions::default();
-        assert!(regions.insert(1, 4097, page.memfd().unwrap()).is_err(), "larger than it is");
-        assert!(regions.insert(1, 0, page.memfd().unwrap()).is_err());
-        assert!(regions.insert(1, u64::MAX, page.memfd().unwrap()).is_err());
-        regions.insert(1, 1 << 44, huge.memfd().unwrap()).unwrap();
-        assert!(regions.insert(2, 4096, page.memfd().unwrap()).is_err(), "one page too much");
+        assert!(regions.insert(1, 4097, memfd_of(&page)).is_err(), "larger than it is");
+        assert!(regions.insert(1, 0, memfd_of(&page)).is_err());
+        assert!(regions.insert(1, u64::MAX, memfd_of(&page)).is_err());
+        regions.insert(1, 1 << 44, memfd_of(&huge)).unwrap();
+        assert!(regions.insert(2, 4096, memfd_of(&page)).is_err(), "one page too much");
+    }
+
+    #[test]
+    fn after_each_spoiled_mapping_more_requests_are_copied() {
+        let region = Region::allocate(OPEN_BYTES_MIN as usize, "pool").unwrap();
+        let mut regions = PeerRegions::default();
+        for key in 0..=OPEN_MAX as u64 {
+            regions.insert(key, OPEN_BYTES_MIN, memfd_of(&region)).unwrap();
+        }
+        assert!(regions.pages(OPEN_MAX as u64).is_none(), "no descriptors for more");
+        let mut copied = 0;
+        let mut runs = Vec::new();
+        while runs.len() < 5 && copied < 100 {
+            match regions.pages(0) {
+                None => copied += 1,
+                Some(pages) => {
+                    pages.borrow(0, 4096).unwrap().unwrap().keep().unwrap();
+                    runs.push(std::mem::take(&mut copied));
+                }
+            }
+        }
+        // The request that finds the mapping spoiled is copied, too.
+        assert!(runs == [0, 2, 3, 5, 9] || cfg!(not(target_arch = "x86_64")), "{runs:?}");
+        assert!(regions.pages(1).is_some() || cfg!(not(target_arch = "x86_64")), "another region is not concerned");
     }
 }

@@ -10,6 +10,22 @@ use super::word::{Primitives, Word32, Word64};
 use std::sync::atomic::Ordering;
 use thiserror::Error;
 
+/// It copies bytes from there, or into there.
+const COPIES: u32 = 1;
+/// It reads bytes where they lie.
+const READS: u32 = 2;
+
+/// What a producer does in the memory of a consumer that has closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Busy {
+    /// Nothing, and it begins nothing any more.
+    No,
+    /// It reads, and begins no copy any more.
+    Reads,
+    /// It may be in the middle of a copy.
+    Copies,
+}
+
 /// Where a ring's words lie. Indices given to `slot` are below the capacity.
 pub(crate) trait RingMemory {
     type P: Primitives;
@@ -20,7 +36,7 @@ pub(crate) trait RingMemory {
     fn head(&self) -> &<Self::P as Primitives>::Word32;
     /// Consumer's: not 0 once nothing may land any more.
     fn closed(&self) -> &<Self::P as Primitives>::Word32;
-    /// Producer's: not 0 while it copies bytes into the consumer's memory.
+    /// Producer's: what it does in the consumer's memory, [`COPIES`] and [`READS`] added.
     fn busy(&self) -> &<Self::P as Primitives>::Word32;
     /// Set by a producer that found no space, cleared by the consumer that made some.
     fn starved(&self) -> &<Self::P as Primitives>::Word32;
@@ -109,7 +125,7 @@ impl<M: RingMemory> Producer<M> {
     #[inline]
     #[must_use]
     pub(crate) fn enter(&mut self) -> bool {
-        self.memory.busy().store(1, Ordering::Relaxed);
+        self.memory.busy().store(COPIES | self.reading(), Ordering::Relaxed);
         // The consumer stores `closed`, fences, and looks at `busy`: one of us sees the other.
         M::P::fence();
         let open = self.memory.closed().load(Ordering::Relaxed) == 0;
@@ -125,13 +141,18 @@ impl<M: RingMemory> Producer<M> {
     pub(crate) fn leave(&mut self) -> bool {
         // A held stretch also survives an `enter` that finds the consumer closed: otherwise the consumer would believe that
         // nobody reads its memory any more, and write it.
-        self.memory.busy().store(u32::from(self.is_held), Ordering::Release);
+        self.memory.busy().store(self.reading(), Ordering::Release);
         !self.is_held && self.memory.closed().load(Ordering::Relaxed) != 0
     }
 
-    /// The producer stays busy until `release`, and not only until `leave`. Call it after `enter`.
+    /// Instead of `leave`: from now on the producer reads, until `release`.
     pub(crate) fn hold(&mut self) {
         self.is_held = true;
+        self.memory.busy().store(self.reading(), Ordering::Release);
+    }
+
+    fn reading(&self) -> u32 {
+        if self.is_held { READS } else { 0 }
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -225,9 +246,13 @@ impl<M: RingMemory> Consumer<M> {
         M::P::fence();
     }
 
-    /// After `close`: has the copy that may have been under way ended?
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.memory.busy().load(Ordering::Acquire) == 0
+    /// After `close`: what has the producer not ended yet?
+    pub(crate) fn busy(&self) -> Busy {
+        match self.memory.busy().load(Ordering::Acquire) {
+            0 => Busy::No,
+            READS => Busy::Reads,
+            _ => Busy::Copies,
+        }
     }
 
     /// Notices that can lie in the ring at once.
@@ -362,11 +387,27 @@ pub(crate) mod tests {
     fn a_closed_ring_lets_nobody_in() {
         let (_, mut producer, mut consumer) = ring(2);
         assert!(producer.enter());
-        assert!(!consumer.is_quiet());
+        assert_eq!(consumer.busy(), Busy::Copies);
         consumer.close();
         producer.leave();
-        assert!(consumer.is_quiet());
+        assert_eq!(consumer.busy(), Busy::No);
         assert!(!producer.enter());
-        assert!(consumer.is_quiet());
+        assert_eq!(consumer.busy(), Busy::No);
+    }
+
+    #[test]
+    fn a_producer_that_reads_copies_beside_that_until_the_ring_is_closed() {
+        let (_, mut producer, mut consumer) = ring(2);
+        assert!(producer.enter());
+        producer.hold();
+        assert_eq!(consumer.busy(), Busy::Reads);
+        assert!(producer.enter());
+        consumer.close();
+        assert_eq!(consumer.busy(), Busy::Copies);
+        producer.leave();
+        assert!(!producer.enter());
+        assert_eq!(consumer.busy(), Busy::Reads);
+        assert!(producer.release());
+        assert_eq!(consumer.busy(), Busy::No);
     }
 }

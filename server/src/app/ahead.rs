@@ -12,6 +12,10 @@ use std::sync::{Arc, OnceLock};
 /// about as much.
 const AHEAD_BYTES: u64 = 4 << 20;
 
+/// The same of bodies that their handler reads where the worker has them, so that nothing goes through the cache. When their channel
+/// ends, all that are read then are copied at once, which is to take no longer than some milliseconds.
+const LENT_AHEAD_BYTES: u64 = 64 << 20;
+
 /// Says that handlers have taken bodies. A handler's thread orders its count before its look at `is_awaited`, and the lane
 /// `is_awaited` before its look at the count: if both looked first, the lane would sleep and nobody would wake it.
 #[derive(Debug, Default)]
@@ -47,6 +51,8 @@ struct Line {
     /// Calls whose bodies wait to be read, with their bytes.
     waiting: VecDeque<(u64, u64)>,
     ahead_bytes: Arc<AtomicU64>,
+    /// The last one was lent, and not copied.
+    lends: bool,
 }
 
 impl Line {
@@ -54,7 +60,8 @@ impl Line {
     fn next(&mut self, taken: &Arc<Taken>) -> Option<(u64, Place)> {
         let (call, bytes) = *self.waiting.front()?;
         let ahead_bytes = self.ahead_bytes.load(SeqCst);
-        if ahead_bytes > 0 && ahead_bytes.saturating_add(bytes) > AHEAD_BYTES {
+        let most = if self.lends { LENT_AHEAD_BYTES } else { AHEAD_BYTES };
+        if ahead_bytes > 0 && ahead_bytes.saturating_add(bytes) > most {
             return None;
         }
         self.waiting.pop_front();
@@ -81,6 +88,13 @@ impl Ahead {
     pub(crate) fn wait(&mut self, line: (Rank, u32), call: u64, bytes: u64) {
         self.lines.entry(line).or_default().waiting.push_back((call, bytes));
         self.taken.is_new.store(true, SeqCst);
+    }
+
+    /// A body was lent to its handler, or is copied: so may those be that follow.
+    pub(crate) fn note(&mut self, line: (Rank, u32), is_lent: bool) {
+        if let Some(line) = self.lines.get_mut(&line) {
+            line.lends = is_lent;
+        }
     }
 
     /// A call is over: its body is not read.

@@ -4,10 +4,10 @@ use super::App;
 use super::queue::Queue;
 use super::serve::{Seat, serve};
 use crate::journal::Desk;
-use crate::runtime::HandlerNews;
+use crate::runtime::{HandlerNews, Handling};
 use fabric::oneshot;
 use proto_common::table::TABLE_APPS;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -57,7 +57,7 @@ struct State {
     queues: BTreeMap<u32, Arc<Queue>>,
     threads: BTreeMap<u32, Running>,
     /// Handlers that take calls. One with a state does so only when it has its state.
-    ready: BTreeSet<u32>,
+    ready: BTreeMap<u32, Handling>,
     desk: Desk,
     /// Senders of the news that a handler came or went, one for each lane; empty until the lanes have started.
     news: Vec<HandlerNews>,
@@ -115,8 +115,8 @@ impl Apps {
     /// `drain`: how long a handler may take to return at its end.
     pub(crate) fn attach(&self, news: Vec<HandlerNews>, (spin, drain): (Duration, Duration)) {
         let mut state = self.lock();
-        for app in &state.ready {
-            news.iter().for_each(|lane| lane.send(*app, true));
+        for (app, handling) in &state.ready {
+            news.iter().for_each(|lane| lane.send(*app, *handling));
         }
         (state.news, state.spin, state.drain) = (news, spin, Some(drain));
     }
@@ -140,6 +140,7 @@ impl Apps {
         let (apps, spin, desk) = (Arc::downgrade(&self.0), state.spin, state.desk.clone());
         // One with a state takes calls only when it has its state: see `Apps::ready`.
         let is_ready = !handler.has_state();
+        let handling = if handler.reads_in_place() { Handling::InPlace } else { Handling::Copied };
         let running = Running::start(format!("gradwire-app-{app}"), move || {
             let lanes = || apps.upgrade().map_or_else(Vec::new, |apps| Self(apps).lock().news.clone());
             let ready = || apps.upgrade().into_iter().for_each(|apps| Self(apps).ready(&seat));
@@ -151,8 +152,8 @@ impl Apps {
         let running = running.map_err(|source| RegisterError::Thread { app, source })?;
         state.threads.insert(app, running);
         if is_ready {
-            state.ready.insert(app);
-            state.news.iter().for_each(|lane| lane.send(app, true));
+            state.ready.insert(app, handling);
+            state.news.iter().for_each(|lane| lane.send(app, handling));
         } else {
             state.ready.remove(&app);
         }
@@ -169,8 +170,8 @@ impl Apps {
         let mut state = self.lock();
         // It may have been unregistered meanwhile, and lanes know that.
         if seat.queue.is_open(seat.life) {
-            state.ready.insert(seat.app);
-            state.news.iter().for_each(|lane| lane.send(seat.app, true));
+            state.ready.insert(seat.app, Handling::Copied);
+            state.news.iter().for_each(|lane| lane.send(seat.app, Handling::Copied));
         }
     }
 
@@ -179,7 +180,7 @@ impl Apps {
         let mut state = self.lock();
         if queue.close(life) {
             state.ready.remove(&app);
-            state.news.iter().for_each(|lane| lane.send(app, false));
+            state.news.iter().for_each(|lane| lane.send(app, Handling::Nobody));
         }
     }
 
@@ -194,7 +195,7 @@ impl Apps {
         }
         state.ready.remove(&app);
         state.desk.wake();
-        state.news.iter().for_each(|lane| lane.send(app, false));
+        state.news.iter().for_each(|lane| lane.send(app, Handling::Nobody));
         let drain = state.drain.unwrap_or(DRAIN_DEFAULT);
         drop(state);
         ended(app, running, Instant::now() + drain, drain).map(|()| true)

@@ -2,10 +2,10 @@
 //! gets to its lane.
 
 use crate::engine::CallAnswer;
-use fabric::{Exclusive, Region, Span};
+use fabric::{Borrowed, Exclusive, Pool, Region, Span, lock};
 use proto_common::batch::Status;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The body of a request: dereferences to its bytes.
 #[derive(Debug)]
@@ -15,6 +15,67 @@ pub struct Body(Held);
 enum Held {
     Plain { bytes: Vec<u8>, from: usize },
     Pool(Exclusive),
+    InPlace(Box<InPlace>),
+}
+
+/// A body of which one piece is where the worker has it.
+#[derive(Debug)]
+struct InPlace {
+    bytes: u64,
+    before: Vec<u8>,
+    /// None once the handler does not read it any more.
+    piece: Mutex<Option<Arc<Borrowed>>>,
+    after: Vec<u8>,
+    /// All of it in one piece, once somebody has asked for that, and the memory for it.
+    whole: OnceLock<Option<Exclusive>>,
+    memory: Pool,
+}
+
+impl InPlace {
+    /// Nothing if the piece was released before, or there is no memory for a copy of it.
+    fn whole(&self) -> &[u8] {
+        let whole = self.whole.get_or_init(|| {
+            let piece = lock(&self.piece).clone()?;
+            let (from, to) = (self.before.len(), self.before.len() + piece.place().1 as usize);
+            let mut whole = self.memory.allocate_anyway((to + self.after.len()) as u64).ok()?;
+            whole[..from].copy_from_slice(&self.before);
+            piece.read(&mut whole[from..to]).ok()?;
+            whole[to..].copy_from_slice(&self.after);
+            Some(whole)
+        });
+        whole.as_deref().unwrap_or_default()
+    }
+
+    fn part(&self, offset: u64, bytes: u64) -> Option<Part> {
+        let end = offset.checked_add(bytes)?;
+        let before = self.before.len() as u64;
+        let piece = lock(&self.piece);
+        let (start, length) = piece.as_ref().map(|piece| piece.place())?;
+        let of = |part: &[u8], from: u64| {
+            let part = part.get((offset - from) as usize..(end - from) as usize)?;
+            Some(Part { start: part.as_ptr(), is_lent: false })
+        };
+        if end <= before {
+            return of(&self.before, 0);
+        }
+        if offset >= before + length {
+            return of(&self.after, before + length);
+        }
+        if offset >= before && end <= before + length {
+            return Some(Part { start: start.wrapping_add((offset - before) as usize), is_lent: true });
+        }
+        drop(piece);
+        of(self.whole(), 0)
+    }
+}
+
+/// Where a part of a body is.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Its first byte.
+    pub start: *const u8,
+    /// It is in the worker's memory, and valid until [`Body::release`] or the end of the body.
+    pub is_lent: bool,
 }
 
 impl Body {
@@ -26,10 +87,52 @@ impl Body {
         Self(Held::Pool(buffer))
     }
 
+    /// One with a piece that the handler reads where the worker has it, between two others.
+    pub(crate) fn in_place(
+        (before, after): (Vec<u8>, Vec<u8>),
+        piece: Arc<Borrowed>,
+        memory: Pool,
+    ) -> Self {
+        let bytes = before.len() as u64 + piece.place().1 + after.len() as u64;
+        let piece = Mutex::new(Some(piece));
+        Self(Held::InPlace(Box::new(InPlace { bytes, before, piece, after, whole: OnceLock::new(), memory })))
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match &self.0 {
+            Held::InPlace(body) => body.bytes,
+            Held::Plain { .. } | Held::Pool(_) => self.len() as u64,
+        }
+    }
+
+    /// A part of it, for handlers that [read in place](super::App::reads_in_place): not copied where it is one piece. None if the body
+    /// is shorter. The worker gets its memory back when the call is answered; bytes that are still in use then are copied, in such a
+    /// way that they stay where they are.
+    #[must_use]
+    pub fn part(&self, offset: u64, bytes: u64) -> Option<Part> {
+        if let Held::InPlace(body) = &self.0 {
+            return body.part(offset, bytes);
+        }
+        let end = offset.checked_add(bytes)?;
+        let part = self.get(usize::try_from(offset).ok()?..usize::try_from(end).ok()?)?;
+        Some(Part { start: part.as_ptr(), is_lent: false })
+    }
+
+    /// No part that is lent is read any more. Before the call is answered, this saves a copy.
+    pub fn release(&self) {
+        if let Held::InPlace(body) = &self.0 {
+            let piece = lock(&body.piece).take();
+            // It looks whether it was written: without the lock.
+            drop(piece);
+        }
+    }
+
     /// What it was read into, until it is whole.
     pub(crate) fn buffer(&self) -> Option<&Exclusive> {
         match &self.0 {
-            Held::Plain { .. } => None,
+            Held::Plain { .. } | Held::InPlace(_) => None,
             Held::Pool(buffer) => Some(buffer),
         }
     }
@@ -42,6 +145,7 @@ impl Deref for Body {
         match &self.0 {
             Held::Plain { bytes, from } => bytes.get(*from..).unwrap_or_default(),
             Held::Pool(buffer) => buffer,
+            Held::InPlace(body) => body.whole(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The memory that replies are made in. It must not know how an answer gets to its lane.
 
 use super::body::{CallBuffer, ReplyBody};
-use fabric::{Exclusive, FabricError, Pages, Pool};
+use fabric::{Exclusive, FabricError, Pool};
 use proto_common::call::{CALL_HEAD_BYTES_MAX, REPLY_INLINE_BYTES_MAX};
 use thiserror::Error;
 
@@ -47,13 +47,9 @@ pub(crate) struct ReplyMemory {
 }
 
 impl ReplyMemory {
-    /// Memory for a body. What is kept of calls is counted elsewhere; where no hole is long enough it gets pages of its own.
+    /// Memory for a body. What is kept of calls is counted elsewhere.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Exclusive, FabricError> {
-        let own = || {
-            let pool = Pool::with_pages(Pages::Private, bytes, "gradwire-call")?;
-            pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()))
-        };
-        self.pool.allocate(bytes).or_else(|_| own())
+        self.pool.allocate_anyway(bytes)
     }
 
     /// The body as it may be sent in place.

@@ -13,7 +13,7 @@ mod serve;
 pub(crate) use ahead::{Ahead, Place};
 pub use apps::{Apps, RegisterError, StuckHandler};
 pub(crate) use body::{Answer, AnswerBody};
-pub use body::{Body, CallBuffer, ReplyBody};
+pub use body::{Body, CallBuffer, Part, ReplyBody};
 pub use memory::ReplyError;
 pub(crate) use memory::ReplyMemory;
 pub(crate) use origin::Origin;
@@ -36,6 +36,13 @@ pub trait App: Send {
 
     /// Must its state outlive the server's process? Asked once, when it is registered.
     fn has_state(&self) -> bool {
+        false
+    }
+
+    /// Does it take bodies by [`Body::part`]? Asked once, when it is registered. Over shared memory, long pieces of bodies then stay
+    /// where their workers have them. Others are copied before the handler gets them. One with a state is given copies in any case,
+    /// because its journal has to have them.
+    fn reads_in_place(&self) -> bool {
         false
     }
 

@@ -1,10 +1,11 @@
 //! How the bytes of calls move: frames are copied out of slots, bodies are read out of workers' memory, and replies are written back.
 //! Which of that happens, and when, is the engine's to decide.
 
-use super::calls::CallMemory;
+use super::calls::{BorrowedBody, CallMemory};
 use super::error::LaneError;
 use super::lane::DataLane;
 use super::link::Post;
+use super::message::Handling;
 use super::moving::{Move, Moves};
 use crate::app::{Answer, AnswerBody, Body, ReplyMemory};
 use crate::engine::{CallAnswer, CallTaken, RestoredLine, Source};
@@ -13,6 +14,11 @@ use proto_common::batch::{Landing, Status};
 use proto_common::call::{Frame, PieceAt};
 use proto_common::ids::Rank;
 use proto_common::table::table_of;
+use std::sync::Arc;
+
+/// A handler reads pieces of at least this length in place. The copy of a shorter one costs less than to find out whether the handler
+/// has written it.
+const BORROWED_BYTES_MIN: u64 = 64 << 10;
 
 impl<Q: CompletionQueue> DataLane<Q> {
     /// Bytes of requests and replies that this lane keeps at most.
@@ -38,8 +44,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// A handler came or went.
-    pub(super) fn set_handler(&mut self, app: u32, is_there: bool) {
-        self.engine.set_handler(app, is_there);
+    pub(super) fn set_handler(&mut self, app: u32, handling: Handling) {
+        self.calls.set_handler(app, handling);
+        self.engine.set_handler(app, handling != Handling::Nobody);
     }
 
     /// This process has taken the place of a failed one.
@@ -133,6 +140,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let CallTaken { call, peer, app, .. } = *taken;
         // It was read before.
         let Ok(frame) = Frame::read(bytes, taken.bytes) else { return Ok(()) };
+        let borrowed = self.borrowed(taken, &frame, bytes);
+        self.calls.ahead.note((peer, app), borrowed.is_some());
+        if let Some(body) = borrowed {
+            self.calls.lend(call, body);
+            self.engine.call_arrived(call, &mut self.commands);
+            return Ok(());
+        }
         let mut buffer = match self.calls.memory.allocate(taken.bytes) {
             Ok(buffer) => buffer,
             Err(error) => {
@@ -175,6 +189,36 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             _ => None,
         }
+    }
+
+    /// A body whose handler reads its long piece where the worker has it. None if all of it is to be copied.
+    fn borrowed(&mut self, taken: &CallTaken, frame: &Frame<'_>, bytes: &[u8]) -> Option<BorrowedBody> {
+        let Self { queue, links, calls, .. } = self;
+        let link = links.get_mut(taken.peer.0 as usize)?.as_mut()?;
+        if !link.in_place || !calls.reads_in_place(taken.app) {
+            return None;
+        }
+        let (mut before, mut after, mut place) = (Vec::new(), Vec::new(), None);
+        for piece in frame.pieces() {
+            match piece {
+                PieceAt::Frame { offset, bytes: length } => {
+                    let part = if place.is_none() { &mut before } else { &mut after };
+                    part.extend_from_slice(&bytes[offset..offset + length]);
+                }
+                PieceAt::Worker { offset, bytes } if place.is_none() && bytes >= BORROWED_BYTES_MIN => {
+                    place = Some((RemoteSpan { key: RemoteKey(taken.region), offset }, bytes));
+                }
+                PieceAt::Worker { .. } => return None,
+            }
+        }
+        let (at, bytes) = place?;
+        // What is wrong with it is said where it is read.
+        let piece = queue.borrow(link.channel, at, bytes).ok()??;
+        if !link.reads {
+            queue.begin_reads(link.channel).ok()?;
+            link.reads = true;
+        }
+        Some(BorrowedBody { before, piece: Arc::new(piece), after })
     }
 
     fn moves(&mut self, peer: Rank) -> Option<&mut Moves> {

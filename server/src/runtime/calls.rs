@@ -2,11 +2,13 @@
 //! happens, and when, is the engine's to decide.
 
 use crate::app::{Ahead, Answer, Body, Origin, Place, ReplyMemory};
+use super::message::Handling;
 use crate::engine::CallTaken;
 use crate::space::Space;
-use fabric::{FabricError, OutOfBounds, Pages, Pool, RemoteSpan, Span};
+use fabric::{Borrowed, FabricError, OutOfBounds, Pages, Pool, RemoteSpan, Span};
 use proto_common::ids::Rank;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Weak};
 
 /// Address space for so many times what is kept, so that holes between bodies do no harm; memory is taken at first touch.
 const TIMES_KEPT: u64 = 4;
@@ -45,6 +47,8 @@ struct Held {
     /// Reads into it that are posted and not completed.
     reads: usize,
     is_delivered: bool,
+    /// What its handler reads in the worker's memory, for as long as it does.
+    borrowed: Option<Weak<Borrowed>>,
     reply: Option<Answer>,
     /// Writes of the reply that are not completed.
     landings: usize,
@@ -66,11 +70,27 @@ impl Held {
             unread_bytes: 0,
             reads: 0,
             is_delivered: false,
+            borrowed: None,
             reply: None,
             landings: 0,
             is_over: false,
         }
     }
+
+    /// The worker is about to hear that the call has ended, or its channel ends, and then it may write its memory. A handler that
+    /// still reads there continues with pages of ours: otherwise it would add up part of the next gradient.
+    fn keep(&mut self) -> Result<(), FabricError> {
+        let borrowed = self.borrowed.take().and_then(|borrowed| borrowed.upgrade());
+        borrowed.map_or(Ok(()), |borrowed| borrowed.keep())
+    }
+}
+
+/// A body with a piece that its handler reads in the worker's memory, between two others.
+#[derive(Debug)]
+pub(super) struct BorrowedBody {
+    pub(super) before: Vec<u8>,
+    pub(super) piece: Arc<Borrowed>,
+    pub(super) after: Vec<u8>,
 }
 
 /// The calls of a lane whose bytes it has.
@@ -80,6 +100,10 @@ pub(super) struct CallMemory {
     pub(super) ahead: Ahead,
     held: HashMap<u64, Held>,
     events: VecDeque<CallEvent>,
+    /// Handlers that read bodies in place.
+    in_place: HashSet<u32>,
+    /// Why what a handler reads in a worker's memory could not be kept. Then the lane cannot continue.
+    failure: Option<FabricError>,
 }
 
 impl CallMemory {
@@ -88,7 +112,31 @@ impl CallMemory {
         // Handlers read it, and no peer maps it.
         let pool = Pool::with_pages(Pages::Private, pool_bytes, "gradwire-calls")?;
         let memory = ReplyMemory { pool, most_bytes, is_registered: false };
-        Ok(Self { memory, ahead: Ahead::default(), held: HashMap::new(), events: VecDeque::new() })
+        Ok(Self {
+            memory,
+            ahead: Ahead::default(),
+            held: HashMap::new(),
+            events: VecDeque::new(),
+            in_place: HashSet::new(),
+            failure: None,
+        })
+    }
+
+    /// A handler came or went.
+    pub(super) fn set_handler(&mut self, app: u32, handling: Handling) {
+        match handling {
+            Handling::InPlace => self.in_place.insert(app),
+            Handling::Copied | Handling::Nobody => self.in_place.remove(&app),
+        };
+    }
+
+    pub(super) fn reads_in_place(&self, app: u32) -> bool {
+        self.in_place.contains(&app)
+    }
+
+    /// Why the lane cannot continue.
+    pub(super) fn take_failure(&mut self) -> Option<FabricError> {
+        self.failure.take()
     }
 
     /// A call whose frame was read, with its body if that was in it.
@@ -134,10 +182,23 @@ impl CallMemory {
         (held.body, held.unread_bytes) = (Some(body), unread_bytes);
     }
 
+    /// As [`CallMemory::begin`], of a body that the handler reads in place.
+    pub(super) fn lend(&mut self, call: u64, BorrowedBody { before, piece, after }: BorrowedBody) {
+        let Some(held) = self.held.get_mut(&call) else { return };
+        held.borrowed = Some(Arc::downgrade(&piece));
+        held.body = Some(Body::in_place((before, after), piece, self.memory.pool.clone()));
+    }
+
+    /// The lane ends, and its channels with it.
+    pub(super) fn keep_all(&mut self) -> Result<(), FabricError> {
+        self.held.values_mut().try_for_each(Held::keep)
+    }
+
     /// A call is answered, or (none) its handler has let go of it. False where it is over.
     pub(super) fn answered(&mut self, call: u64, reply: Option<Answer>) -> bool {
         let Some(held) = self.held.get_mut(&call).filter(|held| !held.is_over) else { return false };
         held.reply = reply;
+        keep(held, &mut self.failure);
         true
     }
 
@@ -162,6 +223,7 @@ impl CallMemory {
         for held in self.held.values_mut().filter(|held| held.peer == peer) {
             // What was not begun is read over no other channel.
             (held.reads, held.frame) = (0, None);
+            keep(held, &mut self.failure);
         }
         self.held.retain(|_, held| !held.is_over || held.reads + held.landings > 0);
     }
@@ -220,6 +282,7 @@ impl CallMemory {
         let Some(held) = self.held.get_mut(&call) else { return };
         held.is_over = true;
         held.place = None;
+        keep(held, &mut self.failure);
         if held.frame.take().is_some() {
             self.ahead.forget((held.peer, held.app), call);
         }
@@ -232,7 +295,8 @@ impl CallMemory {
     }
 
     pub(super) fn cancel(&mut self, call: u64) {
-        let Some(held) = self.held.get(&call) else { return };
+        let Some(held) = self.held.get_mut(&call) else { return };
+        keep(held, &mut self.failure);
         self.events.push_back(CallEvent::Cancel { call, app: held.app, from: held.peer });
     }
 
@@ -260,6 +324,12 @@ impl CallMemory {
     /// What handlers are to hear, in order.
     pub(super) fn next_event(&mut self) -> Option<CallEvent> {
         self.events.pop_front()
+    }
+}
+
+fn keep(held: &mut Held, failure: &mut Option<FabricError>) {
+    if let Err(error) = held.keep() {
+        failure.get_or_insert(error);
     }
 }
 

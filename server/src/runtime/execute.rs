@@ -24,6 +24,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Returns the reason if the lane cannot continue. Its operations end with it: when the lane and its channels are closed, the server
     /// reports the reason to the scheduler.
     pub(super) fn check(&mut self) -> Result<(), LaneError> {
+        if let Some(error) = self.calls.take_failure() {
+            return Err(error.into());
+        }
         self.failure.take().map_or(Ok(()), Err)
     }
 

@@ -254,3 +254,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.gone.push(Gone { rank, fence, link });
     }
 }
+
+impl<Q> Drop for DataLane<Q> {
+    fn drop(&mut self) {
+        // Before the channels close, which is when workers may write what handlers still read.
+        if let Err(error) = self.calls.keep_all() {
+            tracing::error!(%error, "a handler may have read what a worker has written since");
+        }
+    }
+}

@@ -65,7 +65,7 @@ pub(super) enum LaneMessage {
     /// A handler came or went.
     Handler {
         app: u32,
-        is_there: bool,
+        handling: Handling,
     },
     /// All chunks of this lane that the server has a part in from this epoch on; others are given up. New ones are made as
     /// zeros (or, a copy, filled by its stream).
@@ -107,6 +107,17 @@ pub(super) enum LaneMessage {
     /// Is this thread alive?
     Beat(oneshot::Sender<()>),
     Stop,
+}
+
+/// What becomes of calls to a handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handling {
+    /// There is no handler: they wait.
+    Nobody,
+    /// It gets copies of bodies.
+    Copied,
+    /// It reads long pieces of bodies where workers have them.
+    InPlace,
 }
 
 /// What a lane tells the control side without being asked.
@@ -172,9 +183,9 @@ pub(crate) struct Restored {
 pub(crate) struct HandlerNews(pub(super) Mailbox<LaneMessage>);
 
 impl HandlerNews {
-    pub(crate) fn send(&self, app: u32, is_there: bool) {
+    pub(crate) fn send(&self, app: u32, handling: Handling) {
         // A lane that has ended need not know.
-        let _ = self.0.send(LaneMessage::Handler { app, is_there });
+        let _ = self.0.send(LaneMessage::Handler { app, handling });
     }
 
     /// What the handler's journal has of calls over this lane. The answer does not come where the lane has ended.

@@ -187,7 +187,7 @@ impl Loop {
                 reply.send(Restored { calls, answers, memory });
             }
             LaneMessage::LoseCalls { app } => self.lane.lose_calls(app),
-            LaneMessage::Handler { app, is_there } => self.lane.set_handler(app, is_there),
+            LaneMessage::Handler { app, handling } => self.lane.set_handler(app, handling),
             LaneMessage::Roles { epoch, chunks, reply } => {
                 self.lane.take_roles(epoch, chunks, reply);
             }

@@ -259,7 +259,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let link = self.links.get_mut(server.0 as usize)?.take()?;
         let fence = self.queue.close(link.channel);
         self.servers.remove(&link.channel);
-        if fence == Fence::Pending {
+        if fence != Fence::Done {
             self.fence_off(server, link.channel);
         }
         Some(link)

@@ -57,14 +57,30 @@ pub(super) struct Ended {
     pub(super) is_told: bool,
 }
 
+/// A channel that has ended, and whose server may still reach buffers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fencing {
+    pub(super) channel: ChannelId,
+    pub(super) server: Rank,
+    /// Its process has failed or left: what it reads counts for nothing.
+    pub(super) is_gone: bool,
+}
+
 /// Fences that are pending, and operations whose end waits for them.
 #[derive(Debug, Default)]
 pub(super) struct Fences {
-    pub(super) pending: Vec<(ChannelId, Rank)>,
+    pub(super) pending: Vec<Fencing>,
     pub(super) ended: Vec<Ended>,
     /// Operations that have failed, since when, which end for their callers when no server uses their memory any more.
     pub(super) untold: Vec<(u64, Arc<OpState>, u64)>,
     pub(super) now_ms: u64,
+}
+
+impl Fences {
+    /// Is this the fence of a channel to that server?
+    pub(super) fn is_of(&self, channel: ChannelId, server: Rank) -> bool {
+        self.pending.iter().any(|fencing| (fencing.channel, fencing.server) == (channel, server))
+    }
 }
 
 /// Announced replies that wait for memory.

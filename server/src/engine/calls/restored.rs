@@ -1,6 +1,7 @@
 //! Calls in a process that has taken the place of a failed one. Its workers send again what the earlier process had: what a handler's
 //! journal has of that is not new, and what no journal has may have been handled.
 
+use super::super::command::Command;
 use super::Desk;
 use super::lines::{CallAnswer, Calls, Entry, Fate, Line, Stage, TakenOver};
 use proto_common::batch::{Block, Status};
@@ -55,7 +56,10 @@ impl Calls {
         let lines = self.lines.iter().filter(|((_, of), _)| *of == app);
         let open = lines.flat_map(|(_, line)| &line.entries).filter(|entry| entry.stage == Stage::Delivered);
         let open: Vec<u64> = open.map(|entry| entry.id).collect();
-        open.into_iter().for_each(|id| self.end(id, CallAnswer::failed(Status::StateLost), desk));
+        for id in open {
+            desk.out.push(Command::CallCancel { call: id });
+            self.end(id, CallAnswer::failed(Status::StateLost), desk);
+        }
     }
 
     /// A call to a handler that is not there yet. It waits at its worker; at its deadline it ends, and its number is not used up.

@@ -5,7 +5,7 @@
 
 use super::LaneDriver;
 use crate::error::OpError;
-use crate::runtime::live::{Ended, Lent, Live};
+use crate::runtime::live::{Ended, Fencing, Lent, Live};
 use fabric::{ChannelId, CompletionQueue, Fence, Fenced, Span};
 use proto_common::ids::Rank;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +21,7 @@ fn held(servers: Vec<Rank>, waited_ms: u64, cause: Option<OpError>) -> OpError {
 impl<Q: CompletionQueue> LaneDriver<Q> {
     /// The fence of a closed channel is pending. Operations whose buffers its server can reach end after it.
     pub(super) fn fence_off(&mut self, server: Rank, channel: ChannelId) {
-        self.fences.pending.push((channel, server));
+        self.fences.pending.push(Fencing { channel, server, is_gone: false });
         let lent = self.live.values_mut().filter(|live| live.lent != Lent::No);
         lent.for_each(|live| live.fences.push(channel));
     }
@@ -29,7 +29,10 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// A server's process has failed or left. What it still reads is never published, so operations need not wait for it.
     pub(super) fn stop_reader(&mut self, server: Rank) {
         let Self { fences, live, .. } = self;
-        let of_it = |channel: &ChannelId| fences.pending.contains(&(*channel, server));
+        for fencing in fences.pending.iter_mut().filter(|fencing| fencing.server == server) {
+            fencing.is_gone = true;
+        }
+        let of_it = |channel: &ChannelId| fences.is_of(*channel, server);
         for live in live.values_mut().filter(|live| live.lent == Lent::Read) {
             live.fences.retain(|channel| !of_it(channel));
         }
@@ -44,10 +47,14 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             return;
         }
         let Self { fences, queue, live, .. } = self;
-        fences.pending.retain(|(channel, _)| {
-            let is_pending = queue.fence(*channel) == Fence::Pending;
+        fences.pending.retain(|fencing| {
+            let is_pending = match queue.fence(fencing.channel) {
+                Fence::Done => false,
+                Fence::Reads => !fencing.is_gone,
+                Fence::Pending => true,
+            };
             if !is_pending {
-                live.values_mut().for_each(|live| live.fences.retain(|of| of != channel));
+                live.values_mut().for_each(|live| live.fences.retain(|of| *of != fencing.channel));
             }
             is_pending
         });
@@ -64,8 +71,9 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             };
             let waited_ms = self.fences.now_ms.saturating_sub(since_ms);
             if !is_told && waited_ms >= HELD_MS {
-                let servers = self.fences.pending.iter().filter(|(channel, _)| live.fences.contains(channel));
-                let servers = servers.map(|(_, server)| *server).collect();
+                let pending = self.fences.pending.iter();
+                let holding = pending.filter(|fencing| live.fences.contains(&fencing.channel));
+                let servers = holding.map(|fencing| fencing.server).collect();
                 let failure = live.failure.clone();
                 live.state.fail_now(|first| held(servers, waited_ms, first.or(failure)));
                 self.fences.ended[at].is_told = true;

@@ -73,6 +73,56 @@ SArray<V> PartOf(const std::shared_ptr<void> &owner, const char *start, uint64_t
   return part;
 }
 
+/// The body of a request, as arrays. Its values may stay in the worker's memory, which gets them back when the last array of them is
+/// gone. Whatever else is there is copied.
+class RequestBody {
+ public:
+  explicit RequestBody(const std::shared_ptr<GradwireRequest> &request) : request_(request) {}
+
+  /// Is there nothing behind so many bytes?
+  bool EndsAt(uint64_t bytes) const { return !gradwire_request_part(request_.get(), bytes, 1, nullptr); }
+
+  /// An array that may stay in the worker's memory. At most one part of a body is taken like this.
+  template <typename V>
+  SArray<V> TakeLent(uint64_t offset, uint64_t bytes) {
+    bool lent = false;
+    const char *start = Part(offset, bytes, &lent);
+    if (!lent) return PartOf<V>(request_, start, bytes);
+    const std::shared_ptr<GradwireRequest> request = request_;
+    lent_ = std::shared_ptr<void>(request.get(), [request](void *) { gradwire_request_release(request.get()); });
+    return PartOf<V>(lent_, start, bytes);
+  }
+
+  template <typename V>
+  SArray<V> Take(uint64_t offset, uint64_t bytes) {
+    bool lent = false;
+    const char *start = Part(offset, bytes, &lent);
+    const SArray<V> part = PartOf<V>(request_, start, bytes);
+    if (!lent) return part;
+    SArray<V> copy;
+    copy.CopyFrom(part);
+    return copy;
+  }
+
+  /// All is taken, and from here on only arrays keep what is lent. True if there are any.
+  bool Done() {
+    const bool is_lent = lent_ != nullptr;
+    if (!is_lent) gradwire_request_release(request_.get());
+    lent_.reset();
+    return is_lent;
+  }
+
+ private:
+  const char *Part(uint64_t offset, uint64_t bytes, bool *lent) {
+    const void *start = gradwire_request_part(request_.get(), offset, bytes, lent);
+    CHECK(start || bytes == 0) << "its body is cut short";
+    return static_cast<const char *>(start);
+  }
+
+  std::shared_ptr<GradwireRequest> request_;
+  std::shared_ptr<void> lent_;
+};
+
 }  // namespace detail
 }  // namespace ps
 #endif  // PS_INTERNAL_KV_WIRE_H_

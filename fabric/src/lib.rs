@@ -52,8 +52,8 @@ pub use lane::{LaneQueue, Rest, Sleeper, Waker};
 pub use lock::lock;
 pub use mailbox::{Letters, Mailbox};
 pub use memory::{
-    Access, Ahead, Blocks, Borrowed, BufferId, Exclusive, Fenced, Floats, HUGE_PAGE_BYTES, Handles, Number, Numbers,
-    OutOfBounds, Pages, PeerWritable, Pool, PoolError, Region, Span, SpanReader, UserBuffer, View,
+    Access, Ahead, Blocks, Borrowed, BufferId, Exclusive, Fenced, Floats, HUGE_PAGE_BYTES, Handles, Number,
+    Numbers, OutOfBounds, Pages, PeerWritable, Pool, PoolError, Region, Span, SpanReader, UserBuffer, View,
 };
 pub use shm::{SharedWord, SharedWords, ShmDevice, wait_readable};
 pub use tcp::TcpDevice;

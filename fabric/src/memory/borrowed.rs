@@ -227,7 +227,10 @@ mod tests {
         borrowed.keep().unwrap();
         peer.write(PAGE, &vec![2; PAGE as usize]).unwrap();
         assert_eq!(bytes_of(&borrowed), vec![1; 2 * PAGE as usize - 5], "it is ours");
-        assert!(pages.is_spoiled() && pages.borrow(0, PAGE).unwrap().is_none(), "the next one needs a new mapping");
+        assert!(
+            pages.is_spoiled() && pages.borrow(0, PAGE).unwrap().is_none(),
+            "the next one needs a new mapping"
+        );
     }
 
     #[test]

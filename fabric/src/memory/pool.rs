@@ -119,7 +119,9 @@ impl Free {
         let mut all = vec![None; sizes.len()];
         // Those with pages for themselves first: behind a short one they would leave a gap, and perhaps never fit.
         for takes_long in [true, false] {
-            for (bytes, taken) in sizes.iter().zip(&mut all).filter(|(bytes, _)| takes_long == is_long(**bytes)) {
+            for (bytes, taken) in
+                sizes.iter().zip(&mut all).filter(|(bytes, _)| takes_long == is_long(**bytes))
+            {
                 *taken = self.take(*bytes);
                 if taken.is_none() {
                     let those = all.into_iter().flatten();

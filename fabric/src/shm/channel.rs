@@ -252,16 +252,14 @@ impl Channel {
             }
             match link::receive_message(self.link.as_fd()) {
                 Ok(Message::Bell) => {}
-                Ok(Message::Region { key, bytes, memfd }) => {
-                    match self.regions.insert(key, bytes, memfd) {
-                        Ok(()) => {}
-                        Err(FabricError::Peer(what)) => self.misbehaved(what),
-                        Err(error) => {
-                            tracing::warn!(%error, "cannot map a peer's memory; closing the channel to it");
-                            self.end(DisconnectReason::Failed(error.to_string()));
-                        }
+                Ok(Message::Region { key, bytes, memfd }) => match self.regions.insert(key, bytes, memfd) {
+                    Ok(()) => {}
+                    Err(FabricError::Peer(what)) => self.misbehaved(what),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot map a peer's memory; closing the channel to it");
+                        self.end(DisconnectReason::Failed(error.to_string()));
                     }
-                }
+                },
                 Err(NoMessage::Nothing) => return,
                 Err(NoMessage::Closed) => self.end(DisconnectReason::PeerClosed),
                 Err(NoMessage::Garbage(what)) => self.misbehaved(what),

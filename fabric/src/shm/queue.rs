@@ -325,7 +325,9 @@ impl CompletionQueue for ShmQueue {
         if self.index(channel).is_some() {
             return Fence::Pending;
         }
-        let Some(at) = self.fencing.iter().position(|fencing| fencing.id == channel) else { return Fence::Done };
+        let Some(at) = self.fencing.iter().position(|fencing| fencing.id == channel) else {
+            return Fence::Done;
+        };
         let state = self.fencing[at].state();
         if state == Fence::Done {
             self.fencing.swap_remove(at);

@@ -125,10 +125,7 @@ mod tests {
             regions.insert(key, 4096, memfd_of(&region)).unwrap();
         }
         assert!(regions.find(0).is_some() && regions.find(1023).is_some() && regions.find(1024).is_none());
-        assert!(
-            matches!(regions.insert(7, 4096, memfd_of(&region)), Err(FabricError::Peer(_))),
-            "twice"
-        );
+        assert!(matches!(regions.insert(7, 4096, memfd_of(&region)), Err(FabricError::Peer(_))), "twice");
         assert!(
             matches!(regions.insert(1024, 4096, memfd_of(&region)), Err(FabricError::Peer(_))),
             "too many"
@@ -168,6 +165,9 @@ mod tests {
         }
         // The request that finds the mapping spoiled is copied, too.
         assert!(runs == [0, 2, 3, 5, 9] || cfg!(not(target_arch = "x86_64")), "{runs:?}");
-        assert!(regions.pages(1).is_some() || cfg!(not(target_arch = "x86_64")), "another region is not concerned");
+        assert!(
+            regions.pages(1).is_some() || cfg!(not(target_arch = "x86_64")),
+            "another region is not concerned"
+        );
     }
 }

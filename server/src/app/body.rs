@@ -88,11 +88,7 @@ impl Body {
     }
 
     /// One with a piece that the handler reads where the worker has it, between two others.
-    pub(crate) fn in_place(
-        (before, after): (Vec<u8>, Vec<u8>),
-        piece: Arc<Borrowed>,
-        memory: Pool,
-    ) -> Self {
+    pub(crate) fn in_place((before, after): (Vec<u8>, Vec<u8>), piece: Arc<Borrowed>, memory: Pool) -> Self {
         let bytes = before.len() as u64 + piece.place().1 + after.len() as u64;
         let piece = Mutex::new(Some(piece));
         Self(Held::InPlace(Box::new(InPlace { bytes, before, piece, after, whole: OnceLock::new(), memory })))

@@ -1,18 +1,22 @@
 //! A lane over real drivers, and workers that are stopped in the middle of a copy: what they were granted goes to nobody else
 //! before that copy is over, and the copy changes nothing that somebody else was granted.
 
+use super::calls::CallEvent;
 use super::lane::DataLane;
 use super::link::WorkerInbox;
+use super::message::Handling;
 use super::rig::lane_over;
+use crate::app::Body;
 use crate::engine::ChunkSpec;
 use fabric::{
-    Access, ChannelId, CompletionQueue, Device, LaneQueue, PeerWritable, Region, RemoteKey, RemoteSpan,
-    ShmDevice, Span, TcpDevice, View, Write,
+    Access, ChannelId, CompletionQueue, Device, Fence, LaneQueue, PeerWritable, Region, RemoteKey,
+    RemoteSpan, ShmDevice, Span, TcpDevice, View, Write,
 };
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Count, Notice, OpKind, SlotGrant,
-    Status, prefix_bytes,
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Count, Landing, Notice, OpKind,
+    SlotGrant, Status, prefix_bytes,
 };
+use proto_common::call::{FrameShape, call_id};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
 use proto_common::limits::{HEADER_BYTES, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
@@ -29,6 +33,8 @@ const SOON: Duration = Duration::from_secs(30);
 /// What the stopped worker writes, and the one that is granted the same memory after it.
 const LATE: u8 = 0xAB;
 const OTHER: u8 = 0x11;
+/// A handler.
+const APP: u32 = 5;
 
 #[derive(Clone, Copy, Debug)]
 enum Driver {
@@ -151,6 +157,17 @@ impl Raw {
     }
 
     fn batch(&self, blocks: &[(u32, OpKind, BlockData)]) -> Vec<u8> {
+        self.batch_of(blocks.iter().map(|(chunk, op, data)| Block {
+            count: Count::Round(u64::from(*op == OpKind::Push)),
+            bytes: CHUNK_BYTES,
+            data: *data,
+            timeout_ms: 600_000,
+            token: 1,
+            ..Block::bare(ChunkId::new(1, *chunk), *op, Dtype::F32, Operation(1))
+        }))
+    }
+
+    fn batch_of(&self, blocks: impl Iterator<Item = Block>) -> Vec<u8> {
         let header = BatchHeader {
             kind: BatchKind::Request,
             lane: Lane(0),
@@ -167,22 +184,42 @@ impl Raw {
         };
         let mut prefix = vec![0; TABLE_BYTES_MAX];
         let mut writer = BatchWriter::new(&mut prefix, self.grant.slot_bytes).unwrap();
-        for (chunk, op, data) in blocks {
-            let is_pushed = writer.push(Block {
-                count: Count::Round(u64::from(*op == OpKind::Push)),
-                bytes: CHUNK_BYTES,
-                data: *data,
-                timeout_ms: 600_000,
-                token: 1,
-                ..Block::bare(ChunkId::new(1, *chunk), *op, Dtype::F32, Operation(1))
-            });
-            assert!(is_pushed);
+        for block in blocks {
+            assert!(writer.push(block));
         }
         // It had one slot for results, and has read what came there.
         assert!(self.sent == 1 || writer.grant(SlotGrant { slot: 0, generation: self.sent }));
         let bytes = writer.finish(header);
         prefix.truncate(bytes);
         prefix
+    }
+
+    /// Calls a handler of the lane, with a body in this memory, and returns the body as the handler gets it.
+    fn call(&mut self, body: &PeerWritable, lane: &mut DataLane<LaneQueue>) -> (u64, Body) {
+        lane.set_handler(APP, Handling::InPlace);
+        let (bytes, region) = (body.all().len(), self.queue.expose(self.channel, body).unwrap().0);
+        let shape = FrameShape { head_bytes: 0, pieces: 1, inline_bytes: 0 };
+        let mut frame = vec![0; shape.bytes()];
+        shape.write(&mut frame, b"", [(Some(0), bytes)].into_iter()).unwrap();
+        let (slot, place) = (self.grants()[0], self.slot().unwrap());
+        self.sent += 1;
+        let mut batch = self.batch_of(std::iter::once(Block {
+            count: Count::Body(bytes),
+            bytes: frame.len() as u64,
+            landing: Some(Landing { region, offset: 0, bytes: 0 }),
+            timeout_ms: 100,
+            ..Block::bare(call_id(APP, Rank(0)), OpKind::Call, Dtype::F32, Operation(1))
+        }));
+        batch.extend(frame);
+        self.write(&Region::of_bytes(batch).all(), place, Some(Notice::Batch(slot).to_wire()));
+        let deadline = Instant::now() + SOON;
+        loop {
+            assert!(Instant::now() < deadline, "it does not arrive");
+            lane.step(1).unwrap();
+            if let Some(CallEvent::Deliver { call, body, .. }) = lane.next_call_event() {
+                return (call, body);
+            }
+        }
     }
 
     fn view(&mut self, place: RemoteSpan) -> View {
@@ -360,4 +397,77 @@ fn a_block_is_granted_again_in_the_turn_in_which_it_is_taken_over_tcp() {
     let batch = [(0, OpKind::Init, BlockData::Placed), (1, OpKind::Push, announced)];
     assert_eq!(worker.send(&batch, &mut lane), Some(place));
     worker.fill((Grant::Spill, place), LATE, &mut lane);
+}
+
+fn is_lent(body: &Body) -> bool {
+    body.part(0, body.bytes()).unwrap().is_lent
+}
+
+/// A handler that is given the worker's own memory, all of one value.
+fn reading() -> (DataLane<LaneQueue>, Raw, PeerWritable, (u64, Body)) {
+    let mut lane = lane();
+    let mut worker = Raw::attach(&mut lane, Driver::Shm, 0, 1);
+    let ours = PeerWritable::allocate(CHUNK_BYTES as usize, "body").unwrap();
+    ours.write(0, &vec![OTHER; CHUNK_BYTES as usize]).unwrap();
+    let (call, body) = worker.call(&ours, &mut lane);
+    assert!(is_lent(&body) || cfg!(not(target_arch = "x86_64")), "only emulators cannot do it");
+    (lane, worker, ours, (call, body))
+}
+
+/// The worker writes the next gradient there.
+fn write_again(ours: &PeerWritable) {
+    ours.write(0, &vec![LATE; CHUNK_BYTES as usize]).unwrap();
+}
+
+fn assert_unchanged(body: &Body) {
+    assert!(body.iter().all(|byte| *byte == OTHER) && body.len() as u64 == CHUNK_BYTES, "it is torn");
+}
+
+#[test]
+fn what_a_handler_reads_stays_when_its_worker_closes_the_channel() {
+    let (mut lane, mut worker, ours, (_, body)) = reading();
+    if is_lent(&body) {
+        assert_eq!(worker.queue.close(worker.channel), Fence::Reads);
+    } else {
+        worker.queue.close(worker.channel);
+    }
+    let deadline = Instant::now() + SOON;
+    while worker.queue.fence(worker.channel) != Fence::Done {
+        assert!(Instant::now() < deadline, "the fence is never done");
+        lane.queue_mut().wait(Duration::from_millis(5));
+        lane.step(2).unwrap();
+    }
+    write_again(&ours);
+    assert_unchanged(&body);
+}
+
+#[test]
+fn what_a_handler_reads_stays_when_the_deadline_passes_or_it_is_answered_by_somebody_else_or_the_lane_ends() {
+    let ends: [fn(&mut DataLane<LaneQueue>, u64); 3] = [
+        |lane, _| {
+            lane.step(200).unwrap();
+        },
+        |lane, call| {
+            lane.note_answer(call, None);
+            lane.execute();
+        },
+        |lane, _| *lane = self::lane(),
+    ];
+    for end in ends {
+        let (mut lane, _worker, ours, (call, body)) = reading();
+        end(&mut lane, call);
+        write_again(&ours);
+        assert_unchanged(&body);
+    }
+}
+
+#[test]
+fn what_a_handler_has_released_is_copied_by_nobody() {
+    let (mut lane, _worker, _ours, (call, body)) = reading();
+    body.release();
+    assert!(body.part(0, 1).is_none());
+    lane.note_answer(call, None);
+    lane.execute();
+    lane.step(2).unwrap();
+    assert!(body.is_empty());
 }

@@ -43,6 +43,17 @@ fn a_request_needs_memory_for_its_own_answer_whatever_another_had() {
 }
 
 #[test]
+fn values_are_those_that_were_sent_whatever_their_handler_does_with_them() {
+    let scratch = TempDir::new().unwrap();
+    for transport in [SHM, TCP] {
+        let written = scratch.path().join(transport.1);
+        let deadline = ("GRADWIRE_DEADLINES__OPERATION_MS", "1000");
+        let settings = [transport, deadline, ("TEST_WRITTEN", written.to_str().unwrap())];
+        cluster("ps/lent.cc", (1, 1, 1), &[&settings]);
+    }
+}
+
+#[test]
 fn keys_that_come_again_are_those_of_their_request() {
     cluster("ps/keys.cc", (2, 1, 1), &[&[SHM], &[TCP]]);
 }

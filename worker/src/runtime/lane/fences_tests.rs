@@ -221,6 +221,20 @@ fn the_room_of_a_reply_is_returned_when_a_stopped_server_has_written_it() {
     assert!(state.take_buffers().is_some() && is_poisoned(&ours));
 }
 
+/// A handler reads a request where it lies, and its process is stopped there. Nobody needs what it makes of it.
+#[test]
+fn a_call_to_a_server_that_is_gone_does_not_wait_for_a_handler_that_reads() {
+    let Rigged { mut driver, mut server, channel, state, .. } =
+        rigged(&ShmDevice::new(), OpKind::Call, Placement::Slot);
+    server.begin_reads(channel).unwrap();
+    driver.fail(error());
+    driver.step(2);
+    assert_eq!(state.poll(), None, "it is a member still");
+    driver.end_server(SERVER);
+    driver.step(3);
+    assert!(matches!(state.poll(), Some(Err(_))) && state.take_buffers().is_some());
+}
+
 /// Over shared memory the lane copies by itself what a server told it, so the end of the channel is enough.
 #[test]
 fn a_landing_that_was_told_before_a_failover_does_not_land_after_it() {

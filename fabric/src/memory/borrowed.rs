@@ -1,17 +1,16 @@
-//! A stretch of a peer's memory that a program of this process reads where it lies. The peer keeps the bytes as they are until it
-//! is told otherwise, and before that one of two things happens: nobody here reads them any more, or their pages have become this
-//! process's own. The region is mapped once more for this, copy on write. So a program may also write what it borrowed, and the
-//! peer never sees that.
+//! A stretch of a peer's memory that a program of this process reads in place. The peer changes it again when it is notified that the
+//! operation has ended. Before that, the program has dropped the stretch, or its pages have become this process's own. For this the
+//! region is mapped a second time, copy on write. So a program may also write into a borrowed stretch, and the peer does not see that.
 //!
 //! ```text
 //!            drop, no page was written
 //!  borrowed ──────────────────────────────▶ returned
-//!     │  └─── drop, pages were written ───▶ returned, and spoils the mapping
-//!     └────── keep ─────▶ ours: the bytes stay as they are for as long as there is the borrow, and the mapping is spoiled
+//!     │  └─── drop, pages were written ───▶ returned, and the mapping is spoiled
+//!     └────── keep ─────▶ kept: the bytes stay as they are until the drop, and the mapping is spoiled
 //! ```
 //!
-//! Nothing more is borrowed from a mapping that is spoiled, because pages of our own hide what the peer writes later. It must not know
-//! when the peer changes its memory.
+//! Nothing is borrowed from a spoiled mapping: its private pages would hide what the peer writes later. This file does not know when the
+//! peer changes its memory.
 
 use super::region::{Mapping, OutOfBounds};
 use crate::error::FabricError;
@@ -31,15 +30,15 @@ const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const OF_FILE: u64 = 1 << 61;
 
-/// Says which pages of this process are its own. Open for good: a server asks it for each request.
+/// The page map of this process. It stays open.
 static PAGE_MAP: LazyLock<rustix::io::Result<OwnedFd>> =
     LazyLock::new(|| open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
 
-/// How many page faults this process has had, of all its threads. A page becomes our own by a fault.
+/// The number of page faults of all threads of this process.
 fn page_faults() -> i64 {
-    // SAFETY: numbers, for which zeros are valid. Needed because the system call fills the structure.
+    // SAFETY: it consists of integers, for which zeros are valid. Needed for the system call, which fills it.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure lives, and cannot be refused. Needed as nothing else says this in less than a microsecond.
+    // SAFETY: the structure is valid for a write. Needed because rustix has no such function.
     unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
     usage.ru_minflt.wrapping_add(usage.ru_majflt)
 }
@@ -49,14 +48,14 @@ fn page_faults() -> i64 {
 pub(crate) struct PeerPages {
     mapping: Mapping,
     is_spoiled: AtomicBool,
-    /// Offsets and lengths of what is borrowed. Two borrows of the same bytes would see what the program writes into either.
+    /// Offsets and lengths of the borrowed stretches. They do not overlap: if a program wrote into one of them, the other would change.
     borrowed: Mutex<Vec<(u64, u64)>>,
 }
 
 impl PeerPages {
-    /// None where the system cannot do it: before Linux 5.14, or without `/proc`.
+    /// `None` if the system cannot do it: before Linux 5.14, or without `/proc`.
     pub(crate) fn of_peer(fd: BorrowedFd<'_>, bytes: usize) -> Option<Arc<Self>> {
-        // It is tried out first, because later would be too late. An emulator, for example, may ignore advice.
+        // One page is tried first. An emulator that ignored the advice would otherwise be noticed only when a handler reads torn values.
         let trial = Self::map(fd, bytes.min(page_size()))?;
         let tells = |is_own| trial.has_own_pages(0, 1) == Ok(is_own);
         let faults = page_faults();
@@ -73,7 +72,7 @@ impl PeerPages {
         self.is_spoiled.load(Ordering::SeqCst)
     }
 
-    /// Borrows a stretch that begins with a page. None where it does not, or overlaps what is borrowed, or the mapping is spoiled.
+    /// Borrows a stretch. `None` if it does not begin on a page, overlaps a borrowed stretch, or the mapping is spoiled.
     pub(crate) fn borrow(self: &Arc<Self>, offset: u64, bytes: u64) -> Result<Option<Borrowed>, OutOfBounds> {
         self.mapping.check(offset, bytes)?;
         let mut borrowed = lock(&self.borrowed);
@@ -92,7 +91,7 @@ impl PeerPages {
         (start, whole)
     }
 
-    /// Makes the pages of the stretch our own.
+    /// Makes the pages of the stretch private.
     fn own_pages(&self, offset: u64, bytes: u64) -> rustix::io::Result<()> {
         let (start, whole) = self.pages(offset, bytes);
         let start = self.mapping.start().with_addr(start);
@@ -101,7 +100,7 @@ impl PeerPages {
         unsafe { madvise(start.cast(), whole, Advice::LinuxPopulateWrite) }
     }
 
-    /// Has a page of the stretch been written here?
+    /// Is a page of the stretch private, because it was written?
     fn has_own_pages(&self, offset: u64, bytes: u64) -> rustix::io::Result<bool> {
         let page_map = PAGE_MAP.as_ref().map_err(|error| *error)?;
         let (start, whole) = self.pages(offset, bytes);
@@ -115,7 +114,7 @@ impl PeerPages {
                 return Err(rustix::io::Errno::IO);
             }
             let (each, _) = entries[..read].as_chunks::<8>();
-            // What was swapped out, too, because a page of the peer's would not be here then.
+            // A swapped page is private, too: a page of the peer's has no entry then.
             let is_own = |entry: u64| entry & PRESENT != 0 && entry & OF_FILE == 0 || entry & SWAPPED != 0;
             if each.iter().any(|entry| is_own(u64::from_ne_bytes(*entry))) {
                 return Ok(true);
@@ -127,7 +126,7 @@ impl PeerPages {
     }
 }
 
-/// See the module. The peer may change the bytes against what it promised, so there is no reference to them.
+/// A borrowed stretch. A peer that breaks the protocol can change its bytes, so there is no Rust reference to them.
 #[derive(Debug)]
 pub struct Borrowed {
     pages: Arc<PeerPages>,
@@ -138,14 +137,14 @@ pub struct Borrowed {
 }
 
 impl Borrowed {
-    /// Was none of its pages written since? The page map knows it, but takes a quarter of the time of a copy to say so. Mostly there
-    /// was no page fault at all.
+    /// Has no page of it been written? To read the page map takes a quarter of the time of a copy. But a page becomes private by a
+    /// page fault, and a program that only reads has none.
     fn is_untouched(&self) -> bool {
-        // If it cannot be told, it counts as written.
+        // If the page map cannot be read, it counts as written.
         self.faults == page_faults() || self.pages.has_own_pages(self.offset, self.bytes) == Ok(false)
     }
 
-    /// Where it lies, with its bytes: valid for as long as this is.
+    /// Its address and its length in bytes. The address is valid until the drop.
     #[must_use]
     pub fn place(&self) -> (*const u8, u64) {
         let (start, _) = self.pages.pages(self.offset, self.bytes);
@@ -161,17 +160,11 @@ impl Borrowed {
         Ok(())
     }
 
-    /// Makes its pages our own: what the peer writes from now on is not seen here. The error: there is no memory for them.
+    /// Makes its pages private: the bytes do not change when the peer writes there. Fails if there is no memory for them.
     pub fn keep(&self) -> Result<(), FabricError> {
         self.pages.is_spoiled.store(true, Ordering::SeqCst);
         let owned = self.pages.own_pages(self.offset, self.bytes);
         owned.map_err(|e| FabricError::os("copying what was borrowed from a peer", e))
-    }
-
-    /// Were pages of this mapping written, here or by [`Borrowed::keep`]? Whoever borrows next borrows from another one.
-    #[must_use]
-    pub fn is_spoiled(&self) -> bool {
-        self.pages.is_spoiled()
     }
 }
 
@@ -181,7 +174,7 @@ impl Drop for Borrowed {
         if !pages.is_spoiled() && !self.is_untouched() {
             pages.is_spoiled.store(true, Ordering::SeqCst);
         }
-        // After that: what overlaps it may be borrowed again only when it is known whether the mapping still shows the peer's bytes.
+        // Last: before the check, the mapping may be spoiled although it does not say so, and nobody may borrow these bytes again.
         let mut borrowed = lock(&pages.borrowed);
         if let Some(at) = borrowed.iter().position(|one| *one == (*offset, *bytes)) {
             borrowed.swap_remove(at);

@@ -1,7 +1,7 @@
 //! How the bytes of calls move: frames are copied out of slots, bodies are read out of workers' memory, and replies are written back.
 //! Which of that happens, and when, is the engine's to decide.
 
-use super::calls::{BorrowedBody, CallMemory};
+use super::calls::{BorrowedBody, CallMemory, Lent};
 use super::error::LaneError;
 use super::lane::DataLane;
 use super::link::Post;
@@ -26,6 +26,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.engine.limit_calls(bytes);
         self.calls = CallMemory::new(bytes, self.config.space)?;
         Ok(())
+    }
+
+    /// Requests that handlers could read in workers' memory.
+    pub(super) fn lent(&self) -> Lent {
+        self.calls.lent()
     }
 
     /// Where bodies and replies lie.

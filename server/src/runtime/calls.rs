@@ -79,8 +79,9 @@ impl Held {
 
     /// The worker is about to hear that the call has ended, or its channel ends, and then it may write its memory. A handler that
     /// still reads there continues with pages of ours: otherwise it would add up part of the next gradient.
-    fn keep(&mut self) -> Result<(), FabricError> {
+    fn keep(&mut self, lent: &mut Lent) -> Result<(), FabricError> {
         let borrowed = self.borrowed.take().and_then(|borrowed| borrowed.upgrade());
+        lent.kept += u64::from(borrowed.is_some());
         borrowed.map_or(Ok(()), |borrowed| borrowed.keep())
     }
 }
@@ -102,8 +103,18 @@ pub(super) struct CallMemory {
     events: VecDeque<CallEvent>,
     /// Handlers that read bodies in place.
     in_place: HashSet<u32>,
+    lent: Lent,
     /// Why what a handler reads in a worker's memory could not be kept. Then the lane cannot continue.
     failure: Option<FabricError>,
+}
+
+/// Requests since the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lent {
+    /// Their handlers could read them in the workers' memory.
+    pub(super) requests: u64,
+    /// Those of them that the handlers still read when they ended, so that they were copied.
+    pub(super) kept: u64,
 }
 
 impl CallMemory {
@@ -118,6 +129,7 @@ impl CallMemory {
             held: HashMap::new(),
             events: VecDeque::new(),
             in_place: HashSet::new(),
+            lent: Lent::default(),
             failure: None,
         })
     }
@@ -132,6 +144,10 @@ impl CallMemory {
 
     pub(super) fn reads_in_place(&self, app: u32) -> bool {
         self.in_place.contains(&app)
+    }
+
+    pub(super) fn lent(&self) -> Lent {
+        self.lent
     }
 
     /// Why the lane cannot continue.
@@ -185,20 +201,22 @@ impl CallMemory {
     /// As [`CallMemory::begin`], of a body that the handler reads in place.
     pub(super) fn lend(&mut self, call: u64, BorrowedBody { before, piece, after }: BorrowedBody) {
         let Some(held) = self.held.get_mut(&call) else { return };
+        self.lent.requests += 1;
         held.borrowed = Some(Arc::downgrade(&piece));
         held.body = Some(Body::in_place((before, after), piece, self.memory.pool.clone()));
     }
 
     /// The lane ends, and its channels with it.
     pub(super) fn keep_all(&mut self) -> Result<(), FabricError> {
-        self.held.values_mut().try_for_each(Held::keep)
+        let Self { held, lent, .. } = self;
+        held.values_mut().try_for_each(|held| held.keep(lent))
     }
 
     /// A call is answered, or (none) its handler has let go of it. False where it is over.
     pub(super) fn answered(&mut self, call: u64, reply: Option<Answer>) -> bool {
         let Some(held) = self.held.get_mut(&call).filter(|held| !held.is_over) else { return false };
         held.reply = reply;
-        keep(held, &mut self.failure);
+        keep(held, (&mut self.lent, &mut self.failure));
         true
     }
 
@@ -223,7 +241,7 @@ impl CallMemory {
         for held in self.held.values_mut().filter(|held| held.peer == peer) {
             // What was not begun is read over no other channel.
             (held.reads, held.frame) = (0, None);
-            keep(held, &mut self.failure);
+            keep(held, (&mut self.lent, &mut self.failure));
         }
         self.held.retain(|_, held| !held.is_over || held.reads + held.landings > 0);
     }
@@ -282,7 +300,7 @@ impl CallMemory {
         let Some(held) = self.held.get_mut(&call) else { return };
         held.is_over = true;
         held.place = None;
-        keep(held, &mut self.failure);
+        keep(held, (&mut self.lent, &mut self.failure));
         if held.frame.take().is_some() {
             self.ahead.forget((held.peer, held.app), call);
         }
@@ -296,7 +314,7 @@ impl CallMemory {
 
     pub(super) fn cancel(&mut self, call: u64) {
         let Some(held) = self.held.get_mut(&call) else { return };
-        keep(held, &mut self.failure);
+        keep(held, (&mut self.lent, &mut self.failure));
         self.events.push_back(CallEvent::Cancel { call, app: held.app, from: held.peer });
     }
 
@@ -327,8 +345,8 @@ impl CallMemory {
     }
 }
 
-fn keep(held: &mut Held, failure: &mut Option<FabricError>) {
-    if let Err(error) = held.keep() {
+fn keep(held: &mut Held, (lent, failure): (&mut Lent, &mut Option<FabricError>)) {
+    if let Err(error) = held.keep(lent) {
         failure.get_or_insert(error);
     }
 }

@@ -1,5 +1,6 @@
 //! What the control side and handlers tell a lane's thread, and what it tells them. It must not know what a lane does with it.
 
+use super::calls::Lent;
 use super::link::WorkerInbox;
 use crate::app::{Answer, ReplyMemory};
 use crate::engine::{ChunkSpec, LaneStats, RestoredLine, Role, Waiting};
@@ -146,6 +147,7 @@ pub(super) struct LaneReport {
     pub(super) expelled: u64,
     /// Calls in progress or kept, and the bytes of their bodies.
     pub(super) calls: (u64, u64),
+    pub(super) lent: Lent,
     pub(super) tables: TableStats,
     /// Chunks that a checkpoint under way waits for here, and the bytes of copies that all lanes have to write.
     pub(super) saving: (u64, u64),

@@ -32,6 +32,8 @@ pub(super) struct ServerStatus {
     pub(super) under_way: u64,
     pub(super) calls_kept: u64,
     pub(super) call_bytes: u64,
+    pub(super) calls_lent: u64,
+    pub(super) calls_lent_kept: u64,
     pub(super) tables: TableStats,
     pub(super) expelled: u64,
     pub(super) credits_free: usize,
@@ -123,6 +125,8 @@ pub(super) fn collect(sources: &Sources) -> ServerStatus {
         status.under_way += report.under_way;
         status.calls_kept += report.calls.0;
         status.call_bytes += report.calls.1;
+        status.calls_lent += report.lent.requests;
+        status.calls_lent_kept += report.lent.kept;
         status.tables = status.tables.plus(&report.tables);
         status.expelled += report.expelled;
         status.credits_free += report.credits.0;
@@ -173,7 +177,7 @@ pub(super) fn report(status: &ServerStatus, port: Option<PortReport>) -> MemberR
     }
 }
 
-const COUNTERS: [Series<ServerStatus>; 28] = [
+const COUNTERS: [Series<ServerStatus>; 30] = [
     ("gradwire_server_streams_connected_total", "Streams connected to servers with copies.", |s| {
         s.streams_connected
     }),
@@ -185,6 +189,16 @@ const COUNTERS: [Series<ServerStatus>; 28] = [
     ("gradwire_server_rows_left_out_total", "Pushes to rows that were not admitted.", |s| s.tables.left_out),
     ("gradwire_server_rows_evicted_total", "Rows given up for others.", |s| s.tables.evicted),
     ("gradwire_server_calls_total", "Calls taken for handlers.", |s| s.stats.calls),
+    (
+        "gradwire_server_calls_in_place_total",
+        "Calls whose handlers could read them in workers' memory.",
+        |s| s.calls_lent,
+    ),
+    (
+        "gradwire_server_calls_copied_total",
+        "Calls in workers' memory that were copied when they ended.",
+        |s| s.calls_lent_kept,
+    ),
     ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.stats.batches),
     ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.stats.contributions),
     ("gradwire_server_contribution_bytes_total", "Payload bytes of contributions.", |s| {

@@ -233,6 +233,7 @@ impl Loop {
             stored_bytes: self.lane.stored_bytes(),
             expelled: self.lane.expelled(),
             calls: (engine.calls() as u64, engine.call_bytes()),
+            lent: self.lane.lent(),
             tables: self.lane.table_stats(),
             saving: self.lane.saving_report(),
         }

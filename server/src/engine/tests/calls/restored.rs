@@ -86,11 +86,11 @@ fn without_a_journal_what_an_earlier_process_had_is_not_handled_again() {
 #[test]
 fn a_lost_state_is_said_to_all() {
     let mut rig = taken_over();
-    has(&mut rig, line(2, 1, &[(1, None)]));
+    let ids = has(&mut rig, line(2, 1, &[(1, None)]));
     assert_eq!(rig.send(0, &[again(1)]), []);
     let mut out = Commands::default();
     rig.engine.lose_calls(APP, &mut out);
-    assert_eq!(out.list, []);
+    assert_eq!(out.list, [Command::CallCancel { call: ids[0] }], "its handler need not begin it");
     assert_eq!(rig.flush_calls().0, [(1, Status::StateLost, 0)], "it was being handled again");
     assert_eq!(rig.send(0, &[again(2), call(3)]), []);
     assert_eq!(rig.flush_calls().0, [(2, Status::StateLost, 0), (3, Status::StateLost, 0)]);

@@ -77,7 +77,7 @@ impl PeerPages {
         self.mapping.check(offset, bytes)?;
         let mut borrowed = lock(&self.borrowed);
         let overlaps = borrowed.iter().any(|(at, length)| offset < at + length && *at < offset + bytes);
-        if self.is_spoiled() || overlaps || bytes == 0 || offset % page_size() as u64 != 0 {
+        if self.is_spoiled() || overlaps || bytes == 0 || !offset.is_multiple_of(page_size() as u64) {
             return Ok(None);
         }
         borrowed.push((offset, bytes));

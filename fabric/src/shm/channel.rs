@@ -7,7 +7,6 @@ use super::link::{self, Message, NoMessage};
 use super::regions::{PeerRegions, REGIONS_MAX};
 use super::ring::{Busy, Consumer, Producer, RingBroken};
 use super::shared::{BellPage, MappedRing};
-use crate::device::Fence;
 use crate::error::{FabricError, PostError};
 use crate::memory::{Borrowed, Mapping, Region, Span};
 use crate::work::{
@@ -518,15 +517,11 @@ pub(super) struct Fencing {
 }
 
 impl Fencing {
-    /// Is the copy over, or the peer's process? The kernel closes a process's descriptors after its last thread has
+    /// What the peer has not ended yet: nothing if its process has ended. The kernel closes a process's descriptors after its last thread has
     /// stopped, so that the link's end is proof; a forked child that has the link keeps it open.
-    pub(super) fn state(&self) -> Fence {
-        match self.receive.busy() {
-            Busy::No => Fence::Done,
-            _ if self.peer_has_gone() => Fence::Done,
-            Busy::Reads => Fence::Reads,
-            Busy::Copies => Fence::Pending,
-        }
+    pub(super) fn busy(&self) -> Busy {
+        let busy = self.receive.busy();
+        if busy != Busy::No && self.peer_has_gone() { Busy::No } else { busy }
     }
 
     fn peer_has_gone(&self) -> bool {

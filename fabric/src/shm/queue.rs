@@ -4,6 +4,7 @@
 use super::bell::{Bell, ShmHandle};
 use super::channel::{Channel, Fencing, GATHER_MAX};
 use super::doorbell::{ON_SOCKETS, ON_WORD};
+use super::ring::Busy;
 use super::shared::RING_CAPACITY_MAX;
 use crate::device::{Caps, ChannelSetup, CompletionQueue, Fence, Order, SetupKind};
 use crate::error::{FabricError, PostError};
@@ -120,7 +121,7 @@ impl ShmQueue {
     /// Looks at the links that have something to say: deaths, regions, bells.
     pub(crate) fn look_at_links(&mut self) {
         self.links_seen = Instant::now();
-        self.fencing.retain(|fencing| fencing.state() != Fence::Done);
+        self.fencing.retain(|fencing| fencing.busy() != Busy::No);
         // Links of ended channels stay readable until a poll removes them, so there is always an end to this.
         for _ in 0..=self.channels.len() / LINK_EVENTS {
             let empty =
@@ -149,11 +150,11 @@ impl ShmQueue {
         // Before the descriptor is closed: a forked child may hold a copy that would keep it registered.
         let _ = epoll::delete(&self.links, channel.link());
         let fencing = channel.close();
-        let state = fencing.state();
-        if state != Fence::Done {
+        let busy = fencing.busy();
+        if busy != Busy::No {
             self.fencing.push(fencing);
         }
-        state
+        fence_of(busy)
     }
 
     /// Sleeps until `poll` has something, the bell's `wake` was called, or the time is over. With
@@ -328,15 +329,24 @@ impl CompletionQueue for ShmQueue {
         let Some(at) = self.fencing.iter().position(|fencing| fencing.id == channel) else {
             return Fence::Done;
         };
-        let state = self.fencing[at].state();
-        if state == Fence::Done {
+        let busy = self.fencing[at].busy();
+        if busy == Busy::No {
             self.fencing.swap_remove(at);
         }
-        state
+        fence_of(busy)
     }
 
     fn caps(&self) -> Caps {
         Caps { gather_max: GATHER_MAX, send_depth: self.send_depth, order: Order::Posted }
+    }
+}
+
+/// The fence of a closed channel whose peer is busy like this.
+fn fence_of(busy: Busy) -> Fence {
+    match busy {
+        Busy::No => Fence::Done,
+        Busy::Reads => Fence::Reads,
+        Busy::Copies => Fence::Pending,
     }
 }
 

@@ -1,10 +1,10 @@
 //! The handlers of a server by number, each with its thread. It must not know how calls come.
 
-use super::App;
 use super::queue::Queue;
 use super::serve::{Seat, serve};
+use super::{App, Handling};
 use crate::journal::Desk;
-use crate::runtime::{HandlerNews, Handling};
+use crate::runtime::HandlerNews;
 use fabric::oneshot;
 use proto_common::table::TABLE_APPS;
 use std::collections::BTreeMap;

@@ -4,6 +4,7 @@
 mod ahead;
 mod apps;
 mod body;
+mod handling;
 mod memory;
 mod origin;
 mod queue;
@@ -14,6 +15,7 @@ pub(crate) use ahead::{Ahead, Place};
 pub use apps::{Apps, RegisterError, StuckHandler};
 pub(crate) use body::{Answer, AnswerBody};
 pub use body::{Body, CallBuffer, Part, ReplyBody};
+pub(crate) use handling::Handling;
 pub use memory::ReplyError;
 pub(crate) use memory::ReplyMemory;
 pub(crate) use origin::Origin;

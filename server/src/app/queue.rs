@@ -28,6 +28,10 @@ struct Waiting {
 }
 
 /// What a handler's thread does next.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is returned and taken apart at once; a box would be an allocation a call"
+)]
 pub(super) enum Turn {
     Call(Call),
     /// It was poked.

@@ -1,8 +1,7 @@
 //! The bytes of the calls that a lane has: requests until handlers take them, and replies until they are written. Which of that
 //! happens, and when, is the engine's to decide.
 
-use super::message::Handling;
-use crate::app::{Ahead, Answer, Body, Origin, Place, ReplyMemory};
+use crate::app::{Ahead, Answer, Body, Handling, Origin, Place, ReplyMemory};
 use crate::engine::CallTaken;
 use crate::space::Space;
 use fabric::{Borrowed, FabricError, OutOfBounds, Pages, Pool, RemoteSpan, Span};

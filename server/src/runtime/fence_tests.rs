@@ -4,9 +4,8 @@
 use super::calls::{CallEvent, Lent};
 use super::lane::DataLane;
 use super::link::WorkerInbox;
-use super::message::Handling;
 use super::rig::lane_over;
-use crate::app::Body;
+use crate::app::{Body, Handling};
 use crate::engine::ChunkSpec;
 use fabric::{
     Access, ChannelId, CompletionQueue, Device, Fence, LaneQueue, PeerWritable, Region, RemoteKey,

@@ -2,7 +2,7 @@
 
 use super::calls::Lent;
 use super::link::WorkerInbox;
-use crate::app::{Answer, ReplyMemory};
+use crate::app::{Answer, Handling, ReplyMemory};
 use crate::engine::{ChunkSpec, LaneStats, RestoredLine, Role, Waiting};
 use crate::tables::TableStats;
 use fabric::{ChannelSetup, Mailbox, oneshot};
@@ -108,17 +108,6 @@ pub(super) enum LaneMessage {
     /// Is this thread alive?
     Beat(oneshot::Sender<()>),
     Stop,
-}
-
-/// What becomes of calls to a handler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Handling {
-    /// There is no handler: they wait.
-    Nobody,
-    /// It gets copies of bodies.
-    Copied,
-    /// It reads long pieces of bodies where workers have them.
-    InPlace,
 }
 
 /// What a lane tells the control side without being asked.

@@ -50,6 +50,6 @@ pub use error::LaneError;
 pub use lane::{DataLane, LaneConfig};
 pub use link::WorkerInbox;
 pub use message::LaneNews;
-pub(crate) use message::{Answers, HandlerNews, Handling};
+pub(crate) use message::{Answers, HandlerNews};
 pub use run::run;
 pub use serving::RunError;

@@ -10,6 +10,11 @@ fn limit_bytes() -> Option<u64> {
     getrlimit(Resource::As).current
 }
 
+/// Is there such a limit?
+pub(crate) fn is_address_space_limited() -> bool {
+    limit_bytes().is_some()
+}
+
 /// Bytes of address space that this process uses.
 fn used_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -300,6 +300,9 @@ pub trait CompletionQueue: Send {
     /// Nothing of the peer's is read in place any more.
     fn end_reads(&mut self, _channel: ChannelId) {}
 
+    /// Memory of the peers of channels that are attached from now on may be [borrowed](CompletionQueue::borrow).
+    fn allow_borrows(&mut self) {}
+
     /// A part of such a region that a program is given, between [`CompletionQueue::begin_reads`] and [`CompletionQueue::end_reads`]:
     /// before that end, it is dropped or [kept](Borrowed::keep). `None` where this cannot be, and the bytes are to be copied: the
     /// channel has no such memory, the part does not begin with a page, or some of it is borrowed already.

@@ -362,6 +362,10 @@ impl CompletionQueue for LaneQueue {
         routed!(self, channel => end_reads(channel), ());
     }
 
+    fn allow_borrows(&mut self) {
+        self.shm.allow_borrows();
+    }
+
     fn borrow(
         &mut self,
         channel: ChannelId,

@@ -1524,9 +1524,10 @@ const void *gradwire_request_body(const GradwireRequest *request,
 
 /**
  * `count` bytes of the request's body, from `offset` on. Null if the body is shorter. A long piece that a worker on the same host has
- * sent is not copied; then `is_lent`, which may be null, becomes true, and the bytes are in the worker's memory. They stay valid until
- * the request is freed, also after the reply. The program may write there, and the worker does not see it. Call
- * `gradwire_request_release` before the reply. Otherwise the library has to copy the piece when the request is answered.
+ * sent may lie in the worker's memory, and is not copied; then `is_lent`, which may be null, becomes true. The bytes stay valid until
+ * the request is freed, also after the reply. The program may write there, and the worker does not see it. If the program still reads
+ * them some milliseconds after the reply, the library copies them in place. From then on only accesses of this process are safe:
+ * a forked child, a device, or an asynchronous system call may see what the worker writes next.
  */
 const void *gradwire_request_part(const GradwireRequest *request,
                                   uint64_t offset,
@@ -1534,7 +1535,8 @@ const void *gradwire_request_part(const GradwireRequest *request,
                                   bool *is_lent);
 
 /**
- * The program uses no lent part of the request's body any more, not even one of `gradwire_request_body`. Other parts stay valid.
+ * The program uses no lent part of the request's body any more, not even one of `gradwire_request_body`. Other parts stay valid. A
+ * program that calls this, or frees the request, right after the reply, or before it, saves the copy.
  */
 void gradwire_request_release(const GradwireRequest *request);
 

@@ -340,9 +340,10 @@ pub extern "C" fn gradwire_request_body(
 }
 
 /// `count` bytes of the request's body, from `offset` on. Null if the body is shorter. A long piece that a worker on the same host has
-/// sent is not copied; then `is_lent`, which may be null, becomes true, and the bytes are in the worker's memory. They stay valid until
-/// the request is freed, also after the reply. The program may write there, and the worker does not see it. Call
-/// `gradwire_request_release` before the reply. Otherwise the library has to copy the piece when the request is answered.
+/// sent may lie in the worker's memory, and is not copied; then `is_lent`, which may be null, becomes true. The bytes stay valid until
+/// the request is freed, also after the reply. The program may write there, and the worker does not see it. If the program still reads
+/// them some milliseconds after the reply, the library copies them in place. From then on only accesses of this process are safe:
+/// a forked child, a device, or an asynchronous system call may see what the worker writes next.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_request_part(
     request: Option<&GradwireRequest>,
@@ -357,7 +358,8 @@ pub extern "C" fn gradwire_request_part(
     })
 }
 
-/// The program uses no lent part of the request's body any more, not even one of `gradwire_request_body`. Other parts stay valid.
+/// The program uses no lent part of the request's body any more, not even one of `gradwire_request_body`. Other parts stay valid. A
+/// program that calls this, or frees the request, right after the reply, or before it, saves the copy.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_request_release(request: Option<&GradwireRequest>) {
     guard_or((), || {

@@ -21,8 +21,8 @@ use tokio::net::TcpListener;
 
 /// Descriptors of a process that has no peers yet: logs, listeners, queues.
 const FILES_ALONE: u64 = 64;
-/// Descriptors of a channel: its socket, and on shared memory the ring's memory.
-const FILES_PER_CHANNEL: u64 = 2;
+/// Descriptors of a channel: its socket, and on shared memory the ring's memory, and at a server two regions of the worker's.
+const FILES_PER_CHANNEL: u64 = 4;
 /// A certificate that is good for less time than this is to be renewed.
 const RENEW_S: i64 = 14 * 86_400;
 /// Unfinished requests of a channel on the queue that is opened to see whether it can be.

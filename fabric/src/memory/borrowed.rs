@@ -13,6 +13,7 @@
 //! peer changes its memory.
 
 use super::region::{Mapping, OutOfBounds};
+use crate::address_space::is_address_space_limited;
 use crate::error::FabricError;
 use crate::lock::lock;
 use rustix::fs::{Mode, OFlags, open};
@@ -20,7 +21,7 @@ use rustix::io::pread;
 use rustix::mm::{Advice, madvise};
 use rustix::param::page_size;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 /// Entries of the page map that are read at once.
@@ -33,6 +34,11 @@ const OF_FILE: u64 = 1 << 61;
 /// The page map of this process. It stays open.
 static PAGE_MAP: LazyLock<rustix::io::Result<OwnedFd>> =
     LazyLock::new(|| open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
+
+/// Does the system set memory aside for each private mapping (`vm.overcommit_memory = 2`)? A pool's would be all that it has.
+static IS_MEMORY_PROMISED: LazyLock<bool> = LazyLock::new(|| {
+    std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2")
+});
 
 /// The number of page faults of all threads of this process.
 fn page_faults() -> i64 {
@@ -48,6 +54,8 @@ fn page_faults() -> i64 {
 pub(crate) struct PeerPages {
     mapping: Mapping,
     is_spoiled: AtomicBool,
+    /// The page faults of this process when no page of the mapping was private but for borrowed ones.
+    clean_at: AtomicI64,
     /// Offsets and lengths of the borrowed stretches. They do not overlap: if a program wrote into one of them, the other would change.
     borrowed: Mutex<Vec<(u64, u64)>>,
 }
@@ -55,6 +63,9 @@ pub(crate) struct PeerPages {
 impl PeerPages {
     /// `None` if the system cannot do it: before Linux 5.14, or without `/proc`.
     pub(crate) fn of_peer(fd: BorrowedFd<'_>, bytes: usize) -> Option<Arc<Self>> {
+        if is_address_space_limited() || *IS_MEMORY_PROMISED {
+            return None;
+        }
         // One page is tried first. An emulator that ignored the advice would otherwise be noticed only when a handler reads torn values.
         let trial = Self::map(fd, bytes.min(page_size()))?;
         let tells = |is_own| trial.has_own_pages(0, 1) == Ok(is_own);
@@ -65,7 +76,8 @@ impl PeerPages {
 
     fn map(fd: BorrowedFd<'_>, bytes: usize) -> Option<Self> {
         let mapping = Mapping::private_of_peer(fd, bytes).ok()?;
-        Some(Self { mapping, is_spoiled: AtomicBool::new(false), borrowed: Mutex::default() })
+        let (is_spoiled, clean_at) = (AtomicBool::new(false), AtomicI64::new(page_faults()));
+        Some(Self { mapping, is_spoiled, clean_at, borrowed: Mutex::default() })
     }
 
     pub(crate) fn is_spoiled(&self) -> bool {
@@ -80,8 +92,22 @@ impl PeerPages {
         if self.is_spoiled() || overlaps || bytes == 0 || !offset.is_multiple_of(page_size() as u64) {
             return Ok(None);
         }
+        let faults = page_faults();
+        if !self.is_clean(offset, faults) {
+            self.is_spoiled.store(true, Ordering::SeqCst);
+            return Ok(None);
+        }
         borrowed.push((offset, bytes));
-        Ok(Some(Borrowed { pages: self.clone(), offset, bytes, faults: page_faults() }))
+        Ok(Some(Borrowed { pages: self.clone(), offset, bytes, faults }))
+    }
+
+    /// Are the pages from there on the peer's? A program that calls mlockall makes all pages of the mapping private, and those would
+    /// show bytes from before that. It begins with the first page, so one page tells it.
+    fn is_clean(&self, offset: u64, faults: i64) -> bool {
+        if self.clean_at.swap(faults, Ordering::SeqCst) == faults {
+            return true;
+        }
+        self.has_own_pages(offset, 1) == Ok(false)
     }
 
     /// The addresses of the pages of a stretch.
@@ -249,6 +275,16 @@ mod tests {
         let mut there = [0];
         peer.read(last, &mut there).unwrap();
         assert_eq!(there, [1]);
+    }
+
+    #[test]
+    fn a_mapping_whose_pages_were_all_made_private_is_spoiled() {
+        let (peer, Some(pages)) = peer(4) else { return };
+        drop(pages.borrow(0, PAGE).unwrap().unwrap());
+        // As mlockall does.
+        pages.own_pages(0, 4 * PAGE).unwrap();
+        peer.write(2 * PAGE, &[2; 64]).unwrap();
+        assert!(pages.borrow(2 * PAGE, 64).unwrap().is_none() && pages.is_spoiled());
     }
 
     #[test]

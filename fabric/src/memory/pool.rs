@@ -13,20 +13,24 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 const ALIGN: u64 = 64;
-/// From so many bytes on a stretch has its pages for itself, so that a peer can [borrow](super::Borrowed) it.
+/// From so many bytes on a stretch has its pages for itself, so that a peer can [borrow](super::Borrowed) it. If it fits only without
+/// that, it begins anywhere.
 const LONG_BYTES: u64 = 64 << 10;
 
-fn is_long(bytes: u64) -> bool {
-    bytes >= LONG_BYTES
+/// How a stretch lies in its region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lie {
+    /// A long one has its pages for itself.
+    Pages,
+    /// It begins at a multiple of [`ALIGN`].
+    Anywhere,
 }
 
-/// What a stretch begins at, and is padded to.
-fn align_of(bytes: u64) -> u64 {
-    if is_long(bytes) { page_size() as u64 } else { ALIGN }
-}
-
-fn padded(bytes: u64) -> Option<u64> {
-    bytes.checked_next_multiple_of(align_of(bytes))
+impl Lie {
+    /// What a stretch of so many bytes begins at, and is padded to.
+    fn align(self, bytes: u64) -> u64 {
+        if self == Self::Pages && bytes >= LONG_BYTES { page_size() as u64 } else { ALIGN }
+    }
 }
 
 /// The pool cannot serve a buffer.
@@ -92,7 +96,12 @@ impl Free {
 
     /// The first free stretch that is long enough.
     fn take(&mut self, bytes: u64) -> Option<Taken> {
-        let (padded, align) = (padded(bytes)?, align_of(bytes));
+        self.take_as(Lie::Pages, bytes).or_else(|| self.take_as(Lie::Anywhere, bytes))
+    }
+
+    fn take_as(&mut self, lie: Lie, bytes: u64) -> Option<Taken> {
+        let align = lie.align(bytes);
+        let padded = bytes.checked_next_multiple_of(align)?;
         let skipped = |offset: u64| offset.next_multiple_of(align) - offset;
         let fits = |(offset, length): &(&u64, &u64)| {
             length.checked_sub(skipped(**offset)).is_some_and(|rest| rest >= padded)
@@ -115,23 +124,21 @@ impl Free {
 
     /// One stretch for each of these sizes, or none at all.
     fn take_all(&mut self, sizes: &[u64]) -> Option<Vec<Taken>> {
+        self.take_all_as(Lie::Pages, sizes).or_else(|| self.take_all_as(Lie::Anywhere, sizes))
+    }
+
+    fn take_all_as(&mut self, lie: Lie, sizes: &[u64]) -> Option<Vec<Taken>> {
         let untouched_from = self.untouched_from;
-        let mut all = vec![None; sizes.len()];
-        // Those with pages for themselves first: behind a short one they would leave a gap, and perhaps never fit.
-        for takes_long in [true, false] {
-            for (bytes, taken) in
-                sizes.iter().zip(&mut all).filter(|(bytes, _)| takes_long == is_long(**bytes))
-            {
-                *taken = self.take(*bytes);
-                if taken.is_none() {
-                    let those = all.into_iter().flatten();
-                    those.for_each(|Taken { offset, padded, .. }| self.put_back(offset, padded));
-                    self.untouched_from = untouched_from;
-                    return None;
-                }
-            }
+        let mut all = Vec::with_capacity(sizes.len());
+        for bytes in sizes {
+            let Some(taken) = self.take_as(lie, *bytes) else {
+                all.into_iter().for_each(|Taken { offset, padded, .. }| self.put_back(offset, padded));
+                self.untouched_from = untouched_from;
+                return None;
+            };
+            all.push(taken);
         }
-        all.into_iter().collect()
+        Some(all)
     }
 
     fn put_back(&mut self, offset: u64, padded: u64) {
@@ -192,8 +199,9 @@ impl Pool {
         allocate: impl FnOnce(usize) -> Result<Region, FabricError>,
     ) -> Result<Self, FabricError> {
         let too_large = || FabricError::Internal("pool larger than memory".into());
-        let capacity = bytes.max(1).checked_next_multiple_of(4096).ok_or_else(too_large)?;
-        let whole = capacity.checked_add(kept).and_then(|whole| whole.checked_next_multiple_of(4096));
+        let page = page_size() as u64;
+        let capacity = bytes.max(1).checked_next_multiple_of(page).ok_or_else(too_large)?;
+        let whole = capacity.checked_add(kept).and_then(|whole| whole.checked_next_multiple_of(page));
         let region = allocate(whole.and_then(|whole| usize::try_from(whole).ok()).ok_or_else(too_large)?)?;
         // Huge pages round it up once more.
         let kept = if kept > 0 { (region.len() as u64).saturating_sub(capacity) } else { 0 };
@@ -264,7 +272,7 @@ impl Pool {
         if sizes.contains(&0) {
             return Err(PoolError::Empty);
         }
-        let padded = sizes.iter().map(|bytes| padded(*bytes).unwrap_or(u64::MAX));
+        let padded = sizes.iter().map(|bytes| bytes.checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX));
         let wanted = padded.fold(0, u64::saturating_add);
         let mut free = lock(&self.0.free);
         if wanted > self.0.capacity {
@@ -446,7 +454,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn long_ones_have_their_pages_for_themselves_and_all_fits_that_may() {
+    fn long_ones_have_their_pages_for_themselves_where_that_fits() {
         let page = page_size() as u64;
         let pool = Pool::new(LONG_BYTES * 2 + page, "test").unwrap();
         let short = pool.allocate(100).unwrap();
@@ -456,10 +464,14 @@ mod tests {
         assert_eq!(beside.offset, 128, "in the gap");
         drop((short, long, beside));
         assert_eq!(pool.used_bytes(), 0);
-        // As long as the pool: a request's frame between what it copies and the room for its reply.
-        let all = pool.allocate_all(&[LONG_BYTES, page - 64, LONG_BYTES, 64], Duration::ZERO).unwrap();
-        let offsets: Vec<u64> = all.iter().map(|one| one.offset).collect();
-        assert_eq!(offsets, [0, 2 * LONG_BYTES, LONG_BYTES, 2 * LONG_BYTES + page - 64]);
+        // As long as the pool, with a short one in front: none of the long ones begins on a page.
+        let sizes = [64, LONG_BYTES, LONG_BYTES, page - 64];
+        let all = pool.allocate_all(&sizes, Duration::ZERO).unwrap();
+        assert!(all.iter().zip(sizes).all(|(one, bytes)| one.padded == bytes));
+        drop(all);
+        let short = pool.allocate(64).unwrap();
+        assert!(pool.allocate(LONG_BYTES * 2 + page - 64).is_ok(), "all that is left");
+        drop(short);
     }
 
     #[test]

@@ -69,7 +69,8 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    pub(super) fn new(id: ChannelId, setup: ShmSetup, send_depth: usize) -> Self {
+    /// `borrows`: the peer's memory is borrowed from.
+    pub(super) fn new(id: ChannelId, setup: ShmSetup, (send_depth, borrows): (usize, bool)) -> Self {
         let ShmSetup { link, peer_bell, receive, send, .. } = setup;
         Self {
             id,
@@ -77,7 +78,7 @@ impl Channel {
             peer_bell,
             receive,
             send,
-            regions: PeerRegions::default(),
+            regions: PeerRegions::new(borrows),
             exposed: Vec::new(),
             told: Told::default(),
             unfinished: VecDeque::new(),

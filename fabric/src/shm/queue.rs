@@ -49,6 +49,8 @@ pub(crate) struct ShmQueue {
     polls: u32,
     /// Large writes are more than caches hold.
     streams: bool,
+    /// Peers' memory is borrowed from.
+    borrows: bool,
 }
 
 impl ShmQueue {
@@ -79,6 +81,7 @@ impl ShmQueue {
             links_seen: Instant::now(),
             polls: 0,
             streams: false,
+            borrows: false,
         })
     }
 
@@ -214,7 +217,7 @@ impl CompletionQueue for ShmQueue {
             return Err(FabricError::Misuse("a queue has used up its channel ids: open a new one".into()));
         }
         let id = ChannelId(self.next_id);
-        let channel = Channel::new(id, *setup, self.send_depth);
+        let channel = Channel::new(id, *setup, (self.send_depth, self.borrows));
         epoll::add(
             &self.links,
             channel.link(),
@@ -272,6 +275,10 @@ impl CompletionQueue for ShmQueue {
         if let Some(at) = self.index(channel) {
             self.channels[at].end_reads();
         }
+    }
+
+    fn allow_borrows(&mut self) {
+        self.borrows = true;
     }
 
     fn borrow(

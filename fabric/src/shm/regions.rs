@@ -5,17 +5,21 @@ use super::shared::map_peer_memory;
 use crate::error::FabricError;
 use crate::memory::{Mapping, PeerPages};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Most regions one channel maps, and hands over.
 pub(super) const REGIONS_MAX: usize = 1024;
 /// Most address space one channel's regions take (16 TiB of the 128 a process has).
 const REGION_BYTES_MAX: u64 = 1 << 44;
-/// Of so many regions the descriptor stays open, so that something can be borrowed from them: a worker has one pool. A process has a
-/// thousand descriptors, and no peer may use them up.
+/// The descriptors of so many regions stay open, so that something can be borrowed from them: a worker's pool, and its inbox, which may
+/// come first. A process has a thousand descriptors, and no peer may use them up.
 const OPEN_MAX: usize = 2;
+/// Nothing is borrowed from longer regions: each mapping of them takes as much address space.
+const OPEN_BYTES_MAX: u64 = 1 << 40;
+/// Mappings of a region that borrowed stretches keep.
+const MAPPINGS_MAX: usize = 4;
 /// Most requests that are copied until something is borrowed again.
-const PAUSE_MAX: u32 = 1 << 12;
+const PAUSE_MAX: u32 = 1 << 8;
 /// Shorter regions hold nothing that is worth it.
 const OPEN_BYTES_MIN: u64 = 1 << 20;
 
@@ -34,6 +38,8 @@ struct Mapped {
 struct Lending {
     memfd: OwnedFd,
     pages: Option<Arc<PeerPages>>,
+    /// Earlier ones, which may be kept by what was borrowed from them.
+    before: Vec<Weak<PeerPages>>,
     /// Requests that are copied after the next such case, and those of the last one that are still to come.
     pause: u32,
     left: u32,
@@ -41,7 +47,7 @@ struct Lending {
 
 impl Lending {
     fn new(memfd: OwnedFd) -> Self {
-        Self { memfd, pages: None, pause: 1, left: 0 }
+        Self { memfd, pages: None, before: Vec::new(), pause: 1, left: 0 }
     }
 
     /// Pages to borrow from, unless this request is to be copied.
@@ -50,12 +56,14 @@ impl Lending {
             self.left -= 1;
             return None;
         }
-        if self.pages.is_none() {
+        self.before.retain(|pages| pages.strong_count() > 0);
+        if self.pages.is_none() && self.before.len() < MAPPINGS_MAX {
             self.pages = PeerPages::of_peer(self.memfd.as_fd(), bytes);
         }
         // A system that cannot do it is asked again, too, because the reason may be a limit of memory.
         if self.pages.as_ref().is_none_or(|pages| pages.is_spoiled()) {
-            (self.pages, self.left) = (None, self.pause);
+            self.before.extend(self.pages.take().map(|pages| Arc::downgrade(&pages)));
+            self.left = self.pause;
             self.pause = (self.pause * 2).min(PAUSE_MAX);
         }
         self.pages.as_ref()
@@ -68,9 +76,15 @@ pub(super) struct PeerRegions {
     /// Sorted by key. Peers have a few regions, so that a binary search beats hashing.
     mapped: Vec<Mapped>,
     total_bytes: u64,
+    /// This process borrows from them.
+    borrows: bool,
 }
 
 impl PeerRegions {
+    pub(super) fn new(borrows: bool) -> Self {
+        Self { borrows, ..Self::default() }
+    }
+
     pub(super) fn find(&self, key: u64) -> Option<&Arc<Mapping>> {
         Some(&self.mapped[self.at(key).ok()?].mapping)
     }
@@ -100,7 +114,8 @@ impl PeerRegions {
         let size = usize::try_from(bytes).map_err(|_| FabricError::Peer("its region has no size".into()))?;
         let mapping = Arc::new(map_peer_memory(memfd.as_fd(), size)?);
         let open = self.mapped.iter().filter(|one| one.lending.is_some()).count();
-        let is_open = bytes >= OPEN_BYTES_MIN && open < OPEN_MAX;
+        let has_length = (OPEN_BYTES_MIN..=OPEN_BYTES_MAX).contains(&bytes);
+        let is_open = self.borrows && has_length && open < OPEN_MAX;
         let lending = is_open.then(|| Lending::new(memfd));
         self.mapped.insert(at, Mapped { key, mapping, lending });
         self.total_bytes = total_bytes;
@@ -147,7 +162,7 @@ mod tests {
     #[test]
     fn after_each_spoiled_mapping_more_requests_are_copied() {
         let region = Region::allocate(OPEN_BYTES_MIN as usize, "pool").unwrap();
-        let mut regions = PeerRegions::default();
+        let mut regions = PeerRegions::new(true);
         for key in 0..=OPEN_MAX as u64 {
             regions.insert(key, OPEN_BYTES_MIN, memfd_of(&region)).unwrap();
         }
@@ -169,5 +184,18 @@ mod tests {
             regions.pages(1).is_some() || cfg!(not(target_arch = "x86_64")),
             "another region is not concerned"
         );
+    }
+
+    #[test]
+    fn a_region_has_a_few_mappings_at_most() {
+        let region = Region::allocate(OPEN_BYTES_MIN as usize, "pool").unwrap();
+        let mut regions = PeerRegions::new(true);
+        regions.insert(0, OPEN_BYTES_MIN, memfd_of(&region)).unwrap();
+        let mut kept = Vec::new();
+        for _ in 0..100 {
+            kept.extend(regions.pages(0).and_then(|pages| pages.borrow(0, 4096).unwrap()));
+            kept.iter().for_each(|borrowed| borrowed.keep().unwrap());
+        }
+        assert!(kept.len() == MAPPINGS_MAX || cfg!(not(target_arch = "x86_64")), "{}", kept.len());
     }
 }

@@ -33,15 +33,31 @@ pub(crate) struct Place {
     taken: Arc<Taken>,
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.ahead_bytes.fetch_sub(self.bytes, SeqCst);
-        self.taken.is_new.store(true, SeqCst);
-        if self.taken.is_awaited.load(SeqCst)
-            && let Some(waker) = self.taken.waker.get()
+impl Taken {
+    fn tell(&self) {
+        self.is_new.store(true, SeqCst);
+        if self.is_awaited.load(SeqCst)
+            && let Some(waker) = self.waker.get()
         {
             waker.wake();
         }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.ahead_bytes.fetch_sub(self.bytes, SeqCst);
+        self.taken.tell();
+    }
+}
+
+/// A body has it for as long as its handler reads it. Its drop wakes the lane, if that waits for it.
+#[derive(Debug)]
+pub(crate) struct Reader(Arc<Taken>);
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.0.tell();
     }
 }
 
@@ -75,6 +91,7 @@ impl Line {
 pub(crate) struct Ahead {
     lines: HashMap<(Rank, u32), Line>,
     taken: Arc<Taken>,
+    awaits_readers: bool,
 }
 
 impl Ahead {
@@ -82,6 +99,19 @@ impl Ahead {
     pub(crate) fn wake_by(&self, waker: Waker) {
         // Set once: a lane has one thread.
         let _ = self.taken.waker.set(waker);
+    }
+
+    /// For the body of a call.
+    pub(crate) fn reader(&self) -> Arc<Reader> {
+        Arc::new(Reader(self.taken.clone()))
+    }
+
+    /// Whether the lane waits until a handler does not read a body any more.
+    pub(crate) fn await_readers(&mut self, awaits: bool) {
+        self.awaits_readers = awaits;
+        if awaits {
+            self.taken.is_awaited.store(true, SeqCst);
+        }
     }
 
     /// A body that is to be read, behind those before it.
@@ -111,12 +141,12 @@ impl Ahead {
 
     /// The next body that may be read.
     pub(crate) fn next(&mut self) -> Option<(u64, Place)> {
-        let Self { lines, taken } = self;
+        let Self { lines, taken, awaits_readers } = self;
         loop {
             taken.is_new.store(false, SeqCst);
             lines.retain(|_, line| !line.waiting.is_empty() || line.ahead_bytes.load(SeqCst) > 0);
             let is_waiting = lines.values().any(|line| !line.waiting.is_empty());
-            taken.is_awaited.store(is_waiting, SeqCst);
+            taken.is_awaited.store(is_waiting || *awaits_readers, SeqCst);
             let next = lines.values_mut().find_map(|line| line.next(taken));
             if next.is_some() || !taken.is_new.load(SeqCst) {
                 return next;

@@ -1,6 +1,7 @@
 //! The bodies of requests and replies, as handlers see them and as lanes send them. It must not know who calls, or how an answer
 //! gets to its lane.
 
+use super::ahead::Reader;
 use crate::engine::CallAnswer;
 use fabric::{Borrowed, Exclusive, Pool, Region, Span, lock};
 use proto_common::batch::Status;
@@ -9,7 +10,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 /// The body of a request: dereferences to its bytes.
 #[derive(Debug)]
-pub struct Body(Held);
+pub struct Body {
+    held: Held,
+    /// Goes after that: then the lane looks whether somebody reads the body.
+    reader: Mutex<Option<Arc<Reader>>>,
+}
 
 #[derive(Debug)]
 enum Held {
@@ -80,24 +85,40 @@ pub struct Part {
 
 impl Body {
     pub(crate) fn plain(bytes: Vec<u8>, from: usize) -> Self {
-        Self(Held::Plain { bytes, from })
+        Self::of(Held::Plain { bytes, from })
     }
 
     pub(crate) fn of_pool(buffer: Exclusive) -> Self {
-        Self(Held::Pool(buffer))
+        Self::of(Held::Pool(buffer))
+    }
+
+    fn of(held: Held) -> Self {
+        Self { held, reader: Mutex::new(None) }
+    }
+
+    /// The lane wants to know how long its handler reads it.
+    pub(crate) fn with_reader(self, reader: Arc<Reader>) -> Self {
+        Self { reader: Mutex::new(Some(reader)), ..self }
     }
 
     /// One with a piece that the handler reads where the worker has it, between two others.
     pub(crate) fn in_place((before, after): (Vec<u8>, Vec<u8>), piece: Arc<Borrowed>, memory: Pool) -> Self {
         let bytes = before.len() as u64 + piece.place().1 + after.len() as u64;
         let piece = Mutex::new(Some(piece));
-        Self(Held::InPlace(Box::new(InPlace { bytes, before, piece, after, whole: OnceLock::new(), memory })))
+        Self::of(Held::InPlace(Box::new(InPlace {
+            bytes,
+            before,
+            piece,
+            after,
+            whole: OnceLock::new(),
+            memory,
+        })))
     }
 
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        match &self.0 {
+        match &self.held {
             Held::InPlace(body) => body.bytes,
             Held::Plain { .. } | Held::Pool(_) => self.len() as u64,
         }
@@ -108,7 +129,7 @@ impl Body {
     /// way that they stay where they are.
     #[must_use]
     pub fn part(&self, offset: u64, bytes: u64) -> Option<Part> {
-        if let Held::InPlace(body) = &self.0 {
+        if let Held::InPlace(body) = &self.held {
             return body.part(offset, bytes);
         }
         let end = offset.checked_add(bytes)?;
@@ -116,18 +137,21 @@ impl Body {
         Some(Part { start: part.as_ptr(), is_lent: false })
     }
 
-    /// No part that is lent is read any more. Before the call is answered, this saves a copy.
+    /// The handler reads no part of it any more that is lent. If it says so before the call is answered, or some milliseconds after that,
+    /// a copy is saved.
     pub fn release(&self) {
-        if let Held::InPlace(body) = &self.0 {
+        if let Held::InPlace(body) = &self.held {
             let piece = lock(&body.piece).take();
-            // It looks whether it was written: without the lock.
+            // Without the lock, because its drop looks whether it was written.
             drop(piece);
         }
+        let reader = lock(&self.reader).take();
+        drop(reader);
     }
 
     /// What it was read into, until it is whole.
     pub(crate) fn buffer(&self) -> Option<&Exclusive> {
-        match &self.0 {
+        match &self.held {
             Held::Plain { .. } | Held::InPlace(_) => None,
             Held::Pool(buffer) => Some(buffer),
         }
@@ -138,7 +162,7 @@ impl Deref for Body {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match &self.0 {
+        match &self.held {
             Held::Plain { bytes, from } => bytes.get(*from..).unwrap_or_default(),
             Held::Pool(buffer) => buffer,
             Held::InPlace(body) => body.whole(),

@@ -11,7 +11,7 @@ mod queue;
 mod reply;
 mod serve;
 
-pub(crate) use ahead::{Ahead, Place};
+pub(crate) use ahead::{Ahead, Place, Reader};
 pub use apps::{Apps, RegisterError, StuckHandler};
 pub(crate) use body::{Answer, AnswerBody};
 pub use body::{Body, CallBuffer, Part, ReplyBody};

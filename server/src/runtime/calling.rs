@@ -87,17 +87,39 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// A call is answered; the body of its reply, so many bytes, is where the worker wants it.
     pub(super) fn note_placed(&mut self, call: u64, head: &[u8], body_bytes: u64) {
         let (reply, answer) = AnswerBody::placed(head, body_bytes);
-        if self.calls.answered(call, Some(Answer::Own(reply))) {
+        // No handler reads it.
+        if let Ok(true) = self.calls.answered(call, Some(Answer::Own(reply))) {
             self.engine.call_placed(call, answer, &mut self.commands);
         }
     }
 
     /// A handler has answered a call, or let go of it. What follows is executed by the caller.
     pub(super) fn note_answer(&mut self, call: u64, reply: Option<Answer>) {
+        match self.calls.is_lent(call) {
+            true => self.calls.wait_for_release(call, reply),
+            false => self.answer(call, reply),
+        }
+    }
+
+    /// Answers whose handlers have released their calls, or read on for so long that they get a copy.
+    pub(super) fn answer_released(&mut self, now_ms: u64) {
+        while let Some((call, reply)) = self.calls.next_released(now_ms) {
+            self.answer(call, reply);
+        }
+    }
+
+    /// Do answers wait for handlers?
+    pub(super) fn has_unreleased(&self) -> bool {
+        self.calls.has_unreleased()
+    }
+
+    fn answer(&mut self, call: u64, reply: Option<Answer>) {
         let none = CallAnswer { status: Status::NoReply, head_bytes: 0, body_bytes: 0 };
         let answer = reply.as_ref().map_or(none, |reply| reply.answer());
-        if self.calls.answered(call, reply) {
-            self.engine.call_answered(call, answer, &mut self.commands);
+        match self.calls.answered(call, reply) {
+            Ok(true) => self.engine.call_answered(call, answer, &mut self.commands),
+            Ok(false) => {}
+            Err(error) => _ = self.failure.get_or_insert(error.into()),
         }
     }
 
@@ -199,7 +221,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     fn borrowed(&mut self, taken: &CallTaken, frame: &Frame<'_>, bytes: &[u8]) -> Option<BorrowedBody> {
         let Self { queue, links, calls, .. } = self;
         let link = links.get_mut(taken.peer.0 as usize)?.as_mut()?;
-        if !link.in_place || !calls.reads_in_place(taken.app) {
+        if !link.in_place || !calls.lends_to(taken.app) {
             return None;
         }
         let (mut before, mut after, mut place) = (Vec::new(), Vec::new(), None);
@@ -250,7 +272,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 tracing::error!(worker = peer.0, call, %error, "no memory for the body of a call");
                 self.moves(peer).into_iter().for_each(|moves| moves.reading_bytes -= bytes);
                 self.engine.call_failed(call, &mut self.commands);
-                self.calls.drop_call(call);
+                self.calls.drop_call(call)?;
                 continue;
             }
             self.calls.reading(call);
@@ -291,7 +313,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 tracing::error!(worker = peer.0, call, %error, "cannot send a reply");
                 self.moves(peer).into_iter().for_each(|moves| moves.writing_bytes -= bytes);
                 self.engine.call_landed(call, false, &mut self.commands);
-                self.calls.drop_call(call);
+                self.calls.drop_call(call)?;
                 continue;
             }
             self.calls.landing(call);

@@ -1,16 +1,19 @@
 //! The bytes of the calls that a lane has: requests until handlers take them, and replies until they are written. Which of that
 //! happens, and when, is the engine's to decide.
 
-use crate::app::{Ahead, Answer, Body, Handling, Origin, Place, ReplyMemory};
+use crate::app::{Ahead, Answer, Body, Handling, Origin, Place, Reader, ReplyMemory};
 use crate::engine::CallTaken;
 use crate::space::Space;
 use fabric::{Borrowed, FabricError, OutOfBounds, Pages, Pool, RemoteSpan, Span};
 use proto_common::ids::Rank;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
 /// Address space for so many times what is kept, so that holes between bodies do no harm; memory is taken at first touch.
 const TIMES_KEPT: u64 = 4;
+
+/// A handler that has answered a call, and reads it in the worker's memory for longer than this, continues with a copy.
+const RELEASE_WITHIN_MS: u64 = 2;
 
 /// An event for a handler's thread.
 #[derive(Debug)]
@@ -48,6 +51,8 @@ struct Held {
     is_delivered: bool,
     /// What its handler reads in the worker's memory, for as long as it does.
     borrowed: Option<Weak<Borrowed>>,
+    /// Of a handler that may read in place: there for as long as it reads the body, wherever that is.
+    reader: Option<Weak<Reader>>,
     reply: Option<Answer>,
     /// Writes of the reply that are not completed.
     landings: usize,
@@ -70,6 +75,7 @@ impl Held {
             reads: 0,
             is_delivered: false,
             borrowed: None,
+            reader: None,
             reply: None,
             landings: 0,
             is_over: false,
@@ -78,10 +84,13 @@ impl Held {
 
     /// The worker is about to hear that the call has ended, or its channel ends, and then it may write its memory. A handler that
     /// still reads there continues with pages of ours: otherwise it would add up part of the next gradient.
-    fn keep(&mut self, lent: &mut Lent) -> Result<(), FabricError> {
-        let borrowed = self.borrowed.take().and_then(|borrowed| borrowed.upgrade());
-        lent.kept += u64::from(borrowed.is_some());
-        borrowed.map_or(Ok(()), |borrowed| borrowed.keep())
+    /// True if it does.
+    fn keep(&mut self, lent: &mut Lent) -> Result<bool, FabricError> {
+        let Some(borrowed) = self.borrowed.take().and_then(|borrowed| borrowed.upgrade()) else {
+            return Ok(false);
+        };
+        lent.kept += 1;
+        borrowed.keep().map(|()| true)
     }
 }
 
@@ -100,11 +109,37 @@ pub(super) struct CallMemory {
     pub(super) ahead: Ahead,
     held: HashMap<u64, Held>,
     events: VecDeque<CallEvent>,
-    /// Handlers that read bodies in place.
-    in_place: HashSet<u32>,
+    /// Handlers that may read bodies in place.
+    in_place: HashMap<u32, Trial>,
     lent: Lent,
-    /// Why what a handler reads in a worker's memory could not be kept. Then the lane cannot continue.
-    failure: Option<FabricError>,
+    /// Answered calls whose handlers still read in workers' memory, and since when.
+    unreleased: Vec<(u64, Option<Answer>, Option<u64>)>,
+}
+
+/// Whether a handler is lent bodies. At first it gets copies: if it keeps arrays of many requests, as some do of the first push of each
+/// key, these arrays must not be in a worker's memory, which would then stay in use when the worker has exited.
+#[derive(Debug)]
+struct Trial {
+    /// So many calls in a row need to end after their handler has released them.
+    needed: u32,
+    released: u32,
+}
+
+impl Trial {
+    const FIRST: u32 = 8;
+    const MOST: u32 = 1 << 8;
+
+    fn passed(&self) -> bool {
+        self.released >= self.needed
+    }
+
+    /// A call has ended.
+    fn ended(&mut self, is_kept: bool) {
+        self.released = self.released.saturating_add(1);
+        if is_kept {
+            *self = Self { needed: (self.needed * 2).min(Self::MOST), released: 0 };
+        }
+    }
 }
 
 /// Requests since the beginning.
@@ -127,31 +162,33 @@ impl CallMemory {
             ahead: Ahead::default(),
             held: HashMap::new(),
             events: VecDeque::new(),
-            in_place: HashSet::new(),
+            in_place: HashMap::new(),
             lent: Lent::default(),
-            failure: None,
+            unreleased: Vec::new(),
         })
     }
 
     /// A handler came or went.
     pub(super) fn set_handler(&mut self, app: u32, handling: Handling) {
         match handling {
-            Handling::InPlace => self.in_place.insert(app),
+            Handling::InPlace => self.in_place.insert(app, Trial { needed: Trial::FIRST, released: 0 }),
             Handling::Copied | Handling::Nobody => self.in_place.remove(&app),
         };
     }
 
-    pub(super) fn reads_in_place(&self, app: u32) -> bool {
-        self.in_place.contains(&app)
+    /// Its trial is over.
+    #[cfg(test)]
+    pub(super) fn trust(&mut self, app: u32) {
+        self.in_place.insert(app, Trial { needed: 0, released: 0 });
+    }
+
+    /// May bodies be lent to the handler?
+    pub(super) fn lends_to(&self, app: u32) -> bool {
+        self.in_place.get(&app).is_some_and(Trial::passed)
     }
 
     pub(super) fn lent(&self) -> Lent {
         self.lent
-    }
-
-    /// Why the lane cannot continue.
-    pub(super) fn take_failure(&mut self) -> Option<FabricError> {
-        self.failure.take()
     }
 
     /// A call whose frame was read, with its body if that was in it.
@@ -194,6 +231,9 @@ impl CallMemory {
     /// Memory for the body of a call that was waiting, of which so much is to be read.
     pub(super) fn begin(&mut self, call: u64, body: Body, unread_bytes: u64) {
         let Some(held) = self.held.get_mut(&call) else { return };
+        let reader = self.in_place.contains_key(&held.app).then(|| self.ahead.reader());
+        held.reader = reader.as_ref().map(Arc::downgrade);
+        let body = reader.into_iter().fold(body, Body::with_reader);
         (held.body, held.unread_bytes) = (Some(body), unread_bytes);
     }
 
@@ -201,22 +241,61 @@ impl CallMemory {
     pub(super) fn lend(&mut self, call: u64, BorrowedBody { before, piece, after }: BorrowedBody) {
         let Some(held) = self.held.get_mut(&call) else { return };
         self.lent.requests += 1;
-        held.borrowed = Some(Arc::downgrade(&piece));
-        held.body = Some(Body::in_place((before, after), piece, self.memory.pool.clone()));
+        let reader = self.ahead.reader();
+        (held.borrowed, held.reader) = (Some(Arc::downgrade(&piece)), Some(Arc::downgrade(&reader)));
+        let body = Body::in_place((before, after), piece, self.memory.pool.clone());
+        held.body = Some(body.with_reader(reader));
     }
 
-    /// The lane ends, and its channels with it.
+    /// The lane ends, and its channels with it. The error is the first one.
     pub(super) fn keep_all(&mut self) -> Result<(), FabricError> {
         let Self { held, lent, .. } = self;
-        held.values_mut().try_for_each(|held| held.keep(lent))
+        held.values_mut().fold(Ok(()), |first, held| first.and(held.keep(lent).map(drop)))
+    }
+
+    /// Does its handler still read a call in the worker's memory?
+    pub(super) fn is_lent(&self, call: u64) -> bool {
+        let borrowed = self.held.get(&call).and_then(|held| held.borrowed.as_ref());
+        borrowed.is_some_and(|borrowed| borrowed.strong_count() > 0)
+    }
+
+    /// A call is answered whose handler still reads it in the worker's memory, for a moment: many handlers answer as the last thing
+    /// that they do.
+    pub(super) fn wait_for_release(&mut self, call: u64, reply: Option<Answer>) {
+        self.ahead.await_readers(true);
+        self.unreleased.push((call, reply, None));
+    }
+
+    /// Is there such a call?
+    pub(super) fn has_unreleased(&self) -> bool {
+        !self.unreleased.is_empty()
+    }
+
+    /// The next of these calls that does not wait any more.
+    pub(super) fn next_released(&mut self, now_ms: u64) -> Option<(u64, Option<Answer>)> {
+        let mut all = std::mem::take(&mut self.unreleased);
+        let at = all.iter_mut().position(|(call, _, since_ms)| {
+            let since_ms = *since_ms.get_or_insert(now_ms);
+            !self.is_lent(*call) || now_ms.saturating_sub(since_ms) >= RELEASE_WITHIN_MS
+        });
+        let next = at.map(|at| all.swap_remove(at));
+        self.unreleased = all;
+        if self.unreleased.is_empty() {
+            self.ahead.await_readers(false);
+        }
+        next.map(|(call, reply, _)| (call, reply))
     }
 
     /// A call is answered, or (none) its handler has let go of it. False where it is over.
-    pub(super) fn answered(&mut self, call: u64, reply: Option<Answer>) -> bool {
-        let Some(held) = self.held.get_mut(&call).filter(|held| !held.is_over) else { return false };
+    pub(super) fn answered(&mut self, call: u64, reply: Option<Answer>) -> Result<bool, FabricError> {
+        let Some(held) = self.held.get_mut(&call).filter(|held| !held.is_over) else { return Ok(false) };
         held.reply = reply;
-        keep(held, (&mut self.lent, &mut self.failure));
-        true
+        let (was_lent, is_kept) = (held.borrowed.is_some(), held.keep(&mut self.lent)?);
+        if was_lent && let Some(trial) = self.in_place.get_mut(&held.app) {
+            held.reader = None;
+            trial.ended(is_kept);
+        }
+        Ok(true)
     }
 
     /// A stretch of a body that is being read.
@@ -236,13 +315,15 @@ impl CallMemory {
     }
 
     /// Reads of a worker's memory that its channel's end has ended.
-    pub(super) fn end_reads(&mut self, peer: Rank) {
+    pub(super) fn end_reads(&mut self, peer: Rank) -> Result<(), FabricError> {
+        let mut ended = Ok(());
         for held in self.held.values_mut().filter(|held| held.peer == peer) {
             // What was not begun is read over no other channel.
             (held.reads, held.frame) = (0, None);
-            keep(held, (&mut self.lent, &mut self.failure));
+            ended = ended.and(held.keep(&mut self.lent).map(drop));
         }
         self.held.retain(|_, held| !held.is_over || held.reads + held.landings > 0);
+        ended
     }
 
     /// A read that will not be: its channel has ended.
@@ -295,11 +376,19 @@ impl CallMemory {
     }
 
     /// Nothing of the call is kept but for what is under way; a handler that has not begun with it need not.
-    pub(super) fn drop_call(&mut self, call: u64) {
-        let Some(held) = self.held.get_mut(&call) else { return };
+    pub(super) fn drop_call(&mut self, call: u64) -> Result<(), FabricError> {
+        let Some(held) = self.held.get_mut(&call) else { return Ok(()) };
         held.is_over = true;
         held.place = None;
-        keep(held, (&mut self.lent, &mut self.failure));
+        // No handler has it, so nobody reads it.
+        held.body = None;
+        held.keep(&mut self.lent)?;
+        // By now its handler has released a copy, too, if it does not keep it.
+        if let (Some(reader), true, Some(trial)) =
+            (held.reader.take(), held.is_delivered, self.in_place.get_mut(&held.app))
+        {
+            trial.ended(reader.strong_count() > 0);
+        }
         if held.frame.take().is_some() {
             self.ahead.forget((held.peer, held.app), call);
         }
@@ -309,12 +398,14 @@ impl CallMemory {
             self.events.push_back(CallEvent::Cancel { call, app, from });
         }
         self.sweep(call);
+        Ok(())
     }
 
-    pub(super) fn cancel(&mut self, call: u64) {
-        let Some(held) = self.held.get_mut(&call) else { return };
-        keep(held, (&mut self.lent, &mut self.failure));
+    pub(super) fn cancel(&mut self, call: u64) -> Result<(), FabricError> {
+        let Some(held) = self.held.get_mut(&call) else { return Ok(()) };
+        held.keep(&mut self.lent)?;
         self.events.push_back(CallEvent::Cancel { call, app: held.app, from: held.peer });
+        Ok(())
     }
 
     pub(super) fn deliver(&mut self, call: u64) {
@@ -341,12 +432,6 @@ impl CallMemory {
     /// What handlers are to hear, in order.
     pub(super) fn next_event(&mut self) -> Option<CallEvent> {
         self.events.pop_front()
-    }
-}
-
-fn keep(held: &mut Held, (lent, failure): (&mut Lent, &mut Option<FabricError>)) {
-    if let Err(error) = held.keep(lent) {
-        failure.get_or_insert(error);
     }
 }
 

@@ -24,9 +24,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Returns the reason if the lane cannot continue. Its operations end with it: when the lane and its channels are closed, the server
     /// reports the reason to the scheduler.
     pub(super) fn check(&mut self) -> Result<(), LaneError> {
-        if let Some(error) = self.calls.take_failure() {
-            return Err(error.into());
-        }
         self.failure.take().map_or(Ok(()), Err)
     }
 
@@ -83,9 +80,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Command::Relieve { chunk, buffer, to } => self.relieve(chunk, buffer, to)?,
             Command::CallTake(taken) => self.take_call(&taken)?,
             Command::CallDeliver { call } => self.deliver_call(call)?,
-            Command::CallCancel { call } => self.calls.cancel(call),
+            Command::CallCancel { call } => self.calls.cancel(call)?,
             Command::CallLand { peer, call, landing } => self.land_call(peer, call, landing)?,
-            Command::CallDrop { call } => self.calls.drop_call(call),
+            Command::CallDrop { call } => self.calls.drop_call(call)?,
             Command::Results { peer, slot, results, grants, sequence } => {
                 let (results, grants) = (&of.results[results], &of.grants[grants]);
                 self.flight.results(peer, results);

@@ -106,7 +106,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let slot_bytes = slot_bytes_for(config.chunk_bytes);
         let inbox = Cells::allocate(config.engine.inbox_slots, slot_bytes, "gradwire-inbox")?;
         let spill = Cells::allocate(config.engine.spill_blocks, config.chunk_bytes, "gradwire-spill")?;
-        let mut engine = LaneEngine::new(config.engine);
+        let (mut engine, mut queue) = (LaneEngine::new(config.engine), queue);
+        queue.allow_borrows();
         engine.limit_calls(CALL_BYTES_DEFAULT);
         Ok(Self {
             queue,
@@ -250,7 +251,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.ranks.remove(&link.channel);
         // This also ends the reads that were under way. First, so that nothing that follows is for this worker.
         let fence = self.engine.peer_down(rank);
-        self.calls.end_reads(rank);
+        if let Err(error) = self.calls.end_reads(rank) {
+            self.failure.get_or_insert(error.into());
+        }
         self.gone.push(Gone { rank, fence, link });
     }
 }

@@ -146,7 +146,7 @@ impl Loop {
                 }
                 continue;
             }
-            let sleep = match self.lane.engine().is_stuck() {
+            let sleep = match self.lane.engine().is_stuck() || self.lane.has_unreleased() {
                 true => SHORT_SLEEP,
                 false if self.lane.is_idle() => IDLE_SLEEP,
                 false => SLEEP,

@@ -45,6 +45,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.check()?;
         }
         self.completions = completions;
+        if self.has_unreleased() {
+            self.answer_released(now_ms);
+            self.execute();
+        }
         if self.calls.ahead.is_new() {
             self.read_ahead()?;
             self.execute();

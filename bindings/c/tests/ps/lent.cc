@@ -21,6 +21,8 @@ enum Command {
   kKeep,   // keeps the array, and its address
   kWrite,  // writes into the array, and adds it up
   kEcho,   // answers with the array
+  kEarly,  // is answered first, and read afterwards
+  kLocal,  // answers with memory that ends before the handler does
   kOther,  // is answered by another thread, and read afterwards
   kLate,   // is answered after its deadline, and read then
   kThrow,  // throws after its answer
@@ -69,11 +71,19 @@ struct Handler {
       (*addresses)[key] = data.vals.data();
     } else if (meta.cmd == kEcho) {
       answer.vals = data.vals;
-    } else if (meta.cmd == kOther || meta.cmd == kLate) {
+    } else if (meta.cmd == kOther || meta.cmd == kEarly || meta.cmd == kLate) {
       if (meta.cmd == kOther) std::thread([meta, answer, server] { server->Response(meta, answer); }).join();
+      if (meta.cmd == kEarly) server->Response(meta);
       WaitUntilWritten(meta.cmd);
       kept.CopyFrom(data.vals);
-      if (meta.cmd == kOther) return;
+      if (meta.cmd != kLate) return;
+    } else if (meta.cmd == kLocal) {
+      std::vector<float> local(16, data.vals.back());
+      answer.vals = SArray<float>(local.data(), local.size());
+      answer.lens = {16};
+      server->Response(meta, answer);
+      std::fill(local.begin(), local.end(), -1);
+      return;
     } else if (meta.cmd == kLater) {
       waiting->push_back({meta, data});
       return;
@@ -152,6 +162,7 @@ struct Worker {
   }
 
   void Train() {
+    UntilLent();
     PushPull(kSum, 0);
     for (float round = 2; round <= 20; ++round) {
       PushPull(kIsLent, 0);
@@ -178,6 +189,15 @@ struct Worker {
     Expect(got, 4, 1, "the echo");
     Push(kThrow, 1);
     UntilLent();
+    Push(kEarly, 5);
+    Tell(kEarly, 5, 1, "what was read after the answer");
+    UntilLent();
+    Fill(5);
+    SArray<float> few(16);
+    SArray<int> lens({static_cast<int>(kSize)});
+    kv.Wait(kv.ZPushPull(KeyOf(kLocal), sent, &few, &lens, kLocal));
+    CHECK(lens[0] == 16 && few[0] == sent.back() && few[15] == sent.back()) << "there is " << few[0];
+    UntilLent();
     Push(kOther, 5);
     Tell(kOther, 5, 1, "what was read after another thread had answered");
     UntilLent();
@@ -194,6 +214,7 @@ struct Worker {
     kv.Wait(later);
     Expect(got, 7, 1, "what was answered with the next request");
     UntilLent();
+    std::remove(Written(kEarly).c_str());
     std::remove(Written(kOther).c_str());
     std::remove(Written(kLate).c_str());
   }

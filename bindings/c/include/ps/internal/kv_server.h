@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <exception>
-#include <thread>
 
 #include "ps/internal/key_arrays.h"
 #include "ps/internal/state_bytes.h"
@@ -83,42 +81,7 @@ class KVServer : public SimpleApp {
   /// until they have been: use an array of their own for each answer, or one whose values stay.
   void Response(const KVMeta &meta, const KVPairs<Val> &answer = KVPairs<Val>()) {
     Pending pending;
-    if (!Take(meta, &pending) || Delay(&pending, answer)) return;
-    Send(pending, answer);
-  }
-
- private:
-  /// What is kept of a request until it is answered.
-  struct Pending {
-    uint64_t number = 0;
-    std::shared_ptr<GradwireRequest> request;
-    SArray<Key> keys;
-  };
-  /// A request whose handler reads values in the worker's memory right now. Its answer waits until the handler has returned and let go
-  /// of them: the library would have to copy what is still read when the request is answered.
-  struct Reading {
-    uint64_t number = 0;
-    std::thread::id thread;
-    bool is_answered = false;
-    Pending pending;
-    KVPairs<Val> answer;
-  };
-  /// Requests that were let go of. Beyond so many they are not known one by one any more.
-  static const size_t kDroppedMax = 1024;
-  /// The first number of a saved state: "gwkv", and the version of what follows.
-  static const uint64_t kStateMark = 0x67776b7600000001;
-
-  /// True if the answer waits for its handler. Answers of other threads do not.
-  bool Delay(Pending *pending, const KVPairs<Val> &answer) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!reading_ || reading_->number != pending->number || reading_->thread != std::this_thread::get_id()) return false;
-    reading_->is_answered = true;
-    reading_->pending = std::move(*pending);
-    reading_->answer = answer;
-    return true;
-  }
-
-  void Send(const Pending &pending, const KVPairs<Val> &answer) {
+    if (!Take(meta, &pending)) return;
     detail::KVReplyHead head;
     const bool same = answer.keys.size() == pending.keys.size() &&
                       (answer.keys.data() == pending.keys.data() ||
@@ -135,6 +98,18 @@ class KVServer : public SimpleApp {
     if (head.len_bytes) pieces[count++] = detail::Lend(answer.lens, answer.lens.data(), head.len_bytes);
     detail::Must(gradwire_request_reply(pending.request.get(), &head, sizeof(head), pieces, count), "answering");
   }
+
+ private:
+  /// What is kept of a request until it is answered.
+  struct Pending {
+    uint64_t number = 0;
+    std::shared_ptr<GradwireRequest> request;
+    SArray<Key> keys;
+  };
+  /// Requests that were let go of. Beyond so many they are not known one by one any more.
+  static const size_t kDroppedMax = 1024;
+  /// The first number of a saved state: "gwkv", and the version of what follows.
+  static const uint64_t kStateMark = 0x67776b7600000001;
 
   /// Keeps a request until it is answered, under a number of its own. Of one worker no more are under way than the library lets
   /// it have, so that of more than those the oldest has ended there: nobody waits for its answer.
@@ -247,19 +222,6 @@ class KVServer : public SimpleApp {
   }
 
   void Serve(const std::shared_ptr<GradwireRequest> &request) {
-    Reading reading;
-    std::exception_ptr failure;
-    try {
-      Handle(request, &reading);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    if (reading.is_answered) Send(reading.pending, reading.answer);
-    if (failure) std::rethrow_exception(failure);
-  }
-
-  /// Everything up to the answer, which it may leave in `reading`. Its arrays are gone when it returns, or throws.
-  void Handle(const std::shared_ptr<GradwireRequest> &request, Reading *reading) {
     uint64_t head_bytes = 0;
     const void *head_start = gradwire_request_head(request.get(), &head_bytes);
     detail::KVRequestHead head;
@@ -271,11 +233,11 @@ class KVServer : public SimpleApp {
     KVPairs<Val> data;
     detail::RequestBody body(request);
     data.keys = body.Take<Key>(0, head.key_bytes);
-    data.vals = body.TakeLent<Val>(head.key_bytes, head.val_bytes);
+    data.vals = body.TakeValues<Val>(head.key_bytes, head.val_bytes);
     // Each part is there, so the sum of their lengths is no more than the body has.
     data.lens = body.Take<int>(head.key_bytes + head.val_bytes, head.len_bytes);
     CHECK(body.EndsAt(head.key_bytes + head.val_bytes + head.len_bytes)) << "it is longer than its head says";
-    const bool is_lent = body.Done();
+    body.Done();
     KVMeta meta;
     meta.cmd = head.cmd;
     meta.push = (head.flags & detail::kPush) != 0;
@@ -291,13 +253,11 @@ class KVServer : public SimpleApp {
     Pending pending;
     pending.request = request;
     pending.keys = data.keys;
-    meta.request = reading->number = Keep(meta.sender, pending);
+    meta.request = Keep(meta.sender, pending);
     std::lock_guard<std::recursive_mutex> lock(this->obj_->handling());
-    SetReading(is_lent ? reading : nullptr);
     try {
       handle_(meta, data, this);
     } catch (...) {
-      SetReading(nullptr);
       // What the handler failed at, and did not answer before, is not answered: the worker is told.
       std::lock_guard<std::mutex> lock(mutex_);
       auto &kept = pending_[meta.sender];
@@ -305,13 +265,6 @@ class KVServer : public SimpleApp {
       kept.erase(std::remove_if(kept.begin(), kept.end(), is_it), kept.end());
       throw;
     }
-    SetReading(nullptr);
-  }
-
-  void SetReading(Reading *reading) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (reading) reading->thread = std::this_thread::get_id();
-    reading_ = reading;
   }
 
   ReqHandle handle_;
@@ -321,7 +274,6 @@ class KVServer : public SimpleApp {
   bool serves_ = false;
   std::mutex mutex_;
   uint64_t requests_ = 0;
-  Reading *reading_ = nullptr;
   /// By sender, in the order in which they came.
   std::map<int, std::deque<Pending>> pending_;
   std::deque<uint64_t> dropped_;

@@ -82,15 +82,14 @@ class RequestBody {
   /// Is there nothing behind so many bytes?
   bool EndsAt(uint64_t bytes) const { return !gradwire_request_part(request_.get(), bytes, 1, nullptr); }
 
-  /// An array that may stay in the worker's memory. At most one part of a body is taken like this.
+  /// The values, which may stay in the worker's memory. To be called once.
   template <typename V>
-  SArray<V> TakeLent(uint64_t offset, uint64_t bytes) {
-    bool lent = false;
-    const char *start = Part(offset, bytes, &lent);
-    if (!lent) return PartOf<V>(request_, start, bytes);
+  SArray<V> TakeValues(uint64_t offset, uint64_t bytes) {
+    const char *start = Part(offset, bytes, nullptr);
+    if (bytes < Memory::kLongBytes) return PartOf<V>(request_, start, bytes);
     const std::shared_ptr<GradwireRequest> request = request_;
-    lent_ = std::shared_ptr<void>(request.get(), [request](void *) { gradwire_request_release(request.get()); });
-    return PartOf<V>(lent_, start, bytes);
+    values_ = std::shared_ptr<void>(request.get(), [request](void *) { gradwire_request_release(request.get()); });
+    return PartOf<V>(values_, start, bytes);
   }
 
   template <typename V>
@@ -104,12 +103,10 @@ class RequestBody {
     return copy;
   }
 
-  /// All is taken, and from here on only arrays keep what is lent. True if there are any.
-  bool Done() {
-    const bool is_lent = lent_ != nullptr;
-    if (!is_lent) gradwire_request_release(request_.get());
-    lent_.reset();
-    return is_lent;
+  /// All is taken. From here on only arrays of the values keep them.
+  void Done() {
+    if (!values_) gradwire_request_release(request_.get());
+    values_.reset();
   }
 
  private:
@@ -120,7 +117,7 @@ class RequestBody {
   }
 
   std::shared_ptr<GradwireRequest> request_;
-  std::shared_ptr<void> lent_;
+  std::shared_ptr<void> values_;
 };
 
 }  // namespace detail

@@ -247,10 +247,10 @@ impl CallMemory {
         held.body = Some(body.with_reader(reader));
     }
 
-    /// The lane ends, and its channels with it. The error is the first one.
+    /// The lane ends, and its channels with it.
     pub(super) fn keep_all(&mut self) -> Result<(), FabricError> {
         let Self { held, lent, .. } = self;
-        held.values_mut().fold(Ok(()), |first, held| first.and(held.keep(lent).map(drop)))
+        keep_each(held.values_mut(), lent)
     }
 
     /// Does its handler still read a call in the worker's memory?
@@ -316,12 +316,11 @@ impl CallMemory {
 
     /// Reads of a worker's memory that its channel's end has ended.
     pub(super) fn end_reads(&mut self, peer: Rank) -> Result<(), FabricError> {
-        let mut ended = Ok(());
         for held in self.held.values_mut().filter(|held| held.peer == peer) {
             // What was not begun is read over no other channel.
             (held.reads, held.frame) = (0, None);
-            ended = ended.and(held.keep(&mut self.lent).map(drop));
         }
+        let ended = keep_each(self.held.values_mut().filter(|held| held.peer == peer), &mut self.lent);
         self.held.retain(|_, held| !held.is_over || held.reads + held.landings > 0);
         ended
     }
@@ -433,6 +432,16 @@ impl CallMemory {
     pub(super) fn next_event(&mut self) -> Option<CallEvent> {
         self.events.pop_front()
     }
+}
+
+/// As [`Held::keep`], of each of them, whichever fails. The error is the first one.
+fn keep_each<'a>(all: impl Iterator<Item = &'a mut Held>, lent: &mut Lent) -> Result<(), FabricError> {
+    let mut first = Ok(());
+    for held in all {
+        let kept = held.keep(lent).map(drop);
+        first = first.and(kept);
+    }
+    first
 }
 
 /// A request that is answered here: its body was read, or lies with its worker.

@@ -377,12 +377,12 @@ mod tests {
     fn open_files_are_judged_by_the_channels() {
         let mut settings = Settings::default();
         (settings.cluster.workers, settings.cluster.lanes) = (100, 4);
-        let need = 64 + 100 * 9;
+        let need = 64 + 100 * 17;
         assert_eq!((member_files(&settings), scheduler_files(&settings)), (need, 64 + 100 + 1));
         assert_eq!(level(&open_files(Some(need), need, &settings)), "ok");
         let short = open_files(Some(need - 1), need, &settings);
         assert_eq!(level(&short), "FAIL");
-        assert!(short.to_string().contains("`ulimit -n` to 964"), "{short}");
+        assert!(short.to_string().contains("`ulimit -n` to 1764"), "{short}");
         assert_eq!(level(&open_files(None, need, &settings)), "ok");
     }
 

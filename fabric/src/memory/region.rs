@@ -60,20 +60,25 @@ impl Mapping {
     /// Maps `bytes` of a memfd for reading, and writing where asked. The fd must be sealed against
     /// shrinking, or a peer could make every access a bus error.
     pub(crate) fn of_fd(fd: BorrowedFd<'_>, bytes: usize, writable: bool) -> Result<Self, FabricError> {
-        let mapping = Self::with_flags(fd, bytes, writable, MapFlags::SHARED | MapFlags::NORESERVE)?;
-        mapping.not_for_children();
+        Self::shared(fd, bytes, writable, MapFlags::NORESERVE)
+    }
+
+    fn shared(
+        fd: BorrowedFd<'_>,
+        bytes: usize,
+        writable: bool,
+        flags: MapFlags,
+    ) -> Result<Self, FabricError> {
+        let mapping = Self::with_flags(fd, bytes, writable, MapFlags::SHARED | flags)?;
+        // SAFETY: the whole of a live mapping. Forked children must not share it, because peers would see what they write. Failure
+        // only loses that protection. Needed because there is no other way to say it.
+        let _ = unsafe { madvise(mapping.base.as_ptr().cast(), bytes, Advice::LinuxDontFork) };
         Ok(mapping)
     }
 
     /// Memory of a peer, copy on write: what is written to it, the peer does not see.
     pub(super) fn private_of_peer(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, FabricError> {
         Self::with_flags(fd, bytes, true, MapFlags::PRIVATE | MapFlags::NORESERVE)
-    }
-
-    /// Forked children must not share it: a write of theirs would be seen by peers. Failure only loses that protection.
-    fn not_for_children(&self) {
-        // SAFETY: the whole of a live mapping. Needed as there is no other way to say it.
-        let _ = unsafe { madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxDontFork) };
     }
 
     fn with_flags(
@@ -288,7 +293,7 @@ impl Region {
         let seal = |seals| fcntl_add_seals(&memfd, seals).map_err(|e| FabricError::os(what("sealing"), e));
         seal(SealFlags::SHRINK | SealFlags::GROW)?;
         // Ours comes before a seal that forbids others like it.
-        let mapping = Mapping::with_flags(memfd.as_fd(), whole, true, MapFlags::SHARED | flags)?;
+        let mapping = Mapping::shared(memfd.as_fd(), whole, true, flags)?;
         seal(seals | SealFlags::SEAL)?;
         Ok((memfd, mapping))
     }
